@@ -1,0 +1,42 @@
+# Everything from a fresh clone with nothing but Python (3.11 or newer) and make. README.md says the same without make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+EXTRAS ?= test,text
+INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
+comma := ,
+
+.PHONY: setup train test test-slow bench lint clean
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[$(EXTRAS)]"
+	touch $@
+
+train: setup
+	$(BIN)/python train_optimized.py --fast_detection
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m tests.audit_dependencies
+
+# make test is what CI runs: no network beyond the installation, under ten minutes on two cores.
+test: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -m "not slow"
+
+test-slow: setup
+	$(BIN)/pytest -m slow
+
+bench:
+	$(MAKE) setup EXTRAS=bench,test,text
+	$(BIN)/python -m benchmarks.loading
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

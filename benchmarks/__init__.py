@@ -1,0 +1,1 @@
+"""Measurements that the documentation quotes; each prints a table and, last, one line of JSON."""

@@ -1,0 +1,200 @@
+"""The LightningDataModule over `sequences/`: settings in, batches of any split out, and an exact position in checkpoints.
+
+    data = SequenceDataModule(SourceSettings(data_dir="my_data"), accumulate=2)
+    module = MyModule(data.description)
+    Trainer(accumulate_grad_batches=2).fit(module, datamodule=data)
+
+It needs no DistributedSampler: every process takes its turns of a plan that all of them compute alike.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import lightning
+
+from sequences.cache import SequenceData, open_cache, prepare_cache
+from sequences.description import DataDescription
+from sequences.errors import DataError
+from sequences.limits import Limits, resolve_evaluation_limits, resolve_limits
+from sequences.loader import BatchLoader, rounds
+from sequences.plan import Cut, Plan, choose_batches, cut_batches, padding_efficiency, plan_epoch, plan_in_order
+from sequences.sequence_set import SequenceSet
+from sequences.settings import BatchSettings, CacheSettings, LengthSettings, LoadingSettings, SourceSettings
+from sequences.workers import resolve_loading
+
+
+class SequenceDataModule(lightning.LightningDataModule):
+    """Batches of the splits of one data set.
+
+    `accumulate` is the Trainer's accumulate_grad_batches: a batch carries the steps of its whole optimizer step.
+    `limit_val_batches` stands in for the Trainer's: a fraction or a number of validation batches, chosen once, at random
+    (to switch validation off, give the Trainer its own limit_val_batches=0).
+    `predict_split` is what `Trainer.predict` goes through, in stored order.
+    """
+
+    def __init__(
+        self,
+        source: SourceSettings,
+        lengths: LengthSettings | None = None,
+        cache: CacheSettings | None = None,
+        batches: BatchSettings | None = None,
+        loading: LoadingSettings | None = None,
+        *,
+        seed: int = 0,
+        accumulate: int = 1,
+        limit_val_batches: float | int = 1.0,
+        predict_split: str = "test",
+    ) -> None:
+        super().__init__()
+        self.source = source
+        self.lengths = lengths or LengthSettings()
+        self.cache = cache or CacheSettings()
+        self.batches = batches or BatchSettings()
+        self.loading = resolve_loading(loading or LoadingSettings())
+        self.seed, self.accumulate = seed, accumulate
+        self.limit_val_batches, self.predict_split = limit_val_batches, predict_split
+        self._loaders: dict[str, BatchLoader] = {}
+        self._resumed: dict[str, Any] | None = None
+
+    @cached_property
+    def data(self) -> SequenceData:
+        """The opened cache, built first where there is none."""
+        return open_cache(prepare_cache(self.source, self.cache), self.lengths, self.cache.cache_data)
+
+    @property
+    def description(self) -> DataDescription:
+        """What a model has to know about the data."""
+        return self.data.description
+
+    def split(self, name: str) -> SequenceSet:
+        """Return a split, or say why there is none."""
+        if name in self.data.splits:
+            return self.data.splits[name]
+        raise DataError(
+            f"the data have no {name} split, only {' and '.join(self.data.splits)}: add {name}/ beside train/, "
+            f"or keep a share of a pool of files with --{'test' if name == 'test' else 'validation'}_fraction"
+        )
+
+    @cached_property
+    def limits(self) -> Limits:
+        """How much goes into a training batch."""
+        lengths_N = self.split("train").lengths_N
+        return resolve_limits(lengths_N, self.batches, self.lengths.max_sequence_length, self.accumulate)
+
+    @cached_property
+    def cut(self) -> Cut:
+        """What the training epochs share."""
+        lengths_N, settings = self.split("train").lengths_N, self.batches
+        return cut_batches(lengths_N, self.limits, bucketing=settings.bucketing, drop_last=settings.drop_last)
+
+    def steps_per_epoch(self, world: int = 1) -> int:
+        """Return the optimizer steps of an epoch with `world` processes (Lightning's own count loses a resumed position)."""
+        return rounds(rounds(self.cut.batches, world), self.accumulate)
+
+    def summary(self) -> list[str]:
+        """Return lines for a header: what the data are, how they are cut into batches, and hints."""
+        lengths_N = self.split("train").lengths_N
+        efficiency = padding_efficiency(lengths_N, plan_epoch(self.cut, self.seed, 0), self.limits.pad_to)
+        others = ", ".join(f"{len(split):,} {name}" for name, split in self.data.splits.items() if name != "train")
+        at_most = f"at most {self.limits.tokens_per_batch:,} steps"
+        if self.limits.batch_size is not None:
+            at_most += f" and {self.limits.batch_size:,} sequences"
+        workers = f"{self.loading.workers} worker{'s' * (self.loading.workers != 1)} ({self.loading.worker_type})"
+        lines = [
+            f"{self.description.kind}: {len(lengths_N):,} training sequences (mean {lengths_N.mean():.1f} steps, longest "
+            f"{lengths_N.max():,}), {others}",
+            f"{self.cut.batches:,} batches an epoch, {at_most}, padding efficiency {efficiency:.2f}, {workers}",
+        ]
+        return [*lines, *(f"hint: {hint}" for hint in (self.limits.hint, self.loading.hint) if hint)]
+
+    def prepare_data(self) -> None:
+        prepare_cache(self.source, self.cache)
+
+    def setup(self, stage: str) -> None:
+        """Forget the position of an earlier run; that of a checkpoint is loaded after this."""
+        self._resumed = None
+
+    def teardown(self, stage: str) -> None:
+        for loader in self._loaders.values():
+            loader.close()
+
+    def train_dataloader(self) -> BatchLoader:
+        """Return the training loader, at the position of the checkpoint where there is one. May be called more than once."""
+        cut, seed = self.cut, self.seed
+        loader = self._make_loader(
+            "train", "train", lambda epoch: plan_epoch(cut, seed, epoch), cut.batches, self.limits
+        )
+        if self._resumed is not None:
+            self._resume(loader, self._resumed)
+        return loader
+
+    def val_dataloader(self) -> BatchLoader:
+        return self._evaluation_loader("val", "valid", self.limit_val_batches)
+
+    def test_dataloader(self) -> BatchLoader:
+        return self._evaluation_loader("test", "test", limit=1.0)
+
+    def predict_dataloader(self) -> BatchLoader:
+        lengths_N = self.split(self.predict_split).lengths_N
+        limits = resolve_evaluation_limits(lengths_N, self.batches, self.lengths.max_sequence_length)
+        plan = plan_in_order(lengths_N, limits)
+        return self._make_loader("predict", self.predict_split, lambda _: plan, plan.batches, limits)
+
+    def state_dict(self) -> dict[str, Any]:
+        if "train" not in self._loaders:
+            return self._resumed or {}
+        return {"seed": self.seed, **self._loaders["train"].state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Keep the position for the training loader, which Lightning asks for later; testing has no use for it."""
+        self._resumed = state
+
+    def _evaluation_loader(self, stage: str, split: str, limit: float | int) -> BatchLoader:
+        lengths_N = self.split(split).lengths_N
+        limits = resolve_evaluation_limits(lengths_N, self.batches, self.lengths.max_sequence_length)
+        cut = cut_batches(lengths_N, limits, bucketing=self.batches.bucketing)
+        plan = choose_batches(plan_epoch(cut, self.seed, 0), limit, self.seed)
+        return self._make_loader(stage, split, lambda _: plan, plan.batches, limits)
+
+    def _make_loader(
+        self, stage: str, split: str, plan_of_epoch: Callable[[int], Plan], batches: int, limits: Limits
+    ) -> BatchLoader:
+        training = stage == "train"
+        if training and self.trainer is not None:
+            assert self.trainer.accumulate_grad_batches == self.accumulate
+        self._loaders[stage] = BatchLoader(
+            self.split(split),
+            plan_of_epoch,
+            batches,
+            self.loading,
+            pad_to=limits.pad_to,
+            rank=self.trainer.global_rank if self.trainer else 0,
+            world=self.trainer.world_size if self.trainer else 1,
+            accumulate=self.accumulate if training else 1,
+            reshuffled=training,
+        )
+        return self._loaders[stage]
+
+    def _resume(self, loader: BatchLoader, state: dict[str, Any]) -> None:
+        loader.load_state_dict(state)
+        if loader.delivered and state["seed"] != self.seed:
+            raise ValueError(
+                f"the checkpoint stands within an epoch that was shuffled with --seed {state['seed']}: resume with the same"
+            )
+        if self.trainer is not None and (state["world"], state["batches"]) != (loader.world, loader.batches):
+            at_end = state["delivered"] >= state["batches"]
+            _move_batch_progress(self.trainer, len(loader) if at_end else loader.rounds_done)
+
+
+def _move_batch_progress(trainer: lightning.Trainer, done: int) -> None:
+    """Tell Lightning how many of its batches of this epoch lie behind it.
+
+    It counts each process's batches and believes its own count, not the loader's. With another number of processes than
+    before, an epoch would end too early or too late.
+    """
+    progress = trainer.fit_loop.epoch_loop.batch_progress.current
+    ahead = done - progress.ready
+    for counter in dataclasses.fields(progress):
+        setattr(progress, counter.name, getattr(progress, counter.name) + ahead)

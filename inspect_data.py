@@ -1,0 +1,176 @@
+"""Say what Parquet files hold, and whether they would train. Nothing is trained and the files stay as they are.
+
+    python inspect_data.py --data_dir my_data                    # a report here, a figure beside it
+    python inspect_data.py --data_dir smiles --tokenizer characters
+    python inspect_data.py --data_dir my_data --check_only       # for scripts: one line, exit code 0 or 3
+
+The flags of data and batches are those of the training commands, so that what is inspected is what would be trained on.
+The first look at some data builds their cache, which the training then finds.
+"""
+
+import io
+import logging
+import os
+import re
+import shlex
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sequences.errors import DataError, StorageError
+from sequences.settings import BatchSettings, CacheSettings, LengthSettings, SourceSettings
+from training.command_line import parse_command_line
+from training.exit_codes import ExitCode, UsageError, harmless, run_command
+from training.flags import values_of
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from reports.terminal import Ink
+    from sequences.cache import SequenceData
+
+PROG = "inspect_data.py"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportSettings:
+    """Report"""
+
+    check_only: bool = False
+    """Only say in one line whether these data would train, with exit code 0 or 3."""
+
+    rows: int = 15
+    """Longest table of tokens, features, variables, columns or labels; 0: all of them."""
+
+    plot: bool = True
+    """Draw the figure, too."""
+
+    plot_path: str | None = None
+    """Where the figure (PNG) goes; default: named after the data, in the current directory."""
+
+    gradient_accumulation_steps: int = 2
+    """Batches that will make up one optimizer step; a small set gets smaller batches for it."""
+
+    def __post_init__(self) -> None:
+        if self.rows < 0:
+            raise ValueError(f"--rows must be 0 or more, got {self.rows}")
+        if self.gradient_accumulation_steps < 1:
+            raise ValueError(f"--gradient_accumulation_steps must be 1 or more, got {self.gradient_accumulation_steps}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectSettings:
+    """All that this command can be told."""
+
+    source: SourceSettings = field(default_factory=SourceSettings)
+    lengths: LengthSettings = field(default_factory=LengthSettings)
+    cache: CacheSettings = field(default_factory=CacheSettings)
+    batches: BatchSettings = field(default_factory=BatchSettings)
+    report: ReportSettings = field(default_factory=ReportSettings)
+
+    @property
+    def name(self) -> str:
+        """What to call the data."""
+        return Path(self.source.data_dir).expanduser().absolute().name if self.source.data_dir else "demo data"
+
+
+def main() -> ExitCode:
+    settings = parse_command_line(InspectSettings, sys.argv[1:], prog=PROG, description=__doc__ or "")
+    set_up_output(quiet=settings.report.check_only)
+
+    from reports.data_page import refusal_page  # only now: torch and others take seconds, which --help must not
+    from reports.terminal import ink_for
+    from sequences.cache import open_cache, prepare_cache
+    from sequences.file_check import survey_files
+
+    ink = ink_for(sys.stdout, os.environ)
+    try:
+        data = open_cache(prepare_cache(settings.source, settings.cache), settings.lengths, settings.cache.cache_data)
+    except DataError as error:
+        if settings.report.check_only:
+            raise
+        files = survey_files(settings.source)
+        print("\n".join(refusal_page(settings.name, str(error), files, ink, settings.report.rows)))
+        return ExitCode.DATA
+    return report(data, settings, ink)
+
+
+def report(data: "SequenceData", settings: InspectSettings, ink: "Ink") -> ExitCode:
+    """Of data that would train."""
+    from reports.data_figure import write_data_figure
+    from reports.data_numbers import Heading
+    from reports.data_page import data_page
+    from sequences.inspection import inspect_cache
+    from sequences.limits import resolve_limits
+    from sequences.plan import cut_batches
+
+    own, batches, cap = settings.report, settings.batches, settings.lengths.max_sequence_length
+    lengths_N = data.splits["train"].lengths_N
+    try:
+        limits = resolve_limits(lengths_N, batches, cap, own.gradient_accumulation_steps)
+        cut = cut_batches(lengths_N, limits, bucketing=batches.bucketing, drop_last=batches.drop_last)
+    except ValueError as error:  # flags that do not go with these data
+        raise UsageError(str(error)) from error
+    if own.check_only:
+        counts = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
+        print(f"ready to train: {data.description.kind}, {counts} sequences")
+        return ExitCode.DONE
+    found = inspect_cache(
+        data, cap, limits, cut, accumulate=own.gradient_accumulation_steps, most=own.rows or sys.maxsize
+    )
+    about = Heading(
+        name=settings.name,
+        kind=data.description.kind,
+        layout=data.layout,
+        command=as_typed(settings),
+        cache=str(data.path),
+        cap=cap,
+        accumulate=own.gradient_accumulation_steps,
+        notes=(*data.notes, limits.hint) if limits.hint else data.notes,
+    )
+    print("\n".join(data_page(found, about, ink, own.rows)))
+    if own.plot:
+        path = Path(own.plot_path or re.sub(r"[^\w.-]+", "_", f"{settings.name}_report.png")).expanduser()
+        try:
+            write_data_figure(path, found, about)
+        except OSError as error:
+            advice = "Choose another place with --plot_path, or leave the figure out with --no_plot."
+            raise StorageError(f"{path}: cannot be written ({error.strerror}). {advice}") from error
+        print(f"\nfigure: {harmless(str(path))}")
+    return ExitCode.DONE
+
+
+def as_typed(settings: InspectSettings) -> str:
+    """The training command on the same data: every setting of theirs that is not the default."""
+    words = ["python", "train_optimized.py"]
+    given: list[DataclassInstance] = [settings.source, settings.lengths, settings.cache, settings.batches]
+    flags = [(name, value, getattr(type(group), name)) for group in given for name, value in values_of(group).items()]
+    accumulate = settings.report.gradient_accumulation_steps
+    flags.append(("gradient_accumulation_steps", accumulate, ReportSettings.gradient_accumulation_steps))
+    for name, value, default in flags:
+        if value == default:
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no_{name}")
+        else:
+            words += [f"--{name}={value}"] if str(value).startswith("--") else [f"--{name}", str(value)]
+    return shlex.join(words)
+
+
+def set_up_output(*, quiet: bool) -> None:
+    """What is under way goes to stderr, with nothing in it that a terminal would obey."""
+
+    class Harmless(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            return harmless(super().format(record))
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(Harmless("%(message)s"))
+    logging.basicConfig(level=logging.ERROR if quiet else logging.INFO, handlers=[handler])
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names may hold what the output's encoding does not
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, PROG))

@@ -1,0 +1,105 @@
+"""The input embedding of each kind: a batch in, one vector for each of its steps out.
+
+Encoder and decoder share it. Padded steps get some finite vector, which nobody looks at.
+
+Shapes: B sequences, T steps, D features, E events of the whole batch, W width, R width of an event, F time features.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.segments import step_offsets, sum_by_step
+from sequences.batches import EventBatch, TokenBatch, VectorBatch
+from sequences.description import DataDescription
+
+SHORTEST_GAP = 1 / 60
+"""Times are told apart down to this; in minutes, a second. Shorter gaps, and 0, count as this long."""
+
+TIME_WAVES = 6
+"""Waves over the logarithm of a time, with periods of 1, 2, ... 32: the finest tells 1 minute from 2, the widest would take
+a second to 2 million years to come round."""
+
+
+def make_embedding(description: DataDescription, width: int) -> "TokenEmbedding | VectorEmbedding | EventEmbedding":
+    match description.kind:
+        case "tokens":
+            return TokenEmbedding(description.vocabulary_size, width)
+        case "vectors":
+            return VectorEmbedding(len(description.names), width)
+        case "events":
+            return EventEmbedding(len(description.names), width)
+
+
+class TokenEmbedding(nn.Module):
+    """A table of vectors, one for each id."""
+
+    def __init__(self, vocabulary_size: int, width: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(vocabulary_size, width)
+
+    def forward(self, batch: TokenBatch) -> Tensor:
+        return self.table(batch.tokens_BT)
+
+
+class VectorEmbedding(nn.Module):
+    """The values, and which of them were observed: a missing value is not the mean."""
+
+    def __init__(self, features: int, width: int) -> None:
+        super().__init__()
+        self.projection = nn.Linear(2 * features, width)
+
+    def forward(self, batch: VectorBatch) -> Tensor:
+        squashed_BTD = squash(batch.values_BTD)
+        return self.projection(torch.cat((squashed_BTD, batch.observed_BTD.to(squashed_BTD.dtype)), dim=-1))
+
+
+class EventEmbedding(nn.Module):
+    """The set of a step's events, free of order, and when the step happened.
+
+    An event becomes gelu(variable + value * slope), with a vector `variable` and a vector `slope` for each variable, so that
+    the sum over a step still tells which value belongs to which variable. Events are narrower than steps: there are several
+    of them in a step, and moving their vectors through memory is what costs time.
+    """
+
+    def __init__(self, variables: int, width: int) -> None:
+        super().__init__()
+        event_width = width // 2
+        self.variable_and_slope = nn.Embedding(variables, 2 * event_width)
+        self.has_value = nn.Parameter(torch.randn(event_width))
+        self.from_set = nn.Linear(event_width, width)
+        self.from_time = nn.Linear(2 * time_feature_count(), width, bias=False)
+
+    def forward(self, batch: EventBatch) -> Tensor:
+        shape = batch.gaps_BT.shape
+        sets_BTR = sum_by_step(self.embed_events(batch), step_offsets(batch.steps_E, shape.numel())).unflatten(0, shape)
+        times_BTF = torch.cat((time_features(batch.gaps_BT), time_features(batch.gaps_BT.cumsum(dim=1))), dim=-1)
+        return self.from_set(sets_BTR) + self.from_time(times_BTF)
+
+    def embed_events(self, batch: EventBatch) -> Tensor:
+        variable_ER, slope_ER = self.variable_and_slope(batch.variables_E).chunk(2, dim=-1)
+        value_E1 = squash(batch.values_E)[:, None]
+        return F.gelu(variable_ER + batch.has_value_E[:, None] * (self.has_value + value_E1 * slope_ER))
+
+
+def squash(values: Tensor) -> Tensor:
+    """Linear near 0, logarithmic far out: an outlier of 1,000 standard deviations counts 7.6 and drowns nothing."""
+    return values.asinh()
+
+
+def time_features(times: Tensor) -> Tensor:
+    """The logarithm of a time as waves of several lengths: equal ratios are equally far apart, from a second to years."""
+    log_times = log_time(times)[..., None]
+    periods = 2.0 ** torch.arange(TIME_WAVES, device=times.device)
+    angles = 2 * math.pi * log_times / periods
+    return torch.cat((log_times / periods[-1], angles.sin(), angles.cos()), dim=-1)
+
+
+def time_feature_count() -> int:
+    return 1 + 2 * TIME_WAVES
+
+
+def log_time(times: Tensor) -> Tensor:
+    return times.clamp(min=SHORTEST_GAP).log()

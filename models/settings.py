@@ -1,0 +1,39 @@
+"""What a user can say about the model. Imports nothing heavy: `--help` passes through here."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """Model"""
+
+    width: int = 192
+    """Numbers that describe a step inside the network."""
+
+    depth: int = 3
+    """Layers of the encoder, and as many of the decoder."""
+
+    heads: int = 4
+    """Attention heads of a layer; they share the width among them."""
+
+    latent_size: int = 16
+    """Dimensions of the latent Gaussian that describes a whole sequence."""
+
+    dropout: float = 0.1
+    """Share of each layer's output that is set to zero in training."""
+
+    word_dropout: float = 0.0
+    """Share of the steps hidden from the decoder's input in training: what it cannot look up, it has to learn from the latent."""
+
+    def __post_init__(self) -> None:
+        for name in ("width", "depth", "heads", "latent_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} must be 1 or more, got {getattr(self, name)}")
+        if self.width % (2 * self.heads):
+            raise ValueError(
+                f"--width must be a multiple of twice --heads (each head turns pairs of numbers), got {self.width} for "
+                f"{self.heads} heads"
+            )
+        for name in ("dropout", "word_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"--{name} must be 0 or more and below 1, got {getattr(self, name)}")

@@ -1,0 +1,1 @@
+"""Numbers -> what people look at: text for the terminal, figures, pages. Knows nothing of where the numbers come from."""

@@ -1,0 +1,184 @@
+"""Parquet files -> the files of a cache, in one streaming pass over the Parquet and one over what it left on disk.
+
+Memory stays flat however large the data: blocks are bounded, raw arrays go to disk as they come, and what depends on
+the whole training split (vocabulary, moments, the smallest integer type) is applied in a second pass over those arrays.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sequences.assignment import make_assignment, refuse_leaks, refuse_missing_splits, shares_by_hash
+from sequences.description import DataDescription
+from sequences.encoded import Problems, without_null_ids
+from sequences.errors import DataError
+from sequences.events import EventEncoder
+from sequences.file_check import ColumnRow
+from sequences.files import POOL, DataFiles
+from sequences.finish import Finished, finish_events, finish_tokens, finish_vectors
+from sequences.labels import finish_labels
+from sequences.layout import Layout
+from sequences.long_table import bring_together, first_scattered_row, in_order_of_time, sequence_starts, whole_sequences
+from sequences.reading import Block, BlockReader
+from sequences.settings import SourceSettings
+from sequences.split_files import SplitFiles
+from sequences.tokens import TokenEncoder, make_tokenizer
+from sequences.usable import Usable, usable_files
+from sequences.vectors import VectorEncoder
+
+log = logging.getLogger(__name__)
+Encoder = TokenEncoder | VectorEncoder | EventEncoder
+
+
+class Built(NamedTuple):
+    """What lies in the cache's directory now."""
+
+    layout: Layout
+    description: DataDescription
+    splits: dict[str, dict[str, Any]]
+    """Per split: its arrays as `map_flat` wants them, the table of its sequences as a file, and its counts."""
+    notes: tuple[str, ...]
+    """What a user should know of these data, one sentence each."""
+    columns: tuple[ColumnRow, ...]
+    bad_files: tuple[str, ...]
+    """Why each file that was left out was left out."""
+
+
+def build(data: DataFiles, source: SourceSettings, directory: Path) -> Built:
+    usable = usable_files(data, source)
+    layout = usable.layout
+    _refuse_idle_flags(layout, source)
+    reader = BlockReader([path for paths in usable.by_split.values() for path in paths], layout)
+    problems = Problems(source.bad_values, reader.where)
+    encoder = _make_encoder(layout, problems, source)
+    assign = make_assignment(data, layout, reader, source)
+    splits: dict[str, SplitFiles] = {}
+    with ExitStack() as stack:
+        for group, paths in usable.by_split.items():
+            for block in _blocks(reader, paths, usable, problems, source, directory):
+                encoded = encoder(block)
+                for split, keep_S in assign(group, block, encoded).items():
+                    if keep_S.any():
+                        if split not in splits:
+                            splits[split] = stack.enter_context(SplitFiles(directory / split, reader.files))
+                        splits[split].append(encoded.keep(keep_S), block)
+            log.info("%s: %d files read", group, len(paths))
+        for split_files in splits.values():
+            split_files.close()
+        refuse_missing_splits(splits, data, layout, source)
+        if len(data.by_split) > 1 and (layout.id is not None or layout.form == "files"):
+            refuse_leaks(splits, layout)
+        finished = _finish(layout, encoder, splits, source)
+        labelled = finish_labels(splits, layout, source)
+    return Built(
+        layout,
+        DataDescription(kind=layout.kind, classes=labelled.classes, **finished.description),
+        {split: _entry(files, finished) for split, files in splits.items()},
+        (*usable.notes, *_shares(data, source), *problems.notes(), *finished.notes, *labelled.notes),
+        usable.columns,
+        usable.bad_files,
+    )
+
+
+def _refuse_idle_flags(layout: Layout, source: SourceSettings) -> None:
+    """A flag that would change nothing was meant otherwise."""
+    idle = {
+        "--tokenizer": source.tokenizer is not None and not layout.is_text,
+        "--vocabulary_size": source.vocabulary_size is not None and (layout.is_text or layout.kind != "tokens"),
+        "--params_map_path": source.params_map_path is not None and layout.kind == "tokens",
+    }
+    meant_for = {
+        "--tokenizer": "text",
+        "--vocabulary_size": "lists of token ids (--minimum_count limits the vocabulary of text)",
+        "--params_map_path": "vectors and events",
+    }
+    for flag, is_idle in idle.items():
+        if is_idle:
+            raise DataError(
+                f"{source.data_dir}: {flag} is for {meant_for[flag]}, but these are {layout.describe()}. Leave it out, or "
+                f"choose another column."
+            )
+
+
+def _make_encoder(layout: Layout, problems: Problems, source: SourceSettings) -> Encoder:
+    if layout.kind == "events":
+        return EventEncoder(layout, problems)
+    if layout.kind == "vectors":
+        return VectorEncoder(layout, problems)
+    tokenizer = make_tokenizer(source.tokenizer) if source.tokenizer else None
+    return TokenEncoder(layout, problems, tokenizer, source.vocabulary_size)
+
+
+def _blocks(
+    reader: BlockReader,
+    paths: Sequence[Path],
+    usable: Usable,
+    problems: Problems,
+    source: SourceSettings,
+    directory: Path,
+) -> Iterator[Block]:
+    """Blocks of whole sequences in order of time, none without rows."""
+    layout = usable.layout
+    with_ids = (without_null_ids(block, problems, layout.id) for block in reader(paths))
+    blocks: Iterator[Block] = (block for block in with_ids if len(block.rows_R))
+    if layout.form == "rows":
+        yield from blocks
+        return
+    if layout.form == "table" and (place := first_scattered_row(reader, paths)):
+        if source.unsorted == "error":
+            raise DataError(
+                f"{place}: the id in column {layout.id!r} was met before, with other ids in between. Sort the rows by id and "
+                f"time, or say --unsorted sort."
+            )
+        log.info("%s: rows of one sequence lie apart, bringing them together", place)
+        rows = sum(usable.rows[path] for path in paths)
+        problems.note(rows, "row", "brought together by id, as rows of one sequence lay apart")
+        blocks = bring_together(blocks, rows, directory / "spill")
+    for block in whole_sequences(blocks):
+        _refuse_changing_labels(block, reader, layout)
+        ordered, backwards = in_order_of_time(block, reader.where, source.unsorted, layout.time)
+        problems.note(backwards, "row", "earlier than the row before in the same sequence: sorted by time")
+        yield ordered
+
+
+def _refuse_changing_labels(block: Block, reader: BlockReader, layout: Layout) -> None:
+    """In a long table, all rows of a sequence must say the same label."""
+    if layout.label is None:
+        return
+    codes_R = block.column("label").dictionary_encode("encode").indices.to_numpy()
+    starts = sequence_starts(block.column("id"))
+    first_R = np.repeat(starts, np.diff(starts, append=len(codes_R)))
+    changed = np.flatnonzero(codes_R != codes_R[first_R])
+    if len(changed):
+        row = int(changed[0])
+        found, before = (block.column("label")[at].as_py() for at in (row, int(first_R[row])))
+        raise DataError(
+            f"{reader.where(block, row)}: column {layout.label!r} holds {found!r}, but {before!r} where the same sequence "
+            f"begins. A label is of a whole sequence: choose another --label_column, or put the labels into --label_path."
+        )
+
+
+def _finish(layout: Layout, encoder: Encoder, splits: dict[str, SplitFiles], source: SourceSettings) -> Finished:
+    if isinstance(encoder, TokenEncoder):
+        return finish_tokens(splits, encoder.tokenizer, source)
+    if isinstance(encoder, VectorEncoder):
+        return finish_vectors(splits, encoder.names(), source)
+    return finish_events(splits, encoder.symbols(), layout.time_unit, source)
+
+
+def _entry(files: SplitFiles, finished: Finished) -> dict[str, Any]:
+    counts = {"sequences": files.sequences, "steps": files.steps} | finished.counts[files.directory.name]
+    return {"arrays": files.entries, "table": files.table_entry, "counts": counts}
+
+
+def _shares(data: DataFiles, source: SourceSettings) -> list[str]:
+    """How splits came about that the directory lacks."""
+    whole = "pool" if POOL in data.by_split else "training split"
+    return [
+        f"{split}: {share:.0%} of the {whole}, by a hash of the sequence's id"
+        for split, share in shares_by_hash(data, source).items()
+    ]

@@ -1,0 +1,35 @@
+"""What a model has to know about the data; lies in the cache's meta.json and, later, in every checkpoint."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["tokens", "vectors", "events"]
+UNKNOWN = "<unknown>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataDescription:
+    kind: Kind
+
+    vocabulary_size: int = 0
+    """Tokens: ids are 0 .. vocabulary_size - 1. Begin and end marks are the model's, not the data's."""
+
+    symbols: tuple[str, ...] = ()
+    """Text: the string of each token id. The first one is <unknown>, except for bytes and a tokenizer.json."""
+
+    tokenizer: str | None = None
+    """Text: words, characters, bytes, or the tokenizer.json as a string."""
+
+    names: tuple[str, ...] = ()
+    """Vectors: the features. Events: the variables, of which the first one is <unknown>."""
+
+    mean: tuple[float, ...] = ()
+    """Per name: a value in its own units is normalised * std + mean."""
+
+    std: tuple[float, ...] = ()
+
+    time_unit: str = ""
+    """Events: minutes, or the name of a numeric time column whose unit is the user's."""
+
+    classes: tuple[str, ...] = ()
+    """What the labels 0, 1, ... stand for, where the data have labels."""

@@ -1,0 +1,187 @@
+"""The second pass of a cache build: from raw arrays to final ones, with what only the whole training split can tell.
+
+Tokens get their final ids in the smallest integer type; vectors and events are normalised, once and for all, by the
+training split's mean and standard deviation.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sequences.description import UNKNOWN
+from sequences.encoded import counted
+from sequences.errors import DataError
+from sequences.flat_file import PIECE_ITEMS, read_pieces, smallest_unsigned
+from sequences.moments import FAR_OUT, Pieces, moment_notes, some, training_moments
+from sequences.settings import SourceSettings
+from sequences.split_files import RAW_TYPES, SplitFiles
+from sequences.tokens import Tokenizer, vocabulary
+
+
+class Finished(NamedTuple):
+    description: dict[str, Any]
+    """Fields of the DataDescription."""
+    counts: dict[str, dict[str, Any]]
+    """Per split: missing values, unknown tokens, ..."""
+    notes: list[str]
+
+
+def finish_tokens(splits: dict[str, SplitFiles], tokenizer: Tokenizer | None, source: SourceSettings) -> Finished:
+    symbols: tuple[str, ...] = ()
+    final = None
+    if tokenizer is None:
+        size = source.vocabulary_size or _largest_id(splits["train"]) + 1
+    else:
+        symbols = tuple(tokenizer.symbols())
+        if tokenizer.learns:
+            counts_V = _count(splits["train"], "tokens", len(symbols))
+            symbols, final = vocabulary(list(symbols), counts_V, source.minimum_count)
+            _refuse_empty(symbols, "symbol", counts_V, source)
+        size = len(symbols)
+    counts: dict[str, dict[str, Any]] = {}
+    notes: list[str] = []
+    for name, files in splits.items():
+        unknown = _write_tokens(files, final, size)
+        counts[name] = {"unknown": unknown}
+        if unknown:
+            notes.append(f"{name}: {unknown:,} of {counted(files.steps, 'token')} count as {UNKNOWN}")
+    description = {"vocabulary_size": size, "symbols": symbols, "tokenizer": tokenizer.name if tokenizer else None}
+    return Finished(description, counts, notes)
+
+
+def finish_vectors(splits: dict[str, SplitFiles], names: tuple[str, ...], source: SourceSettings) -> Finished:
+    width = len(names)
+    moments = training_moments(_vector_pieces(splits["train"], width), names, source.params_map_path)
+    counts: dict[str, dict[str, Any]] = {}
+    notes: list[str] = []
+    far_V = np.zeros(width, np.int64)
+    for split, files in splits.items():
+        writer = files.new_writer("values.bin", np.float32)
+        missing_V = np.zeros(width, np.int64)
+        for _, values_E in _vector_pieces(files, width)():
+            values_TD = (values_E.reshape(-1, width) - moments.mean_V) / moments.std_V
+            missing_V += np.isnan(values_TD).sum(axis=0)
+            far_V += (np.abs(values_TD) > FAR_OUT).sum(axis=0)
+            writer.append(values_TD)
+        files.finish("values", writer)
+        counts[split] = {"missing": missing_V.tolist()}
+        if missing_V.any():
+            notes.append(f"{split}: {missing_V.sum():,} of {counted(files.steps * width, 'value')} are missing")
+    without = [names[v] for v in np.flatnonzero(moments.count_V == 0)]
+    if without:
+        notes.append(f"warning: without any value in the training split: {some(without)}")
+    description = {"names": names, "mean": tuple(moments.mean_V.tolist()), "std": tuple(moments.std_V.tolist())}
+    return Finished(description, counts, notes + moment_notes(names, moments, far_V))
+
+
+def finish_events(
+    splits: dict[str, SplitFiles], symbols: list[str], time_unit: str, source: SourceSettings
+) -> Finished:
+    seen_V = _count(splits["train"], "variables", len(symbols))
+    names, final_V = vocabulary_by_name(symbols, seen_V, source.minimum_count)
+    _refuse_empty(names, "variable", seen_V, source)
+    moments = training_moments(_event_pieces(splits["train"], final_V), names, source.params_map_path)
+    counts: dict[str, dict[str, Any]] = {}
+    notes: list[str] = []
+    far_V = np.zeros(len(names), np.int64)
+    for split, files in splits.items():
+        number_V, valued_V = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
+        variables = files.new_writer("variables.bin", smallest_unsigned(len(names)))
+        values = files.new_writer("values.bin", np.float32)
+        for variables_E, raw_E in _event_pieces(files, final_V)():
+            values_E = (raw_E - moments.mean_V[variables_E]) / moments.std_V[variables_E]
+            number_V += np.bincount(variables_E, minlength=len(names))
+            valued_V += np.bincount(variables_E[~np.isnan(values_E)], minlength=len(names))
+            far_V += np.bincount(variables_E[np.abs(values_E) > FAR_OUT], minlength=len(names))
+            variables.append(variables_E)
+            values.append(values_E)
+        files.finish("variables", variables)
+        files.finish("values", values)
+        counts[split] = {"events": int(number_V.sum()), "per_name": number_V.tolist(), "valued": valued_V.tolist()}
+        if number_V[0]:
+            events = counted(int(number_V.sum()), "event")
+            notes.append(f"{split}: {number_V[0]:,} of {events} count as {UNKNOWN}, and their values are not used")
+    moments_by_name = {"mean": tuple(moments.mean_V.tolist()), "std": tuple(moments.std_V.tolist())}
+    description = {"names": names, "time_unit": time_unit} | moments_by_name
+    return Finished(description, counts, notes + moment_notes(names, moments, far_V))
+
+
+def vocabulary_by_name(
+    symbols: list[str], seen_V: np.ndarray, minimum_count: int
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """The variables kept, <unknown> first and the others by name, and the final number of each.
+
+    >>> vocabulary_by_name(["pulse", "age", "rare"], np.array([3, 2, 1]), minimum_count=2)
+    (('<unknown>', 'age', 'pulse'), array([2, 1, 0], dtype=int32))
+    """
+    kept = sorted(
+        (symbol, number)
+        for number, symbol in enumerate(symbols)
+        if seen_V[number] >= minimum_count and symbol != UNKNOWN
+    )
+    final_V = np.zeros(len(symbols), np.int32)
+    final_V[[number for _, number in kept]] = np.arange(1, len(kept) + 1)
+    return (UNKNOWN, *(symbol for symbol, _ in kept)), final_V
+
+
+def _refuse_empty(kept: tuple[str, ...], noun: str, counts_V: np.ndarray, source: SourceSettings) -> None:
+    if len(kept) == 1:
+        raise DataError(
+            f"{source.data_dir}: no {noun} of the training split is seen --minimum_count {source.minimum_count} times, the "
+            f"most frequent one {counts_V.max()} times. Lower it."
+        )
+
+
+def _write_tokens(files: SplitFiles, final: np.ndarray | None, size: int) -> int:
+    """Write tokens.bin; return how many tokens are unknown."""
+    unknown = done = 0
+    writer = files.new_writer("tokens.bin", smallest_unsigned(max(size - 1, 1)))
+    for ids_T in read_pieces(files.raw_path("tokens"), RAW_TYPES["tokens"]):
+        if final is not None:
+            ids_T = final[ids_T]
+            unknown += int((ids_T == 0).sum())
+        elif ids_T.max() >= size:
+            step = int(np.flatnonzero(ids_T >= size)[0])
+            raise DataError(
+                f"{files.place_of_step(done + step)}: holds token id {ids_T[step]}, which is past the vocabulary of {size} ids "
+                f"(the largest of the training split is {size - 1}). Correct it, or say how many ids there are with "
+                f"--vocabulary_size."
+            )
+        done += len(ids_T)
+        writer.append(ids_T)
+    files.finish("tokens", writer)
+    return unknown
+
+
+def _largest_id(files: SplitFiles) -> int:
+    return max(int(piece.max()) for piece in read_pieces(files.raw_path("tokens"), RAW_TYPES["tokens"]))
+
+
+def _count(files: SplitFiles, name: str, size: int) -> np.ndarray:
+    """How often each symbol number occurs."""
+    counts_V = np.zeros(size, np.int64)
+    for piece in read_pieces(files.raw_path(name), RAW_TYPES[name]):
+        counts_V += np.bincount(piece, minlength=size)
+    return counts_V
+
+
+def _vector_pieces(files: SplitFiles, width: int) -> Pieces:
+    def pieces() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for values_E in read_pieces(
+            files.raw_path("values"), RAW_TYPES["values"], max(1, PIECE_ITEMS // width) * width
+        ):
+            yield np.tile(np.arange(width), len(values_E) // width), values_E
+
+    return pieces
+
+
+def _event_pieces(files: SplitFiles, final_V: np.ndarray) -> Pieces:
+    def pieces() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        variables = read_pieces(files.raw_path("variables"), RAW_TYPES["variables"])
+        values = read_pieces(files.raw_path("values"), RAW_TYPES["values"])
+        for numbers_E, values_E in zip(variables, values, strict=True):
+            variables_E = final_V[numbers_E]
+            yield variables_E, np.where(variables_E == 0, np.nan, values_E)  # what is unknown has no scale of its own
+
+    return pieces

@@ -1,0 +1,194 @@
+"""Index arrays -> padded batches, in the order asked for: in process, by threads or by processes, always the same batches.
+
+Threads are the default: numpy's copies release the GIL, and what a thread makes need not be sent. Processes cost more
+than they bring once the data lie in the cache; they are there for those who add heavy work of their own.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import warnings
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.util import Finalize
+from types import FrameType
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from sequences.batches import Batch
+from sequences.settings import LoadingSettings
+
+
+class Gathers(Protocol):
+    """What is needed of a `SequenceSet`."""
+
+    @property
+    def lengths_N(self) -> np.ndarray: ...
+
+    def gather(self, sequences_B: np.ndarray, pad_to: int | None = None) -> Batch: ...
+
+
+class Loading(NamedTuple):
+    """Who makes the batches."""
+
+    worker_type: str
+    workers: int
+    """0: batches are made when asked for."""
+    prefetch_factor: int
+    """Batches that each worker keeps ready."""
+    persistent: bool
+    pin_memory: bool
+    hint: str = ""
+    """What is odd about the request, for the header."""
+
+
+def resolve_loading(settings: LoadingSettings) -> Loading:
+    """Fill in what the user left open."""
+    workers = 1 if settings.num_workers == "auto" else settings.num_workers
+    cores = os.cpu_count() or 1
+    hint = f"--num_workers {workers}: more than this machine's {cores} cores brings nothing" if workers > cores else ""
+    return Loading(
+        worker_type=settings.worker_type,
+        workers=workers,
+        prefetch_factor=settings.prefetch_factor or max(2, workers),
+        persistent=settings.persistent_workers,
+        pin_memory=settings.pin_memory and torch.cuda.is_available(),
+        hint=hint,
+    )
+
+
+class Workers:
+    """Makes batches of one split, as `loading` says."""
+
+    def __init__(
+        self, sequences: Gathers, loading: Loading, pad_to: int | None = None, start_method: str | None = None
+    ) -> None:
+        self.loading = loading
+        self._maker = _Maker(sequences, pad_to)
+        self._start_method = start_method
+        self._processes: _Processes | None = None
+
+    def make(self, requests: Iterable[np.ndarray]) -> Generator[Batch]:
+        """Yield the batch of each request, in order. Whatever runs ahead has ended when the iterator is closed."""
+        if self.loading.workers == 0:
+            return (self._make_here(request) for request in requests)
+        if self.loading.worker_type == "thread":
+            return _make_in_threads(self._make_here, requests, self.loading)
+        if self._processes is None:
+            self._processes = _Processes(self._maker, self.loading, self._start_method)
+        return self._processes.make(requests)
+
+    def close(self) -> None:
+        """End the worker processes that were kept; they start again when needed."""
+        self._processes = None
+
+    def _make_here(self, sequences_B: np.ndarray) -> Batch:
+        batch = self._maker[sequences_B]
+        return pin(batch) if self.loading.pin_memory else batch
+
+
+def pin(batch: Batch) -> Batch:
+    """Copy a batch's tensors to page-locked memory."""
+    pinned: dict[str, Any] = {
+        name: value.pin_memory() for name, value in batch._asdict().items() if isinstance(value, Tensor)
+    }
+    return batch._replace(**pinned)
+
+
+def _make_in_threads(
+    make: Callable[[np.ndarray], Batch], requests: Iterable[np.ndarray], loading: Loading
+) -> Generator[Batch]:
+    pending: deque[Future[Batch]] = deque()
+    pool = ThreadPoolExecutor(loading.workers, thread_name_prefix="batches")
+    try:
+        for request in requests:
+            pending.append(pool.submit(make, request))
+            if len(pending) > loading.workers * loading.prefetch_factor:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+class _Maker(Dataset[Batch]):
+    """A map-style dataset whose index is a whole batch; what a worker process is sent."""
+
+    def __init__(self, sequences: Gathers, pad_to: int | None) -> None:
+        self._sequences = sequences
+        self._pad_to = pad_to
+
+    def __getitem__(self, sequences_B: np.ndarray) -> Batch:
+        return self._sequences.gather(sequences_B, self._pad_to)
+
+
+class _Requests(Sampler[np.ndarray]):
+    """A sampler that passes on whatever it is given for the next epoch."""
+
+    def __init__(self) -> None:
+        self.coming: Iterable[np.ndarray] = ()
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return iter(self.coming)
+
+
+class _Processes:
+    """torch's DataLoader, fed with our own order."""
+
+    def __init__(self, maker: _Maker, loading: Loading, start_method: str | None) -> None:
+        self._requests = _Requests()
+        over = multiprocessing.get_context(start_method).RawValue(ctypes.c_bool, False)
+        # Runs when this object goes and, at the interpreter's exit, before multiprocessing terminates its children.
+        Finalize(self, _declare_over, (over,), exitpriority=0)
+        with warnings.catch_warnings():
+            # The header already says when there are more workers than cores.
+            warnings.filterwarnings("ignore", message="This DataLoader will create .* worker processes")
+            self._loader: DataLoader[Batch] = DataLoader(
+                maker,
+                batch_size=None,
+                sampler=self._requests,
+                num_workers=loading.workers,
+                prefetch_factor=loading.prefetch_factor,
+                persistent_workers=loading.persistent,
+                pin_memory=loading.pin_memory,
+                collate_fn=_as_it_is,
+                worker_init_fn=_LeaveSignalsToParent(over),
+                multiprocessing_context=start_method,
+                generator=torch.Generator(),  # the workers' seeds shall not come out of the run's own random numbers
+            )
+
+    def make(self, requests: Iterable[np.ndarray]) -> Generator[Batch]:
+        self._requests.coming = requests
+        yield from self._loader
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _declare_over(over: Any) -> None:
+    over.value = True
+
+
+class _LeaveSignalsToParent:
+    """Ctrl-C and SIGTERM reach a whole process group: the parent finishes its step, then ends the workers.
+
+    It does so by a message, or by SIGTERM where the message got lost; so SIGTERM counts once the parent said that it is over.
+    """
+
+    def __init__(self, over: Any) -> None:
+        self._over = over
+
+    def __call__(self, worker: int) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, self._exit_if_over)
+
+    def _exit_if_over(self, number: int, frame: FrameType | None) -> None:
+        if self._over.value:
+            os._exit(0)

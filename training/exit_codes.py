@@ -1,0 +1,86 @@
+"""How a command ends: its exit code, and one or two lines on stderr where it was not the program's fault.
+
+In: a command's `main`. Out: the exit code for `sys.exit`. Bugs are not caught here: they show their traceback.
+"""
+
+import errno
+import os
+import sys
+from collections.abc import Callable
+from enum import IntEnum
+
+from sequences.errors import DataError, StorageError
+
+
+class UsageError(Exception):
+    """What the user typed cannot be run: what was found, what was wanted, what to do. Ends a command with exit 2."""
+
+
+class ExitCode(IntEnum):
+    """What a script may rely on."""
+
+    DONE = 0
+    """All that was asked for is done."""
+    USAGE = 2
+    """A flag, a preset or a config file is wrong; nothing was started."""
+    DATA = 3
+    """The data cannot be used as asked."""
+    DIVERGED = 4
+    """The loss became NaN or infinite."""
+    OUT_OF_MEMORY = 5
+    """Main or GPU memory ran out."""
+    STORAGE = 6
+    """A disk is full, or a file or directory may not be read or written."""
+    COLLAPSED = 7
+    """The run was stopped because the posterior collapsed."""
+    INTERRUPTED = 130
+    """Ctrl-C."""
+    OUTPUT_CLOSED = 141
+    """Nobody reads the output any more, as in `... | head`."""
+    TERMINATED = 143
+    """SIGTERM."""
+
+
+_STORAGE_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+def run_command(main: Callable[[], int | None], prog: str) -> int:
+    """Run a command; the result belongs into `sys.exit`. A `main` that returns nothing is done."""
+    try:
+        try:
+            code = main()
+        finally:
+            sys.stdout.flush()  # here, where a closed pipe is still answered, and not while the interpreter shuts down
+        return ExitCode.DONE if code is None else code
+    except UsageError as error:
+        return _fail(prog, str(error), ExitCode.USAGE)
+    except DataError as error:
+        return _fail(prog, str(error), ExitCode.DATA)
+    except StorageError as error:
+        return _fail(prog, str(error), ExitCode.STORAGE)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more when it closes
+        return ExitCode.OUTPUT_CLOSED
+    except OSError as error:
+        if error.errno not in _STORAGE_ERRNOS:
+            raise
+        place = "" if error.filename is None else f"{error.filename}: "
+        return _fail(prog, f"{place}{error.strerror}", ExitCode.STORAGE)
+    except MemoryError as error:
+        return _fail(prog, f"out of memory {error}".rstrip(), ExitCode.OUT_OF_MEMORY)
+    except KeyboardInterrupt:
+        return _fail(prog, "stopped by Ctrl-C", ExitCode.INTERRUPTED)
+
+
+def harmless(text: str) -> str:
+    """Spell out what a terminal would obey instead of show: messages quote data, and data can hold escape sequences.
+
+    >>> harmless("column \\x1b[2Jtoken\\r")
+    'column \\\\x1b[2Jtoken\\\\r'
+    """
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def _fail(prog: str, message: str, code: ExitCode) -> ExitCode:
+    print(f"{prog}: {harmless(message)}", file=sys.stderr)
+    return code
