@@ -16,7 +16,7 @@ import lightning
 
 from sequences.cache import SequenceData, open_cache, prepare_cache
 from sequences.description import DataDescription
-from sequences.errors import DataError
+from sequences.errors import DataError, SettingsError
 from sequences.limits import Limits, resolve_evaluation_limits, resolve_limits
 from sequences.loader import BatchLoader, rounds
 from sequences.plan import Cut, Plan, choose_batches, cut_batches, padding_efficiency, plan_epoch, plan_in_order
@@ -180,7 +180,7 @@ class SequenceDataModule(lightning.LightningDataModule):
     def _resume(self, loader: BatchLoader, state: dict[str, Any]) -> None:
         loader.load_state_dict(state)
         if loader.delivered and state["seed"] != self.seed:
-            raise ValueError(
+            raise SettingsError(
                 f"the checkpoint stands within an epoch that was shuffled with --seed {state['seed']}: resume with the same"
             )
         if self.trainer is not None and (state["world"], state["batches"]) != (loader.world, loader.batches):

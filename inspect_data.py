@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sequences.errors import DataError, StorageError
+from sequences.errors import DamagedFileError, DataError, StorageError
 from sequences.settings import BatchSettings, CacheSettings, LengthSettings, SourceSettings
 from training.command_line import parse_command_line
-from training.exit_codes import ExitCode, UsageError, harmless, run_command
+from training.exit_codes import ExitCode, harmless, run_command
 from training.flags import values_of
 
 if TYPE_CHECKING:
@@ -83,14 +83,17 @@ def main() -> ExitCode:
     from reports.terminal import ink_for
     from sequences.cache import open_cache, prepare_cache
     from sequences.file_check import survey_files
+    from sequences.side_tables import read_variable_embeddings
 
     ink = ink_for(sys.stdout, os.environ)
     try:
         data = open_cache(prepare_cache(settings.source, settings.cache), settings.lengths, settings.cache.cache_data)
+        if settings.source.variable_embeddings_path and data.description.kind == "events":
+            read_variable_embeddings(settings.source.variable_embeddings_path, data.description.names)
     except DataError as error:
         if settings.report.check_only:
             raise
-        files = survey_files(settings.source)
+        files = survey_files(settings.source, read_pages=isinstance(error, DamagedFileError))
         print("\n".join(refusal_page(settings.name, str(error), files, ink, settings.report.rows)))
         return ExitCode.DATA
     return report(data, settings, ink)
@@ -98,7 +101,6 @@ def main() -> ExitCode:
 
 def report(data: "SequenceData", settings: InspectSettings, ink: "Ink") -> ExitCode:
     """Of data that would train."""
-    from reports.data_figure import write_data_figure
     from reports.data_numbers import Heading
     from reports.data_page import data_page
     from sequences.inspection import inspect_cache
@@ -107,13 +109,11 @@ def report(data: "SequenceData", settings: InspectSettings, ink: "Ink") -> ExitC
 
     own, batches, cap = settings.report, settings.batches, settings.lengths.max_sequence_length
     lengths_N = data.splits["train"].lengths_N
-    try:
-        limits = resolve_limits(lengths_N, batches, cap, own.gradient_accumulation_steps)
-        cut = cut_batches(lengths_N, limits, bucketing=batches.bucketing, drop_last=batches.drop_last)
-    except ValueError as error:  # flags that do not go with these data
-        raise UsageError(str(error)) from error
+    limits = resolve_limits(lengths_N, batches, cap, own.gradient_accumulation_steps)
+    cut = cut_batches(lengths_N, limits, bucketing=batches.bucketing, drop_last=batches.drop_last)
     if own.check_only:
-        counts = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
+        splits = (name for name in ("train", "valid", "test") if name in data.splits)
+        counts = ", ".join(f"{len(data.splits[name]):,} {name}" for name in splits)
         print(f"ready to train: {data.description.kind}, {counts} sequences")
         return ExitCode.DONE
     found = inspect_cache(
@@ -131,6 +131,8 @@ def report(data: "SequenceData", settings: InspectSettings, ink: "Ink") -> ExitC
     )
     print("\n".join(data_page(found, about, ink, own.rows)))
     if own.plot:
+        from reports.data_figure import write_data_figure
+
         path = Path(own.plot_path or re.sub(r"[^\w.-]+", "_", f"{settings.name}_report.png")).expanduser()
         try:
             write_data_figure(path, found, about)
@@ -168,6 +170,7 @@ def set_up_output(*, quiet: bool) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(Harmless("%(message)s"))
     logging.basicConfig(level=logging.ERROR if quiet else logging.INFO, handlers=[handler])
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names may hold what the output's encoding does not
 

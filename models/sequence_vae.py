@@ -53,7 +53,7 @@ class SequenceVAE(nn.Module):
         self.encoder = TransformerEncoder(settings)
         self.posterior = nn.Linear(width, 2 * settings.latent_size)
         self.begin_W = nn.Parameter(torch.randn(width))
-        self.hidden_W = nn.Parameter(torch.randn(width))
+        self.dropped_W = nn.Parameter(torch.randn(width))
         self.input_dropout = nn.Dropout(settings.dropout)
         self.decoder = TransformerDecoder(settings)
         self.likelihood = make_likelihood(description, width)
@@ -81,16 +81,16 @@ class SequenceVAE(nn.Module):
         return Posterior(mean_BZ, bounded(raw_logvar_BZ, POSTERIOR_LOGVAR_LIMIT))
 
     def _nll(self, steps_BTW: Tensor, batch: Batch, z_BZ: Tensor) -> Tensor:
-        before_BTW = self._hide_words(steps_BTW)
+        before_BTW = self._drop_words(steps_BTW)
         begin_B1W = self.begin_W.expand(len(before_BTW), 1, -1)
         inputs_BSW = torch.cat((begin_B1W, before_BTW), dim=1)[:, : steps_BTW.shape[1] + self.likelihood.extra_steps]
         return self.likelihood(self.decoder(self.input_dropout(inputs_BSW), z_BZ), batch)
 
-    def _hide_words(self, steps_BTW: Tensor) -> Tensor:
+    def _drop_words(self, steps_BTW: Tensor) -> Tensor:
         if not self.training or self.word_dropout == 0:
             return steps_BTW
-        hide_BT1 = torch.rand(steps_BTW.shape[:2], device=steps_BTW.device)[..., None] < self.word_dropout
-        return torch.where(hide_BT1, self.hidden_W, steps_BTW)
+        drop_BT1 = torch.rand(steps_BTW.shape[:2], device=steps_BTW.device)[..., None] < self.word_dropout
+        return torch.where(drop_BT1, self.dropped_W, steps_BTW)
 
 
 def draw(posterior: Posterior) -> Tensor:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 class ModelSettings:
     """Model"""
 
-    width: int = 192
+    width: int = 128
     """Numbers that describe a step inside the network."""
 
-    depth: int = 3
+    depth: int = 2
     """Layers of the encoder, and as many of the decoder."""
 
     heads: int = 4

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import matplotlib
 import numpy as np
+from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -38,6 +39,8 @@ STYLE = {
     "xtick.color": "#333333",
     "ytick.color": "#333333",
 }
+FONTS = ("DejaVu Sans", "Noto Sans CJK JP", "Hiragino Sans", "Yu Gothic", "Microsoft YaHei", "Arial Unicode MS")
+"""The first one comes with matplotlib; the others write what it cannot, where they are."""
 NAME_WIDTH = 18
 MOST_NAMES = 20
 LENGTH_BINS = 60
@@ -89,7 +92,8 @@ Panel = Bars | Stack | Boxes | Coverage
 
 def write_data_figure(path: Path, found: DataNumbers, about: Heading) -> None:
     """A PNG of four panels: lengths, two about names and their values, padding."""
-    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+    fonts = [font for font in FONTS if font in font_manager.get_font_names()]
+    with matplotlib.rc_context(STYLE | {"font.family": fonts}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a name in a script the font does not have
         figure = Figure(figsize=(12, 8.5), layout="constrained")
         figure.suptitle(visible(f"{about.name}: {about.kind}"), x=0.01, ha="left", fontsize=13, fontweight="bold")
@@ -168,12 +172,13 @@ def draw_lengths(axes: Axes, lengths: Mapping[str, np.ndarray], cap: int) -> Non
     axes.set_xlim(edges[0], edges[-1])
     if cap < every.max():
         axes.axvline(cap, color="black", linewidth=1.2)
-        axes.axvspan(cap, edges[-1], hatch="///", facecolor="none", edgecolor="#bbbbbb", linewidth=0)
-        axes.annotate(f" cap {cap:,}", (cap, 0.97), xycoords=axes.get_xaxis_transform(), va="top", fontsize=8)
+        axes.axvspan(cap, edges[-1], hatch="///", facecolor="none", edgecolor="#cccccc", linewidth=0, zorder=0)
+        across = axes.get_xaxis_transform()
+        axes.text(cap, 0.98, f"cap {cap:,} ", transform=across, rotation=90, ha="right", va="top", fontsize=8)
     axes.set_title("Lengths of the sequences")
     axes.set_xlabel("steps")
     axes.set_ylabel("share of the split")
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(framealpha=0.9, edgecolor="none", fontsize=8)
 
 
 def _draw_bars(axes: Axes, panel: Bars) -> None:
@@ -244,7 +249,10 @@ def _draw_coverage(axes: Axes, panel: Coverage) -> None:
         rank = int(np.searchsorted(covered_U, share)) + 1
         axes.plot(rank, covered_U[rank - 1], "o", color=MIDDLE, markersize=5)
         label = f"{share:.0%}".replace("%", " %") + f": {rank:,}"
-        axes.annotate(label, (rank, covered_U[rank - 1]), xytext=(6, -9), textcoords="offset points", fontsize=8)
+        late = rank > len(ranks_U) / 2
+        offset, side = ((-6, 5), "right") if late else ((6, -9), "left")
+        point = (rank, covered_U[rank - 1])
+        axes.annotate(label, point, xytext=offset, textcoords="offset points", ha=side, fontsize=8)
     if len(ranks_U) > FEW_RANKS:
         axes.set_xscale("log")
         axes.xaxis.set_minor_formatter(NullFormatter())

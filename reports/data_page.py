@@ -38,7 +38,7 @@ def data_page(found: DataNumbers, about: Heading, ink: Ink, most: int) -> list[s
         *note(about.layout.removeprefix(f"{about.kind}: "), ink, mark=""),
         *note(f"{found.files:,} file{'s' * (found.files > 1)}, {size(found.bytes)}; cache {about.cache}", ink, mark=""),
         "",
-        ink.good("READY to train"),
+        ink.good("READY to train") + _warned(len(_warnings(found, about))),
         f"  {visible(about.command)}",
         *_worth_knowing(found, about, ink),
         *rows("Columns", columns, remark=_of_columns(columns)),
@@ -79,9 +79,17 @@ def without_advice(messages: Sequence[str]) -> list[str]:
     return [f"{message.rpartition('. ')[0]}." if ". " in message else message for message in messages]
 
 
+def _warnings(found: DataNumbers, about: Heading) -> list[str]:
+    return [*found.warnings, *(text.removeprefix(WARNING) for text in about.notes if text.startswith(WARNING))]
+
+
+def _warned(number: int) -> str:
+    return "" if number == 0 else f", with {number} warning{'s' * (number > 1)}"
+
+
 def _worth_knowing(found: DataNumbers, about: Heading, ink: Ink) -> Iterator[str]:
     """Warnings, then all else, then every file that was left out."""
-    warnings = [*found.warnings, *(text.removeprefix(WARNING) for text in about.notes if text.startswith(WARNING))]
+    warnings = _warnings(found, about)
     others = [text for text in about.notes if not text.startswith((WARNING, LEFT_OUT))]
     if warnings or others:
         yield from heading("Worth knowing", ink)
@@ -97,7 +105,11 @@ def _worth_knowing(found: DataNumbers, about: Heading, ink: Ink) -> Iterator[str
 
 def _of_columns(columns: Sequence[Any]) -> str:
     like_labels = [row.column for row in columns if row.part is None and row.column.lower() in LABEL_NAMES]
-    return f"Not used, but like labels: --label_column {' or '.join(like_labels)}." if like_labels else ""
+    return (
+        f"Labels are taken from the data where they are asked for: --label_column {like_labels[0]}."
+        if like_labels
+        else ""
+    )
 
 
 def _of_splits(found: DataNumbers) -> str:

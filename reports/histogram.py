@@ -31,7 +31,9 @@ def bin_edges(lengths: np.ndarray, cap: int | None = None, most: int = MOST_BINS
     long_tail = highest > LONG_TAIL * float(np.median(lengths))
     inner = _by_decades(lowest, highest, most) if long_tail else _evenly(lowest, highest, most)
     if cap is not None and lowest <= cap < highest:
-        inner = np.append(inner[inner != cap], cap + 1)
+        if cap - 1 not in inner:
+            inner = inner[inner != cap]  # no bin for the cap alone, where bins are wide
+        inner = np.append(inner, cap + 1)
     inner = np.unique(inner)
     return np.array([lowest, *inner[(inner > lowest) & (inner <= highest)], highest + 1])
 

@@ -106,6 +106,17 @@ def refuse_leaks(splits: Mapping[str, SplitFiles], layout: Layout) -> None:
                 )
 
 
+def repeated_id_notes(splits: Mapping[str, SplitFiles], layout: Layout) -> list[str]:
+    """With one sequence a row nothing is wrong with an id that stands in several rows, but it may not be what was meant."""
+    if layout.form != "rows" or layout.id is None:
+        return []
+    return [
+        f"{split}: {counted(repeated, 'row')} whose id (column {layout.id!r}) was met before: each is a sequence of its own"
+        for split, files in splits.items()
+        if (repeated := files.sequences - len(np.unique(hash_ids(_ids(files)))))
+    ]
+
+
 def _find(files: SplitFiles, hashes: np.ndarray) -> tuple[int | str, str]:
     """Id and place of the first sequence with one of these hashes."""
     ids = _ids(files)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sequences.assignment import make_assignment, refuse_leaks, refuse_missing_splits, shares_by_hash
+from sequences.assignment import make_assignment, refuse_leaks, refuse_missing_splits, repeated_id_notes, shares_by_hash
 from sequences.description import DataDescription
 from sequences.encoded import Problems, without_null_ids
 from sequences.errors import DataError
@@ -27,7 +27,7 @@ from sequences.reading import Block, BlockReader
 from sequences.settings import SourceSettings
 from sequences.split_files import SplitFiles
 from sequences.tokens import TokenEncoder, make_tokenizer
-from sequences.usable import Usable, usable_files
+from sequences.usable import usable_files
 from sequences.vectors import VectorEncoder
 
 log = logging.getLogger(__name__)
@@ -49,39 +49,87 @@ class Built(NamedTuple):
 
 
 def build(data: DataFiles, source: SourceSettings, directory: Path) -> Built:
-    usable = usable_files(data, source)
-    layout = usable.layout
-    _refuse_idle_flags(layout, source)
-    reader = BlockReader([path for paths in usable.by_split.values() for path in paths], layout)
-    problems = Problems(source.bad_values, reader.where)
-    encoder = _make_encoder(layout, problems, source)
-    assign = make_assignment(data, layout, reader, source)
-    splits: dict[str, SplitFiles] = {}
+    first_pass = _FirstPass(data, source, directory)
+    layout, encoder = first_pass.usable.layout, first_pass.encoder
     with ExitStack() as stack:
-        for group, paths in usable.by_split.items():
-            for block in _blocks(reader, paths, usable, problems, source, directory):
-                encoded = encoder(block)
-                for split, keep_S in assign(group, block, encoded).items():
-                    if keep_S.any():
-                        if split not in splits:
-                            splits[split] = stack.enter_context(SplitFiles(directory / split, reader.files))
-                        splits[split].append(encoded.keep(keep_S), block)
-            log.info("%s: %d files read", group, len(paths))
-        for split_files in splits.values():
-            split_files.close()
+        splits = first_pass.run(stack)
         refuse_missing_splits(splits, data, layout, source)
         if len(data.by_split) > 1 and (layout.id is not None or layout.form == "files"):
             refuse_leaks(splits, layout)
         finished = _finish(layout, encoder, splits, source)
         labelled = finish_labels(splits, layout, source)
+        repeated = repeated_id_notes(splits, layout)
+    usable, problems = first_pass.usable, first_pass.problems
     return Built(
         layout,
         DataDescription(kind=layout.kind, classes=labelled.classes, **finished.description),
         {split: _entry(files, finished) for split, files in splits.items()},
-        (*usable.notes, *_shares(data, source), *problems.notes(), *finished.notes, *labelled.notes),
+        (*usable.notes, *_shares(data, source), *problems.notes(), *repeated, *finished.notes, *labelled.notes),
         usable.columns,
         usable.bad_files,
     )
+
+
+class _FirstPass:
+    """All Parquet, once from beginning to end, encoded and dealt out to the splits."""
+
+    def __init__(self, data: DataFiles, source: SourceSettings, directory: Path) -> None:
+        self.source = source
+        self.directory = directory
+        self.usable = usable_files(data, source)
+        layout = self.usable.layout
+        _refuse_idle_flags(layout, source)
+        self.reader = BlockReader([path for paths in self.usable.by_split.values() for path in paths], layout)
+        self.problems = Problems(source.bad_values, self.reader.where)
+        self.encoder = _make_encoder(layout, self.problems, source)
+        self.assign = make_assignment(data, layout, self.reader, source)
+
+    def run(self, stack: ExitStack) -> dict[str, SplitFiles]:
+        """The splits that have sequences; their files are released when the stack is left."""
+        splits: dict[str, SplitFiles] = {}
+        for group, paths in self.usable.by_split.items():
+            for block in self._blocks(paths):
+                encoded = self.encoder(block)
+                for split, keep_S in self.assign(group, block, encoded).items():
+                    if keep_S.any():
+                        files = splits[split] if split in splits else self._new_split(split, stack)
+                        files.append(encoded.keep(keep_S), block)
+                        splits[split] = files
+            log.info("%s: %d files read", group, len(paths))
+        for files in splits.values():
+            files.close()
+        return splits
+
+    def _new_split(self, split: str, stack: ExitStack) -> SplitFiles:
+        return stack.enter_context(SplitFiles(self.directory / split, self.reader.files, self.usable.layout.label))
+
+    def _blocks(self, paths: Sequence[Path]) -> Iterator[Block]:
+        """Blocks of whole sequences in order of time, none without rows."""
+        layout, reader, problems = self.usable.layout, self.reader, self.problems
+        with_ids = (without_null_ids(block, problems, layout.id) for block in reader(paths))
+        blocks: Iterator[Block] = (block for block in with_ids if len(block.rows_R))
+        if layout.form == "rows":
+            yield from blocks
+            return
+        if layout.form == "table" and (place := first_scattered_row(reader, paths)):
+            blocks = self._together(blocks, paths, place)
+        for block in whole_sequences(blocks):
+            _refuse_changing_labels(block, reader, layout)
+            ordered, backwards = in_order_of_time(block, reader.where, self.source.unsorted, layout.time)
+            problems.note(backwards, "row", "earlier than the row before in the same sequence: sorted by time")
+            yield ordered
+
+    def _together(self, blocks: Iterator[Block], paths: Sequence[Path], place: str) -> Iterator[Block]:
+        """Bring the rows of each sequence together, as they lie apart from the given place on."""
+        if self.source.unsorted == "error":
+            raise DataError(
+                f"{place}: the id in column {self.usable.layout.id!r} was met before, with other ids in between. Sort the rows "
+                f"by id and time, or say --unsorted sort."
+            )
+        log.info("%s: rows of one sequence lie apart, bringing them together", place)
+        rows = sum(self.usable.rows[path] for path in paths)
+        self.problems.note(rows, "row", "brought together by id, as rows of one sequence lay apart")
+        return bring_together(blocks, rows, self.directory / "spill")
 
 
 def _refuse_idle_flags(layout: Layout, source: SourceSettings) -> None:
@@ -111,38 +159,6 @@ def _make_encoder(layout: Layout, problems: Problems, source: SourceSettings) ->
         return VectorEncoder(layout, problems)
     tokenizer = make_tokenizer(source.tokenizer) if source.tokenizer else None
     return TokenEncoder(layout, problems, tokenizer, source.vocabulary_size)
-
-
-def _blocks(
-    reader: BlockReader,
-    paths: Sequence[Path],
-    usable: Usable,
-    problems: Problems,
-    source: SourceSettings,
-    directory: Path,
-) -> Iterator[Block]:
-    """Blocks of whole sequences in order of time, none without rows."""
-    layout = usable.layout
-    with_ids = (without_null_ids(block, problems, layout.id) for block in reader(paths))
-    blocks: Iterator[Block] = (block for block in with_ids if len(block.rows_R))
-    if layout.form == "rows":
-        yield from blocks
-        return
-    if layout.form == "table" and (place := first_scattered_row(reader, paths)):
-        if source.unsorted == "error":
-            raise DataError(
-                f"{place}: the id in column {layout.id!r} was met before, with other ids in between. Sort the rows by id and "
-                f"time, or say --unsorted sort."
-            )
-        log.info("%s: rows of one sequence lie apart, bringing them together", place)
-        rows = sum(usable.rows[path] for path in paths)
-        problems.note(rows, "row", "brought together by id, as rows of one sequence lay apart")
-        blocks = bring_together(blocks, rows, directory / "spill")
-    for block in whole_sequences(blocks):
-        _refuse_changing_labels(block, reader, layout)
-        ordered, backwards = in_order_of_time(block, reader.where, source.unsorted, layout.time)
-        problems.note(backwards, "row", "earlier than the row before in the same sequence: sorted by time")
-        yield ordered
 
 
 def _refuse_changing_labels(block: Block, reader: BlockReader, layout: Layout) -> None:

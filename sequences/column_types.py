@@ -7,6 +7,7 @@ anything; all else that differs between files is refused by `layout.check_schema
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,6 +50,7 @@ def goes_with(one: pa.DataType, other: pa.DataType) -> bool:
     return _is_of_nulls(one) or _is_of_nulls(other) or _rough(one) == _rough(other)
 
 
+@cache  # a folder of many files asks for the same few types again and again
 def family(column: pa.DataType) -> str:
     """
     >>> family(pa.list_(pa.uint8())), family(pa.dictionary(pa.int32(), pa.string())), family(pa.bool_())

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sequences.column_types import common_columns
+from sequences.detection import detect_layout
 from sequences.errors import DataError
 from sequences.files import DataFiles, Footer, find_files, read_footer
-from sequences.layout import Layout, check_schema, detect_layout, role_of
+from sequences.layout import Layout, check_schema, role_of
 from sequences.reading import read_batches
 from sequences.settings import SourceSettings
 
@@ -82,13 +83,16 @@ def list_columns(footers: Sequence[Footer], layout: Layout | None) -> tuple[Colu
     )
 
 
-def survey_files(source: SourceSettings) -> Survey | None:
-    """Every file that cannot be used, damaged pages included, and the columns of the readable ones; None: no files."""
+def survey_files(source: SourceSettings, *, read_pages: bool) -> Survey | None:
+    """Every file that cannot be used, and the columns of the readable ones; None where there are no files.
+
+    Pages are read where they are suspected, that is, after any bad file: it takes as long as a build.
+    """
     try:
         data = find_files(str(source.data_dir))
     except DataError:
         return None
-    readable, refused = read_footers(data, read_pages=True)
+    readable, refused = read_footers(data, read_pages=read_pages)
     layout, full = None, [footer for footer in readable if footer.rows]
     if full:
         try:
@@ -96,6 +100,8 @@ def survey_files(source: SourceSettings) -> Survey | None:
             refused = refused + fitting.refused
         except DataError:
             pass  # nothing was detected: that is about all files together, not about one of them
+    if refused and not read_pages:
+        return survey_files(source, read_pages=True)
     paths = data_paths(data)
     return Survey(len(paths), bytes_of(paths), list_columns(readable, layout), tuple(refused))
 

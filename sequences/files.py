@@ -116,7 +116,9 @@ def read_footer(path: Path) -> Footer:
     skip = "or leave such files out with --on_bad_files skip"
     try:
         metadata = pq.read_metadata(path)
-        return Footer(path, metadata.schema.to_arrow_schema(), metadata.num_rows)
+        footer = Footer(path, metadata.schema.to_arrow_schema(), metadata.num_rows)
+        _ = footer.schema.names  # they are decoded here, or cannot be
+        return footer
     except PermissionError as error:
         raise DataError(f"{path}: cannot be read (permission denied). Change its permissions, {skip}.") from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

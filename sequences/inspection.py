@@ -27,8 +27,8 @@ PLAIN_BATCHES = (64, 4)
 """Sequences of the random batches that the chosen ones are compared with."""
 FEW_SEQUENCES = 100
 """Training sequences below which a model is likely to learn them by heart."""
-MUCH_CUT = 0.1
-"""Share of the training steps beyond the length cap that is worth a warning."""
+MUCH_LOST = 0.1
+"""Share of the training steps lost to the length cap that is worth a warning."""
 MANY_SINGLE = 0.1
 """Share of training sequences of a single step that is worth a warning."""
 
@@ -122,7 +122,11 @@ def inspect_cache(data: SequenceData, cap: int, limits: Limits, cut: Cut, *, acc
         time=_time_spans(data, flat["train"], lengths["train"]),
         labels=labels,
         batches=tuple(_batch_rows(data, limits, cut, accumulate)),
-        warnings=(*_length_warnings(lengths["train"], cap), *names.warnings, *_label_warnings(labels)),
+        warnings=(
+            *_length_warnings(lengths["train"], data.splits["train"].lengths_N, cap),
+            *names.warnings,
+            *_label_warnings(labels),
+        ),
     )
 
 
@@ -214,14 +218,14 @@ def batch_bytes(one: Batch, rows: int, padded_steps: int, events: int) -> int:
     return total
 
 
-def _length_warnings(lengths_S: np.ndarray, cap: int) -> list[str]:
+def _length_warnings(lengths_S: np.ndarray, lengths_N: np.ndarray, cap: int) -> list[str]:
     warnings = []
     if len(lengths_S) < FEW_SEQUENCES:
         warnings.append(f"only {len(lengths_S)} training sequences: a model is likely to learn them by heart")
-    cut = float(np.maximum(lengths_S - cap, 0).sum() / lengths_S.sum())
-    if cut > MUCH_CUT:
+    lost = 1 - float(lengths_N.sum(dtype=np.int64) / lengths_S.sum())
+    if lost > MUCH_LOST:
         warnings.append(
-            f"{cut:.0%} of the training steps lie beyond --max_sequence_length {cap}: raise it, or keep them as windows "
+            f"{lost:.0%} of the training steps are lost to --max_sequence_length {cap}: raise it, or keep them as windows "
             f"with --long_sequences split"
         )
     single = float((lengths_S == 1).mean())

@@ -56,7 +56,7 @@ def _from_file(
         names[split] = np.where(row_S >= 0, table.labels[row_S], np.array(None))
         used_L[row_S[row_S >= 0]] = True
     unused = int((~used_L).sum())
-    return names, [f"{counted(unused, 'row')} of --label_path {path} are of no sequence in the data"] if unused else []
+    return names, [f"--label_path {path}: {counted(unused, 'row')} without a sequence in the data"] if unused else []
 
 
 def _missing_notes(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sequences.errors import SettingsError
 from sequences.settings import BatchSettings
 
 STEPS_PER_EPOCH = 50
@@ -57,11 +58,11 @@ def _refuse_small_budget(tokens: int, row: int, use_dynamic_padding: bool) -> No
     if tokens >= row:
         return
     if use_dynamic_padding:
-        raise ValueError(
+        raise SettingsError(
             f"--tokens_per_batch {tokens} is less than the longest sequence ({row} steps): "
             "raise it or lower --max_sequence_length"
         )
-    raise ValueError(
+    raise SettingsError(
         f"--tokens_per_batch {tokens} is less than --max_sequence_length {row}, to which --use_dynamic_padding false "
         "pads every sequence: raise the one or lower the other"
     )

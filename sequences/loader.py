@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from sequences.batches import Batch
+from sequences.errors import SettingsError
 from sequences.plan import Plan
 from sequences.workers import Gathers, Loading, Workers
 
@@ -103,7 +104,7 @@ class BatchLoader:
         if delivered >= state["batches"]:
             epoch, delivered = epoch + 1, 0
         if delivered and state["batches"] != self.batches:
-            raise ValueError(
+            raise SettingsError(
                 f"the checkpoint stands within an epoch of {state['batches']:,} batches, these settings make "
                 f"{self.batches:,}: resume with the data and the flags for batches that it was made with"
             )

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sequences.errors import SettingsError
 from sequences.limits import Limits
 
 BATCHES_PER_BUCKET = 4
@@ -92,7 +93,7 @@ def cut_batches(
     if drop_last and not full:
         starts, tops_K = starts[:-1], tops_K[:-1]
         if len(tops_K) == 0:
-            raise ValueError("--drop_last leaves out the only batch: lower --batch_size or --tokens_per_batch")
+            raise SettingsError("--drop_last leaves out the only batch: lower --batch_size or --tokens_per_batch")
     return Cut(order_N, bucket_starts, starts, np.diff(starts) * tops_K)
 
 

@@ -16,12 +16,14 @@ import pyarrow.parquet as pq
 import pyarrow.types as pat
 
 from sequences.column_types import is_list, is_text, is_time
-from sequences.errors import DataError
+from sequences.errors import DamagedFileError, DataError
 from sequences.layout import Layout
 
 BLOCK_ROWS = 262_144
 BLOCK_VALUES = 2_000_000
 BLOCK_BYTES = 32 << 20
+UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
+"""What pyarrow raises for damaged files; the last one for the names of columns."""
 MINUTE_IN = {"s": 60.0, "ms": 60e3, "us": 60e6, "ns": 60e9}
 WHOLE_NUMBER = re.compile(r"(-?\d{1,18})(\.0)?", re.ASCII)
 """A file's stem that is a number of 64 bits: 200001 and 200001.0 (a float written by pandas) are the same sequence."""
@@ -135,13 +137,13 @@ def read_batches(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]
     row = 0
     try:
         with _open(path) as file:
-            size = _rows_per_batch(file.metadata, set(columns))
+            size = _rows_per_batch(file, columns) if file.metadata.num_rows else 1
             for batch in file.iter_batches(batch_size=size, columns=list(columns)):
                 yield batch
                 row += batch.num_rows
-    except (pa.ArrowException, OSError) as error:
+    except UNREADABLE as error:
         reason = " ".join(str(error).split())[:200]
-        raise DataError(
+        raise DamagedFileError(
             f"{path}: {_damaged_part(path, columns, row)} cannot be read, the file is damaged ({reason}). "
             f"Write it again, or leave such files out with --on_bad_files skip."
         ) from error
@@ -151,22 +153,29 @@ def _open(path: Path) -> pq.ParquetFile:
     return pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False, buffer_size=1 << 20)
 
 
-def _rows_per_batch(metadata: pq.FileMetaData, columns: set[str]) -> int:
+def _rows_per_batch(file: pq.ParquetFile, columns: Sequence[str]) -> int:
     """So many rows that a batch stays small in memory, however long the lists or texts in a row are."""
-    values = size = 0
-    for group in range(metadata.num_row_groups):
-        for number in range(metadata.num_columns):
-            chunk = metadata.row_group(group).column(number)
-            if _belongs_to(chunk.path_in_schema, columns):
-                values = max(values, chunk.num_values * metadata.num_rows // max(1, metadata.row_group(group).num_rows))
-                size += chunk.total_uncompressed_size
-    rows = max(1, metadata.num_rows)
-    by_values = BLOCK_VALUES * rows // max(1, values)
-    by_bytes = BLOCK_BYTES * rows // max(1, size)
-    return max(1, min(BLOCK_ROWS, by_values, by_bytes))
+    groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+    bytes_per_row = max(group.total_byte_size / max(1, group.num_rows) for group in groups)
+    leaves = [number for number, leaf in enumerate(file.schema) if _belongs_to(leaf.path, columns)]
+    nested = [number for number in leaves if file.schema.column(number).max_repetition_level]
+    values_per_row = _values_per_row(file, groups, nested, columns) if nested else 1
+    return int(max(1, min(BLOCK_ROWS, BLOCK_VALUES / max(1, values_per_row), BLOCK_BYTES / max(1, bytes_per_row))))
 
 
-def _belongs_to(path_in_schema: str, columns: set[str]) -> bool:
+def _values_per_row(
+    file: pq.ParquetFile, groups: list[pq.RowGroupMetaData], nested: list[int], columns: Sequence[str]
+) -> float:
+    """Of the longest lists, in the row group where rows are longest: as told by the largest, and by the sizes of all."""
+    largest = max(range(len(groups)), key=lambda number: groups[number].num_rows)
+    # Reading a row first: it raises where asking for the metadata of a damaged column would end the process.
+    next(file.iter_batches(batch_size=1, row_groups=[largest], columns=columns), None)
+    sizes = [group.total_byte_size / max(1, group.num_rows) for group in groups]
+    values = max(groups[largest].column(number).num_values for number in nested) / max(1, groups[largest].num_rows)
+    return float(values * max(sizes) / max(sizes[largest], 1e-9))
+
+
+def _belongs_to(path_in_schema: str, columns: Sequence[str]) -> bool:
     """Whether a leaf is part of one of these columns, whose names may have dots in them."""
     return path_in_schema in columns or any(path_in_schema.startswith(f"{column}.") for column in columns)
 
@@ -175,7 +184,7 @@ def _damaged_part(path: Path, columns: Sequence[str], row: int) -> str:
     """The first row group at or after this row with a column that cannot be read; each is tried for itself."""
     try:
         metadata = pq.read_metadata(path)
-    except (pa.ArrowException, OSError):
+    except UNREADABLE:
         return "its footer"
     ends = np.cumsum([metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)])
     first = int(np.searchsorted(ends, row, side="right"))
@@ -185,7 +194,7 @@ def _damaged_part(path: Path, columns: Sequence[str], row: int) -> str:
                 with _open(path) as file:
                     for _ in file.iter_batches(row_groups=[group], columns=[column]):
                         pass
-            except (pa.ArrowException, OSError):
+            except UNREADABLE:
                 return f"column {column!r} in row group {group}"
     return f"row group {first} (at or after row {row})"
 

@@ -18,6 +18,9 @@ from sequences.errors import DataError
 from sequences.flat_file import map_flat
 from sequences.settings import LengthSettings
 
+LONGEST = 2**31 - 1
+"""Steps of one sequence, which are counted in int32."""
+
 
 class Windows(NamedTuple):
     """What the length cap leaves of each sequence."""
@@ -144,18 +147,19 @@ class SequenceSet:
 
 def cut_windows(offsets_S1: np.ndarray, settings: LengthSettings) -> Windows:
     """Apply the length cap without touching the data: a window is a start and a length in the flat arrays."""
-    cap = settings.max_sequence_length
-    starts_S, full_S = offsets_S1[:-1], np.diff(offsets_S1)
+    cap = min(settings.max_sequence_length, LONGEST)
+    # int32 from the start: ten million sequences and more should cost little beside their offsets, which are mapped
+    starts_S, full_S = offsets_S1[:-1], np.subtract(offsets_S1[1:], offsets_S1[:-1], dtype=np.int32, casting="unsafe")
     over_S = full_S > cap
     over = int(over_S.sum())
     if over == 0 or settings.long_sequences == "truncate":
-        return Windows(starts_S, np.minimum(full_S, cap).astype(np.int32), None, over)
+        return Windows(starts_S, np.minimum(full_S, cap, out=full_S), None, over)
     if settings.long_sequences == "keep_last":
-        lengths_S = np.minimum(full_S, cap)
-        return Windows(offsets_S1[1:] - lengths_S, lengths_S.astype(np.int32), None, over)
+        lengths_S = np.minimum(full_S, cap, out=full_S)
+        return Windows(offsets_S1[1:] - lengths_S, lengths_S, None, over)
     if settings.long_sequences == "drop":
         kept = np.flatnonzero(~over_S)
-        return Windows(starts_S[kept], full_S[kept].astype(np.int32), kept, over)
+        return Windows(starts_S[kept], full_S[kept], kept, over)
     stride = settings.window_stride or cap
     windows_S = 1 + np.maximum(0, -(-(full_S - cap) // stride))
     owners_N = np.repeat(np.arange(len(full_S)), windows_S)

@@ -4,15 +4,17 @@ import difflib
 import re
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
 
+from sequences.detection import ID_NAMES
 from sequences.errors import DataError
-from sequences.files import SPLIT_NAMES
-from sequences.layout import ID_NAMES
+from sequences.files import SPLIT_NAMES, SUFFIXES
 
 WHOLE = re.compile(r"-?\d+", re.ASCII)
 
@@ -60,7 +62,7 @@ def label_names(values: np.ndarray, where: Callable[[int], str]) -> np.ndarray:
             )
         names[present] = [str(int(number)) for number in numbers]
     else:
-        names[present] = [str(value) for value in values[present]]
+        names[present] = [str(value) or None for value in values[present]]
     return names
 
 
@@ -81,7 +83,7 @@ def ids_as_text(ids: np.ndarray) -> np.ndarray:
     """
     if np.issubdtype(ids.dtype, np.integer):
         return ids.astype(str).astype(object)
-    text = pd.Series(ids).astype(str)
+    text = pd.Series(ids).astype(str).str.strip()
     return text.str.replace(r"^(-?)0*(\d+)(\.0+)?$", r"\1\2", regex=True).to_numpy(dtype=object)
 
 
@@ -96,7 +98,7 @@ def read_params_map(path: str) -> dict[str, tuple[float, float]]:
     variables = _distinct(table["variable"], where)
     bad = np.flatnonzero(~np.isfinite(moments).all(axis=1) | (moments[:, 1] < 0))
     if len(bad):
-        mean, std = table["mean"].iloc[bad[0]], table["std"].iloc[bad[0]]
+        mean, std = (_shown(table[name].iloc[bad[0]]) for name in ("mean", "std"))
         raise DataError(
             f"{where}: row {bad[0]}: variable {variables[bad[0]]!r} has mean {mean} and std {std}. Wanted: finite numbers, "
             f"std not negative."
@@ -107,7 +109,7 @@ def read_params_map(path: str) -> dict[str, tuple[float, float]]:
 def read_variable_embeddings(path: str, names: tuple[str, ...]) -> np.ndarray:
     """float32 [V, width], in the order of `names`; <unknown>, which no file holds, gets the mean of the others."""
     where = f"--variable_embeddings_path {path}"
-    table = _read_table(where, path, text=[0])
+    table = _read_table(where, path, text=_first_column(path))
     row_of = {name: row for row, name in enumerate(_distinct(table.iloc[:, 0], where))}
     missing = [name for name in names[1:] if name not in row_of]
     if missing:
@@ -118,7 +120,7 @@ def read_variable_embeddings(path: str, names: tuple[str, ...]) -> np.ndarray:
     if len(bad):
         row, column = bad[0]
         raise DataError(
-            f"{where}: row {row}: column {table.columns[column + 1]!r} holds {table.iloc[row, column + 1]!r}. "
+            f"{where}: row {row}: column {table.columns[column + 1]!r} holds {_shown(table.iloc[row, column + 1])}. "
             f"Wanted: finite numbers after the first column."
         )
     chosen = vectors[[row_of[name] for name in names[1:]]]
@@ -157,22 +159,42 @@ def _distinct(names: pd.Series, where: str) -> list[str]:
     return [str(name) for name in names]
 
 
-def _read_table(where: str, path: str, text: Collection[str | int]) -> pd.DataFrame:
+def _read_table(where: str, path: str, text: Collection[str]) -> pd.DataFrame:
     """A small table from CSV or Parquet. CSV columns named in `text` stay as they are written: "007" and "NA" are names."""
     try:
-        if path.lower().endswith((".parquet", ".pq")):
-            table = pd.read_parquet(path)
+        if path.lower().endswith(SUFFIXES):
+            table = pq.read_table(path).to_pandas(ignore_metadata=True)
         else:
-            table = pd.read_csv(path, converters=dict.fromkeys(text, str))
+            as_written = pa_csv.ConvertOptions(column_types=dict.fromkeys(text, pa.string()))
+            table = pa_csv.read_csv(path, convert_options=as_written).to_pandas()
     except FileNotFoundError as error:
         raise DataError(f"{where}: does not exist. Check the path.") from error
-    except (OSError, ValueError, pa.ArrowException) as error:  # pandas' own errors are ValueErrors
-        raise DataError(f"{where}: cannot be read as a table ({' '.join(str(error).split())[:200]}).") from error
+    except (OSError, pa.ArrowException) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(
+            f"{where}: cannot be read as a table ({reason}). Wanted: CSV with commas, or Parquet."
+        ) from error
     if table.empty or table.shape[1] < 2:
         raise DataError(
             f"{where}: wanted a row a name and at least two columns, found {table.shape[0]} rows and {table.shape[1]} columns."
         )
     return table
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if pd.isna(value) else str(value)
+
+
+def _first_column(path: str) -> list[str]:
+    """The name of a CSV's first column."""
+    if path.lower().endswith(SUFFIXES):
+        return []
+    try:
+        with pa_csv.open_csv(path) as reader:
+            names: list[str] = reader.schema.names
+    except (OSError, pa.ArrowException):
+        return []  # what is wrong is said where the table is read
+    return names[:1]
 
 
 def _closest(name: str, table: pd.DataFrame) -> str:

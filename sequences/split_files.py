@@ -22,11 +22,12 @@ FINAL_TYPES = {"gaps": np.float32}
 class SplitFiles:
     """`with SplitFiles(...) as split_files`: leaves no file open, however the block ends."""
 
-    def __init__(self, directory: Path, files: Sequence[Path]) -> None:
+    def __init__(self, directory: Path, files: Sequence[Path], label_column: str | None) -> None:
         directory.mkdir()
         self.directory = directory
         self.files = files
         """The Parquet files, in the order by which blocks number them."""
+        self.label_column = label_column
         self.sequences = 0
         self.arrays: dict[str, FlatWriter] = {}
         self.entries: dict[str, dict[str, Any]] = {}
@@ -126,7 +127,7 @@ class SplitFiles:
         if "label" in block.table.column_names:
             labels_S = block.column("label").take(rows).to_numpy(zero_copy_only=False)
             names_S = label_names(
-                labels_S, lambda s: f"{self.files[files_S[s]]}: row {rows_in_file_S[s]}: the label column"
+                labels_S, lambda s: f"{self.files[files_S[s]]}: row {rows_in_file_S[s]}: column {self.label_column!r}"
             )
             columns["label"] = pa.array(names_S, pa.large_string())
         table = pa.table(columns)

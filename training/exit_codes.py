@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from enum import IntEnum
 
-from sequences.errors import DataError, StorageError
+from sequences.errors import DataError, SettingsError, StorageError
 
 
 class UsageError(Exception):
@@ -52,7 +52,7 @@ def run_command(main: Callable[[], int | None], prog: str) -> int:
         finally:
             sys.stdout.flush()  # here, where a closed pipe is still answered, and not while the interpreter shuts down
         return ExitCode.DONE if code is None else code
-    except UsageError as error:
+    except (UsageError, SettingsError) as error:
         return _fail(prog, str(error), ExitCode.USAGE)
     except DataError as error:
         return _fail(prog, str(error), ExitCode.DATA)

@@ -58,7 +58,7 @@ class TrainingModule(lightning.LightningModule):
         self.total_steps = total_steps
         self.seed = seed
         self.origin = origin
-        self.gradient_norm: Tensor | None = None
+        self.gradient_norm = torch.full((), float("nan"))
         """Before clipping, in the last optimizer step."""
         self._validated: list[Sums] = []
 
@@ -74,7 +74,6 @@ class TrainingModule(lightning.LightningModule):
             "loss": objective.loss * (parts / batch.step_tokens),
             "sums": sums_of(objective, output, batch),
             "kl_weight": kl_weight,
-            "gradient_norm": self.gradient_norm,
             "posterior_mean": output.posterior_mean_BZ.detach(),
             "posterior_logvar": output.posterior_logvar_BZ.detach(),
             "nll_B": output.nll_B.detach(),

@@ -12,7 +12,7 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 
 from sequences.batches import Batch
-from training.module import Sums, add_up
+from training.module import Sums, TrainingModule, add_up
 
 COLUMNS = (
     *("step", "epoch", "seconds", "loss", "nll_per_step", "kl", "kl_weight", "lr", "gradient_norm", "steps_per_second"),
@@ -48,7 +48,9 @@ class Progress(Callback):
         if step == self._row_step or (step % self.every_n_steps and step < self.total_steps):
             return
         now = time.perf_counter()
-        row = self._training_row(trainer, outputs, now - self._row_time)
+        assert isinstance(pl_module, TrainingModule)
+        row = self._training_row(trainer, now - self._row_time)
+        row |= {"kl_weight": outputs["kl_weight"], "gradient_norm": pl_module.gradient_norm.item()}
         self._since_row.clear()
         self._row_step, self._row_time = step, now
         if trainer.is_global_zero:
@@ -61,15 +63,15 @@ class Progress(Callback):
             self._append(trainer, row)
             print(self._validation_line(trainer.global_step, row), flush=True)
 
-    def _training_row(self, trainer: Trainer, outputs: Any, seconds: float) -> dict[str, float]:
-        total = Sums(*torch.stack(add_up(self._since_row, trainer)).cpu())  # sync: one for each row
+    def _training_row(self, trainer: Trainer, seconds: float) -> dict[str, float]:
+        total = Sums(
+            *torch.stack(add_up(self._since_row, trainer)).cpu()
+        )  # sync: with the gradient's norm, two for each row
         return {
             "loss": float(total.loss / total.predicted_steps),
             "nll_per_step": float(total.nll / total.predicted_steps),
             "kl": float(total.kl / total.sequences),
-            "kl_weight": outputs["kl_weight"],
             "lr": trainer.optimizers[0].param_groups[0]["lr"],
-            "gradient_norm": float(outputs["gradient_norm"]),
             "steps_per_second": float(total.real_steps) / seconds,
         }
 

@@ -34,7 +34,7 @@ class ObjectiveSettings:
 class OptimizerSettings:
     """Optimizer"""
 
-    lr: float = 1e-3
+    lr: float = 2e-3
     """Highest learning rate, reached after --warmup; from there it falls to 0 along a cosine."""
 
     warmup: float = 0.02
