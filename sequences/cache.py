@@ -27,8 +27,8 @@ from sequences.encoded import counted
 from sequences.errors import DataError, StorageError
 from sequences.files import DataFiles, Fingerprint, find_files, fingerprint
 from sequences.flat_file import checksum_of
-from sequences.locking import exclusive
-from sequences.sequence_set import SequenceSet, read_meta
+from sequences.locking import exclusive, is_held
+from sequences.sequence_set import META, SequenceSet, read_meta
 from sequences.settings import CacheSettings, LengthSettings, SourceSettings
 
 log = logging.getLogger(__name__)
@@ -211,7 +211,7 @@ def _build_into(
         }
         meta = json.loads(json.dumps(meta))  # tuples become lists, so that the digest is that of what is read back
         text = json.dumps(meta | {"digest": _digest(meta)}, indent=1)
-        (directory / "meta.json").write_text(text, encoding="utf-8")
+        (directory / META).write_text(text, encoding="utf-8")
         directory.chmod(0o755)
         if (root / name).exists():
             shutil.rmtree(root / name)
@@ -219,7 +219,8 @@ def _build_into(
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     for older in _older_caches(root, name):
-        shutil.rmtree(older, ignore_errors=True)
+        if not is_held(older / META):  # a run that still uses it goes on with the data that it began with
+            shutil.rmtree(older, ignore_errors=True)
 
 
 @contextmanager

@@ -1,9 +1,14 @@
-"""One process at a time: a lock on a file that the operating system releases when its holder ends, however it ends."""
+"""Locks on files, which the operating system releases when their holder ends, however it ends.
 
+`exclusive`: one process at a time. `hold` and `is_held`: whoever uses something says so, whoever would delete it asks.
+"""
+
+import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,6 +28,19 @@ def exclusive(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
         yield
 
 
+def hold(owner: object, path: Path) -> None:
+    """Say that the file is in use, as long as `owner` lives; any number of processes may hold it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    weakref.finalize(owner, os.close, descriptor)
+    _try_share(descriptor)
+
+
+def is_held(path: Path) -> bool:
+    """Whether somebody holds the file. On Windows nobody seems to, but what is open cannot be deleted there anyway."""
+    with path.open("rb") as file:
+        return not _try_lock(file)
+
+
 if sys.platform == "win32":
     import msvcrt
 
@@ -33,6 +51,9 @@ if sys.platform == "win32":
             return False
         return True
 
+    def _try_share(descriptor: int) -> None:
+        """An open file is all that is needed."""
+
 else:
     import fcntl
 
@@ -42,3 +63,7 @@ else:
         except BlockingIOError:
             return False
         return True
+
+    def _try_share(descriptor: int) -> None:
+        with suppress(OSError):  # file systems without locks: then nobody is protected, and nothing breaks
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -16,7 +16,10 @@ from sequences.batches import Batch, EventBatch, TokenBatch, VectorBatch
 from sequences.description import Kind
 from sequences.errors import DataError
 from sequences.flat_file import map_flat
+from sequences.locking import hold
 from sequences.settings import LengthSettings
+
+META = "meta.json"
 
 LONGEST = 2**31 - 1
 """Steps of one sequence, which are counted in int32."""
@@ -92,6 +95,7 @@ class SequenceSet:
     @property
     def _arrays(self) -> dict[str, np.ndarray]:
         if self._opened is None:
+            hold(self, self.directory.parent / META)  # worker processes open the files later than their parent
             entries = self._entries.items()
             self._opened = {name: map_flat(self.directory, entry, self._in_memory) for name, entry in entries}
         return self._opened
@@ -180,5 +184,5 @@ def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def read_meta(directory: Path) -> dict[str, Any]:
-    meta: dict[str, Any] = json.loads((directory / "meta.json").read_text(encoding="utf-8"))
+    meta: dict[str, Any] = json.loads((directory / META).read_text(encoding="utf-8"))
     return meta

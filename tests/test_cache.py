@@ -339,6 +339,20 @@ def test_an_open_cache_survives_that_it_is_replaced(prepare, directory):
     assert tokens(opened.splits["train"]) == before
 
 
+def test_a_replaced_cache_is_deleted_unless_somebody_has_it_open(prepare, directory):
+    held = prepare()
+    opened = open_cache(held, LengthSettings())
+    write(directory / "train.parquet", {"id": [1], "tokens": [[9]]})
+    free = prepare()
+    assert held.exists()
+    assert tokens(pickle.loads(pickle.dumps(opened.splits["train"]))) == tokens(opened.splits["train"])
+    del opened
+    write(directory / "train.parquet", {"id": [1], "tokens": [[8]]})
+    prepare()
+    assert not held.exists()
+    assert not free.exists()
+
+
 def test_nothing_is_logged_above_information_when_all_is_well(prepare, caplog):
     with caplog.at_level(logging.INFO):
         prepare()

@@ -38,7 +38,10 @@ PYTHON_ALONE = "\x1c\x1d\x1e\x1f"
 
 @given(
     st.lists(
-        st.text(st.one_of(st.sampled_from(" \t\n\u3000ab"), st.characters(exclude_characters=PYTHON_ALONE))), min_size=1
+        st.text(
+            st.one_of(st.sampled_from(" \t\n\u3000ab"), st.characters(codec="utf-8", exclude_characters=PYTHON_ALONE))
+        ),
+        min_size=1,
     )
 )
 def test_words_are_what_stands_between_white_space(column):

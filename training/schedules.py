@@ -5,7 +5,7 @@ import math
 ENOUGH_STEPS = 3_000_000
 """Of sequences: what a run without a limit goes through. Small sets are repeated for it, though not more than MOST_EPOCHS."""
 
-FEWEST_EPOCHS, MOST_EPOCHS = 3, 100
+FEWEST_EPOCHS, MOST_EPOCHS = 3, 30
 
 
 def planned_steps(

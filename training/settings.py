@@ -60,7 +60,7 @@ class RunSettings:
 
     max_epochs: int | None = None
     """Passes over the training data; default: as --max_steps says, or else enough for 3 million steps of sequences, at least
-    3 passes and at most 100."""
+    3 passes and at most 30."""
 
     max_steps: int | None = None
     """Optimizer steps; with --max_epochs whichever ends first; default: no limit."""
