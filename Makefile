@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS ?= test,text
-INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 comma := ,
+INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
 .PHONY: setup train test test-slow bench lint clean
 
