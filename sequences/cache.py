@@ -26,9 +26,9 @@ from sequences.description import DataDescription
 from sequences.encoded import counted
 from sequences.errors import DataError, StorageError
 from sequences.files import DataFiles, Fingerprint, find_files, fingerprint
-from sequences.flat_file import checksum_of
+from sequences.flat_file import META, OFFSETS, checksum_of
 from sequences.locking import exclusive, is_held
-from sequences.sequence_set import META, SequenceSet, read_meta
+from sequences.sequence_set import SequenceSet, read_meta
 from sequences.settings import CacheSettings, LengthSettings, SourceSettings
 
 log = logging.getLogger(__name__)
@@ -219,7 +219,8 @@ def _build_into(
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     for older in _older_caches(root, name):
-        if not is_held(older / META):  # a run that still uses it goes on with the data that it began with
+        in_use = any(is_held(file) for file in older.glob(f"*/{OFFSETS}"))
+        if not in_use:  # a run that still uses it goes on with the data that it began with
             shutil.rmtree(older, ignore_errors=True)
 
 

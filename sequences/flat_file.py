@@ -8,6 +8,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+META = "meta.json"
+"""Beside the splits' folders: what lies in them."""
+
+OFFSETS = "offsets.bin"
+"""In each split: where its sequences begin and end."""
+
 PIECE_ITEMS = 1 << 21
 
 

@@ -15,11 +15,9 @@ import torch
 from sequences.batches import Batch, EventBatch, TokenBatch, VectorBatch
 from sequences.description import Kind
 from sequences.errors import DataError
-from sequences.flat_file import map_flat
+from sequences.flat_file import META, OFFSETS, map_flat
 from sequences.locking import hold
 from sequences.settings import LengthSettings
-
-META = "meta.json"
 
 LONGEST = 2**31 - 1
 """Steps of one sequence, which are counted in int32."""
@@ -95,7 +93,7 @@ class SequenceSet:
     @property
     def _arrays(self) -> dict[str, np.ndarray]:
         if self._opened is None:
-            hold(self, self.directory.parent / META)  # worker processes open the files later than their parent
+            hold(self, self.directory / OFFSETS)  # worker processes open the files later than their parent
             entries = self._entries.items()
             self._opened = {name: map_flat(self.directory, entry, self._in_memory) for name, entry in entries}
         return self._opened

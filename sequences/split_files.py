@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from sequences.encoded import Encoded
-from sequences.flat_file import FlatWriter, OffsetWriter, describe_file
+from sequences.flat_file import OFFSETS, FlatWriter, OffsetWriter, describe_file
 from sequences.reading import Block
 from sequences.side_tables import label_names
 
@@ -34,7 +34,7 @@ class SplitFiles:
         """Finished files, as `map_flat` wants them."""
         self.table_entry: dict[str, Any] = {}
         self._writers: list[FlatWriter] = []
-        self._offsets = self._offset_writer("offsets.bin")
+        self._offsets = self._offset_writer(OFFSETS)
         self._event_offsets: OffsetWriter | None = None
         self._table: pa.RecordBatchFileWriter | None = None
 
@@ -112,7 +112,7 @@ class SplitFiles:
         return f"{self.files[where['file']]}: row {where['row']}"
 
     def place_of_step(self, step: int) -> str:
-        offsets_S1 = np.fromfile(self.directory / "offsets.bin", np.int64)
+        offsets_S1 = np.fromfile(self.directory / OFFSETS, np.int64)
         return self.place_of(int(np.searchsorted(offsets_S1, step, side="right")) - 1)
 
     def _offset_writer(self, file: str) -> OffsetWriter:
