@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import lightning
+import numpy as np
 
 from sequences.cache import SequenceData, open_cache, prepare_cache
 from sequences.description import DataDescription
@@ -22,6 +23,7 @@ from sequences.loader import BatchLoader, rounds
 from sequences.plan import Cut, Plan, choose_batches, cut_batches, padding_efficiency, plan_epoch, plan_in_order
 from sequences.sequence_set import SequenceSet
 from sequences.settings import BatchSettings, CacheSettings, LengthSettings, LoadingSettings, SourceSettings
+from sequences.side_tables import read_variable_embeddings
 from sequences.workers import resolve_loading
 
 
@@ -68,6 +70,17 @@ class SequenceDataModule(lightning.LightningDataModule):
         """What a model has to know about the data."""
         return self.data.description
 
+    def variable_vectors(self) -> np.ndarray | None:
+        """Return the vectors that the variables' embeddings start from, in the order of the names, if any are given."""
+        path = self.source.variable_embeddings_path
+        if path is None:
+            return None
+        if self.description.kind != "events":
+            raise DataError(
+                f"--variable_embeddings_path is for events, but these are {self.data.layout}. Leave it out."
+            )
+        return read_variable_embeddings(path, self.description.names)
+
     def split(self, name: str) -> SequenceSet:
         """Return a split, or say why there is none."""
         if name in self.data.splits:
@@ -94,7 +107,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         return rounds(rounds(self.cut.batches, world), self.accumulate)
 
     def summary(self) -> list[str]:
-        """Return lines for a header: what the data are, how they are cut into batches, and hints."""
+        """Return lines for a header: what was detected, how it is cut into batches, what to know of the data, and hints."""
         lengths_N = self.split("train").lengths_N
         efficiency = padding_efficiency(lengths_N, plan_epoch(self.cut, self.seed, 0), self.limits.pad_to)
         others = ", ".join(f"{len(split):,} {name}" for name, split in self.data.splits.items() if name != "train")
@@ -103,11 +116,17 @@ class SequenceDataModule(lightning.LightningDataModule):
             at_most += f" and {self.limits.batch_size:,} sequences"
         workers = f"{self.loading.workers} worker{'s' * (self.loading.workers != 1)} ({self.loading.worker_type})"
         lines = [
-            f"{self.description.kind}: {len(lengths_N):,} training sequences (mean {lengths_N.mean():.1f} steps, longest "
+            f"{len(lengths_N):,} training sequences (mean {lengths_N.mean():.1f} steps, longest "
             f"{lengths_N.max():,}), {others}",
             f"{self.cut.batches:,} batches an epoch, {at_most}, padding efficiency {efficiency:.2f}, {workers}",
         ]
-        return [*lines, *(f"hint: {hint}" for hint in (self.limits.hint, self.loading.hint) if hint)]
+        notes = [note if note.startswith("warning: ") else f"note: {note}" for note in self.data.notes]
+        return [
+            self.data.layout,
+            *lines,
+            *notes,
+            *(f"hint: {hint}" for hint in (self.limits.hint, self.loading.hint) if hint),
+        ]
 
     def prepare_data(self) -> None:
         prepare_cache(self.source, self.cache)

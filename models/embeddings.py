@@ -2,10 +2,12 @@
 
 Encoder and decoder share it. Padded steps get some finite vector, which nobody looks at.
 
-Shapes: B sequences, T steps, D features, E events of the whole batch, W width, R width of an event, F time features.
+Shapes: B sequences, T steps, D features, V variables, E events of the whole batch, W width, R width of an event, F time
+features, G width of given vectors.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,14 +25,24 @@ TIME_WAVES = 6
 a second to 2 million years to come round."""
 
 
-def make_embedding(description: DataDescription, width: int) -> "TokenEmbedding | VectorEmbedding | EventEmbedding":
+class GivenVectors(NamedTuple):
+    """What is known of the variables beforehand."""
+
+    vectors_VG: Tensor
+    frozen: bool
+    """They stay as they are; otherwise they are only where training starts."""
+
+
+def make_embedding(
+    description: DataDescription, width: int, given: GivenVectors | None = None
+) -> "TokenEmbedding | VectorEmbedding | EventEmbedding":
     match description.kind:
         case "tokens":
             return TokenEmbedding(description.vocabulary_size, width)
         case "vectors":
             return VectorEmbedding(len(description.names), width)
         case "events":
-            return EventEmbedding(len(description.names), width)
+            return EventEmbedding(len(description.names), width, given)
 
 
 class TokenEmbedding(nn.Module):
@@ -64,10 +76,12 @@ class EventEmbedding(nn.Module):
     of them in a step, and moving their vectors through memory is what costs time.
     """
 
-    def __init__(self, variables: int, width: int) -> None:
+    def __init__(self, variables: int, width: int, given: GivenVectors | None = None) -> None:
         super().__init__()
         event_width = width // 2
-        self.variable_and_slope = nn.Embedding(variables, 2 * event_width)
+        self.variable_and_slope: nn.Module = nn.Embedding(variables, 2 * event_width)
+        if given is not None:
+            self.variable_and_slope = ProjectedTable(given, 2 * event_width)
         self.has_value = nn.Parameter(torch.randn(event_width))
         self.from_set = nn.Linear(event_width, width)
         self.from_time = nn.Linear(2 * time_feature_count(), width, bias=False)
@@ -82,6 +96,20 @@ class EventEmbedding(nn.Module):
         variable_ER, slope_ER = self.variable_and_slope(batch.variables_E).chunk(2, dim=-1)
         value_E1 = squash(batch.values_E)[:, None]
         return F.gelu(variable_ER + batch.has_value_E[:, None] * (self.has_value + value_E1 * slope_ER))
+
+
+class ProjectedTable(nn.Module):
+    """A table that starts from given vectors of any width; the projection is of the table, not of each event."""
+
+    def __init__(self, given: GivenVectors, width: int) -> None:
+        super().__init__()
+        self.vectors_VG = nn.Parameter(given.vectors_VG.clone(), requires_grad=not given.frozen)
+        self.projection = nn.Linear(given.vectors_VG.shape[1], width)
+        length = given.vectors_VG.square().sum(dim=1).mean().sqrt().clamp(min=1e-6)
+        nn.init.normal_(self.projection.weight, std=float(1 / length))  # the scale of a table drawn at random
+
+    def forward(self, variables_E: Tensor) -> Tensor:
+        return F.embedding(variables_E, self.projection(self.vectors_VG))
 
 
 def squash(values: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from models.embeddings import make_embedding
+from models.embeddings import GivenVectors, make_embedding
 from models.likelihoods import make_likelihood
 from models.pieces import bounded, in_float32, real_steps
 from models.settings import ModelSettings
@@ -45,11 +45,13 @@ class VAEOutput(NamedTuple):
 class SequenceVAE(nn.Module):
     """One latent Gaussian for each sequence, an autoregressive decoder that is told it at every layer."""
 
-    def __init__(self, description: DataDescription, settings: ModelSettings) -> None:
+    def __init__(
+        self, description: DataDescription, settings: ModelSettings, given: GivenVectors | None = None
+    ) -> None:
         super().__init__()
         width = settings.width
         self.word_dropout = settings.word_dropout
-        self.embedding = make_embedding(description, width)
+        self.embedding = make_embedding(description, width, given)
         self.encoder = TransformerEncoder(settings)
         self.posterior = nn.Linear(width, 2 * settings.latent_size)
         self.begin_W = nn.Parameter(torch.randn(width))

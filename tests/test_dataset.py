@@ -291,8 +291,9 @@ def test_the_steps_of_an_epochs_last_optimizer_step_are_those_of_the_batches_lef
 
 def test_the_summary_says_what_will_run():
     data = InMemoryData(batches=BatchSettings(batch_size=2), loading=LoadingSettings(num_workers=0))
-    sequences, batches, hint = data.summary()
-    assert sequences.startswith("tokens: 150 training sequences (mean ")
+    layout, sequences, batches, hint = data.summary()
+    assert layout == data.data.layout
+    assert sequences.startswith("150 training sequences (mean ")
     assert sequences.endswith("60 valid")
     assert batches.startswith("75 batches an epoch, at most 200 steps and 2 sequences, padding efficiency 0.9")
     assert hint.startswith("hint: --batch_size 2: the same memory holds")

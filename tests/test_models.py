@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.embeddings import EventEmbedding, time_features
+from models.embeddings import EventEmbedding, GivenVectors, time_features
 from models.likelihoods import EventLikelihood, TokenLikelihood, VectorLikelihood, by_rows
 from models.segments import spread_to_events, step_offsets, sum_by_step
 from models.sequence_vae import SequenceVAE
@@ -374,3 +374,22 @@ def test_word_dropout_acts_in_training_alone():
 def test_impossible_models_are_refused_by_flag(changes, flag):
     with pytest.raises(ValueError, match=flag):
         ModelSettings(**changes)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_given_vectors_of_variables_are_where_training_starts_and_frozen_ones_where_it_stays(frozen):
+    torch.manual_seed(0)
+    vectors_VG = 7 * torch.randn(len(NAMES), 5)
+    vae = SequenceVAE(DESCRIPTIONS["events"], SMALL, GivenVectors(vectors_VG, frozen))
+    (table_VG,) = [value for name, value in vae.named_parameters() if name.endswith("vectors_VG")]
+    assert torch.equal(table_VG, vectors_VG)
+    vae(make_batch("events", [5, 3])).nll_B.sum().backward()
+    assert (table_VG.grad is None) == frozen
+    assert table_VG.requires_grad != frozen
+
+
+def test_given_vectors_tell_variables_apart_on_the_scale_of_drawn_ones():
+    torch.manual_seed(0)
+    drawn, given = EventEmbedding(1000, 64), EventEmbedding(1000, 64, GivenVectors(30 * torch.randn(1000, 300), True))
+    spread = [module.variable_and_slope(torch.arange(1000)).std().item() for module in (drawn, given)]
+    assert spread[1] == pytest.approx(spread[0], rel=0.1)

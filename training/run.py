@@ -18,11 +18,12 @@ from lightning import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from dataset import SequenceDataModule
+from models.embeddings import GivenVectors
 from models.sequence_vae import SequenceVAE
 from sequences.description import DataDescription
 from sequences.errors import StorageError
 from training.config_files import to_flat_dict, to_yaml
-from training.exit_codes import UsageError
+from training.exit_codes import UsageError, harmless
 from training.module import TrainingModule
 from training.precision import InForce, precision_in_force
 from training.progress import Progress
@@ -60,7 +61,7 @@ def fit(settings: TrainingSettings, callbacks: Sequence[Callback] = ()) -> RunRe
     )
     torch.manual_seed(run.seed)
     module = TrainingModule(
-        SequenceVAE(description, settings.model),
+        SequenceVAE(description, settings.model, given_vectors(data)),
         settings.objective,
         settings.optimizer,
         total_steps=total_steps,
@@ -77,7 +78,7 @@ def fit(settings: TrainingSettings, callbacks: Sequence[Callback] = ()) -> RunRe
         unit=UNITS[description.kind],
     )
     trainer = make_trainer(run, precision, total_steps, directory, [*callbacks, progress])
-    print(header(settings, data, module, precision, directory), flush=True)
+    print(harmless(header(settings, data, module, precision, directory)), flush=True)
     with warnings.catch_warnings():
         # Lightning 2.6.6 asks torch 2.13 in a way that torch calls deprecated.
         warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")
@@ -85,6 +86,14 @@ def fit(settings: TrainingSettings, callbacks: Sequence[Callback] = ()) -> RunRe
         if total_steps % steps_per_epoch:  # the last epoch was cut short, and so was its validation
             trainer.validate(module, datamodule=data, verbose=False)
     return finish(trainer, directory)
+
+
+def given_vectors(data: SequenceDataModule) -> GivenVectors | None:
+    """What --variable_embeddings_path says."""
+    vectors_VG = data.variable_vectors()
+    if vectors_VG is None:
+        return None
+    return GivenVectors(torch.from_numpy(vectors_VG), data.source.freeze_variable_embeddings)
 
 
 def make_run_directory(run: RunSettings, description: DataDescription) -> Path:
