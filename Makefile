@@ -6,7 +6,7 @@ EXTRAS ?= test,text
 comma := ,
 INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: setup train test test-slow bench lint clean
+.PHONY: setup train check test test-slow bench lint clean
 
 setup: $(INSTALLED)
 
@@ -16,19 +16,18 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 train: setup
-	$(BIN)/python train_optimized.py --fast_detection
+	$(BIN)/python train_optimized.py
 
-lint: setup
+check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+lint: check
 	$(BIN)/python -m tests.audit_dependencies
 
 # make test is what CI runs: no network beyond the installation, under ten minutes on two cores.
-test: setup
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+test: check
 	$(BIN)/pytest -m "not slow"
 
 test-slow: setup

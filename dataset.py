@@ -110,7 +110,9 @@ class SequenceDataModule(lightning.LightningDataModule):
         """Return lines for a header: what was detected, how it is cut into batches, what to know of the data, and hints."""
         lengths_N = self.split("train").lengths_N
         efficiency = padding_efficiency(lengths_N, plan_epoch(self.cut, self.seed, 0), self.limits.pad_to)
-        others = ", ".join(f"{len(split):,} {name}" for name, split in self.data.splits.items() if name != "train")
+        others = ", ".join(
+            f"{len(self.data.splits[name]):,} {name}" for name in ("valid", "test") if name in self.data.splits
+        )
         at_most = f"at most {self.limits.tokens_per_batch:,} steps"
         if self.limits.batch_size is not None:
             at_most += f" and {self.limits.batch_size:,} sequences"
@@ -129,7 +131,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         ]
 
     def prepare_data(self) -> None:
-        prepare_cache(self.source, self.cache)
+        _ = self.data
 
     def setup(self, stage: str) -> None:
         """Forget the position of an earlier run; that of a checkpoint is loaded after this."""
@@ -181,8 +183,11 @@ class SequenceDataModule(lightning.LightningDataModule):
         self, stage: str, split: str, plan_of_epoch: Callable[[int], Plan], batches: int, limits: Limits
     ) -> BatchLoader:
         training = stage == "train"
-        if training and self.trainer is not None:
-            assert self.trainer.accumulate_grad_batches == self.accumulate
+        if training and self.trainer is not None and self.trainer.accumulate_grad_batches != self.accumulate:
+            raise ValueError(
+                f"the Trainer accumulates {self.trainer.accumulate_grad_batches} batches, SequenceDataModule was told "
+                f"{self.accumulate}: give both the same number"
+            )
         self._loaders[stage] = BatchLoader(
             self.split(split),
             plan_of_epoch,

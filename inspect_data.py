@@ -23,6 +23,7 @@ from sequences.settings import BatchSettings, CacheSettings, LengthSettings, Sou
 from training.command_line import parse_command_line
 from training.exit_codes import ExitCode, harmless, run_command
 from training.flags import values_of
+from training.settings import TrainingSettings
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -76,7 +77,9 @@ class InspectSettings:
 
 
 def main() -> ExitCode:
-    settings = parse_command_line(InspectSettings, sys.argv[1:], prog=PROG, description=__doc__ or "")
+    settings = parse_command_line(
+        InspectSettings, sys.argv[1:], prog=PROG, description=__doc__ or "", config_of=TrainingSettings
+    )
     set_up_output(quiet=settings.report.check_only)
 
     from reports.data_page import refusal_page  # only now: torch and others take seconds, which --help must not

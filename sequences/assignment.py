@@ -102,7 +102,7 @@ def refuse_leaks(splits: Mapping[str, SplitFiles], layout: Layout) -> None:
                 raise DataError(
                     f"{counted(len(shared), 'sequence')} in both {one} and {other}, such as id {id_!r}{column} ({here}; {there}): "
                     f"the evaluation would be of data seen in training. Remove them from one of the two, or name the column "
-                    f"that tells sequences apart with --id_column."
+                    f"that tells sequences apart with --id_column (none: ids start anew in each split, rows are sequences)."
                 )
 
 
@@ -124,5 +124,5 @@ def _find(files: SplitFiles, hashes: np.ndarray) -> tuple[int | str, str]:
     return ids[sequence].as_py(), files.place_of(sequence)
 
 
-def _ids(files: SplitFiles) -> pa.Array:
-    return files.table()["id"].combine_chunks()
+def _ids(files: SplitFiles) -> pa.ChunkedArray:
+    return files.table()["id"]

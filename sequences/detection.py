@@ -17,6 +17,8 @@ TIME_NAMES = ("time", "minute", "minutes", "timestamp", "datetime", "hour", "hou
 VARIABLE_NAMES = ("variable", "code", "parameter", "item")
 VALUE_NAMES = ("value", "numeric_value")
 SEQUENCE_NAMES = ("sequence", "tokens", "input_ids", "token_ids", "ids", "text", "frames", "values", "features")
+NO_ID = "none"
+"""What --id_column says where a column called id, or the like, is none."""
 SET_NAME = "set_index"
 NEVER_FEATURES = ("label", "target", "class", "outcome", "index", "level_0")
 
@@ -51,7 +53,7 @@ class _Given:
         self.source = source
         self.types = {name: kind for name, kind in self.every.items() if not STRAY_INDEX.fullmatch(name)}
         for flag in ("sequence_column", "id_column", "time_column", "variable_column", "value_column"):
-            if name := getattr(source, flag):
+            if (name := getattr(source, flag)) and (flag, name) != ("id_column", NO_ID):
                 self.require(name, f"--{flag}")
         self.label = source.label_column if source.label_path is None else None
         if self.label:
@@ -61,7 +63,7 @@ class _Given:
         """A column that a flag names must be there; even a stray index is taken where it is asked for."""
         if name not in self.every:
             close = closest(name, self.every)
-            raise DataError(f"{self.where}: {flag} {name!r} is not one of its columns ({self.listing()}){close}.")
+            raise DataError(f"{self.where}: {flag} {name!r} is not one of its columns ({self.listing()}){close}")
         self.types[name] = self.every[name]
 
     def pick(self, part: str, names: Iterable[str]) -> str | None:
@@ -72,10 +74,14 @@ class _Given:
         return getattr(self.source, f"{part}_column") or next((lowered[n] for n in names if n in lowered), None)
 
     def identity(self) -> str | None:
-        return self.pick("id", ID_NAMES)
+        return None if self.source.id_column == NO_ID else self.pick("id", ID_NAMES)
 
     def time(self) -> str | None:
         return self.pick("time", TIME_NAMES)
+
+    def text_times(self) -> list[str]:
+        """Columns that are called like times and hold text, which is in no order."""
+        return [name for name, kind in self.types.items() if name.lower() in TIME_NAMES and is_text(kind)]
 
     def listing(self) -> str:
         shown = [f"{name!r}: {kind}" for name, kind in list(self.every.items())[:20]]
@@ -83,11 +89,7 @@ class _Given:
 
     def hint(self) -> str:
         """What keeps columns with a telling name or type from being taken."""
-        hints = [
-            f"; {name!r} is text: convert it to time stamps or numbers"
-            for name, kind in self.types.items()
-            if name.lower() in TIME_NAMES and is_text(kind)
-        ]
+        hints = [f"; {name!r} is text: convert it to time stamps or numbers" for name in self.text_times()]
         hints += [
             f"; {name!r} holds lists of text: number their entries, or join them to one text a row for --tokenizer words"
             for name, kind in self.types.items()
@@ -158,7 +160,9 @@ def _guess_sequence(given: _Given, identity: str | None) -> str | None:
     wanted = {"tokens": TOKEN_LISTS, "vectors": VECTOR_LISTS}.get(kind, VECTOR_LISTS)
     others = {name: column for name, column in given.types.items() if name not in (identity, given.label)}
     lists = [name for name, column in others.items() if is_list(column) and family(column) in wanted]
-    texts = [name for name, column in others.items() if is_text(column)] if kind != "vectors" else []
+    parts_of_tables = (*TIME_NAMES, *VARIABLE_NAMES)
+    texts = [name for name, column in others.items() if is_text(column) and name.lower() not in parts_of_tables]
+    texts = texts if kind != "vectors" else []
     if tokenizer and texts:
         candidates = texts
     else:
@@ -186,9 +190,11 @@ def _as_long_vectors(given: _Given) -> Layout | None:
         features = tuple(
             name
             for name, kind in given.types.items()
-            if name not in taken and name.lower() not in NEVER_FEATURES and family(kind) in ("integer", "float")
+            if name not in taken
+            and name.lower() not in (*NEVER_FEATURES, *ID_NAMES)
+            and family(kind) in ("integer", "float")
         )
-    if not features or (identity is None and time is None):
+    if not features or (identity is None and time is None) or (time is None and given.text_times()):
         return None
     form: Literal["table", "files"] = "table" if identity else "files"
     return Layout(kind="vectors", form=form, id=identity, time=time, features=features, label=given.label)

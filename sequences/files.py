@@ -220,7 +220,9 @@ def _what_is_wrong(path: Path, error: Exception) -> str:
     if not head:
         return "it is empty (0 bytes)"
     if not head.startswith(b"PAR1"):
-        return f"it begins with {head[:16]!r} where Parquet begins with b'PAR1'"
+        is_text = all(byte >= 32 or byte in b"\t\r\n" for byte in head)
+        hint = "; pandas.read_csv(...).to_parquet(...) makes Parquet of a CSV" if is_text else ""
+        return f"it begins with {head[:16]!r} where Parquet begins with b'PAR1'{hint}"
     if tail != b"PAR1":
         return "its end is missing (truncated while it was written or copied)"
     return f"its footer is damaged ({' '.join(str(error).split())[:200]})"

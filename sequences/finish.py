@@ -13,10 +13,12 @@ from sequences.description import UNKNOWN
 from sequences.encoded import counted
 from sequences.errors import DataError
 from sequences.flat_file import PIECE_ITEMS, read_pieces, smallest_unsigned
-from sequences.moments import FAR_OUT, Pieces, moment_notes, some, training_moments
+from sequences.moments import FAR_OUT, Moments, Pieces, moment_notes, some, training_moments
 from sequences.settings import SourceSettings
 from sequences.split_files import RAW_TYPES, SplitFiles
 from sequences.tokens import Tokenizer, vocabulary
+
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 class Finished(NamedTuple):
@@ -59,8 +61,8 @@ def finish_vectors(splits: dict[str, SplitFiles], names: tuple[str, ...], source
     for split, files in splits.items():
         writer = files.new_writer("values.bin", np.float32)
         missing_V = np.zeros(width, np.int64)
-        for _, values_E in _vector_pieces(files, width)():
-            values_TD = (values_E.reshape(-1, width) - moments.mean_V) / moments.std_V
+        for features_E, raw_E in _vector_pieces(files, width)():
+            values_TD = _normalise(raw_E, features_E, moments, names, split).reshape(-1, width)
             missing_V += np.isnan(values_TD).sum(axis=0)
             far_V += (np.abs(values_TD) > FAR_OUT).sum(axis=0)
             writer.append(values_TD)
@@ -90,7 +92,7 @@ def finish_events(
         variables = files.new_writer("variables.bin", smallest_unsigned(len(names)))
         values = files.new_writer("values.bin", np.float32)
         for variables_E, raw_E in _event_pieces(files, final_V)():
-            values_E = (raw_E - moments.mean_V[variables_E]) / moments.std_V[variables_E]
+            values_E = _normalise(raw_E, variables_E, moments, names, split)
             number_V += np.bincount(variables_E, minlength=len(names))
             valued_V += np.bincount(variables_E[~np.isnan(values_E)], minlength=len(names))
             far_V += np.bincount(variables_E[np.abs(values_E) > FAR_OUT], minlength=len(names))
@@ -105,6 +107,20 @@ def finish_events(
     moments_by_name = {"mean": tuple(moments.mean_V.tolist()), "std": tuple(moments.std_V.tolist())}
     description = {"names": names, "time_unit": time_unit} | moments_by_name
     return Finished(description, counts, notes + moment_notes(names, moments, far_V))
+
+
+def _normalise(
+    raw_E: np.ndarray, names_E: np.ndarray, moments: Moments, names: tuple[str, ...], split: str
+) -> np.ndarray:
+    values_E = (raw_E - moments.mean_V[names_E]) / moments.std_V[names_E]
+    beyond = np.flatnonzero(np.abs(values_E) > LARGEST_FLOAT32)
+    if len(beyond):
+        worst = int(beyond[0])
+        raise DataError(
+            f"{split}: {names[names_E[worst]]!r} is {raw_E[worst]:g} once, {values_E[worst]:.0e} standard deviations of the "
+            f"training split from its mean, which float32 cannot hold. Correct it, or give moments with --params_map_path."
+        )
+    return values_E
 
 
 def vocabulary_by_name(

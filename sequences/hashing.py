@@ -4,8 +4,11 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+TEXTS_AT_ONCE = 1 << 16
+"""pandas hashes Python strings: so many exist at a time."""
 
-def hash_ids(ids: pa.Array) -> np.ndarray:
+
+def hash_ids(ids: pa.Array | pa.ChunkedArray) -> np.ndarray:
     """uint64 [N]; ids are int64 or text without nulls.
 
     >>> hash_ids(pa.array([1, 2, 1]))[[0, 2]].tolist() == [hash_ids(pa.array([1]))[0]] * 2
@@ -13,7 +16,13 @@ def hash_ids(ids: pa.Array) -> np.ndarray:
     """
     if pa.types.is_integer(ids.type):
         return _mix(ids.to_numpy().astype(np.uint64))
-    words = ids.dictionary_encode()
+    pieces = [_hash_texts(ids.slice(start, TEXTS_AT_ONCE)) for start in range(0, len(ids), TEXTS_AT_ONCE)]
+    return np.concatenate([np.zeros(0, np.uint64), *pieces])
+
+
+def _hash_texts(ids: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    one = pa.concat_arrays(ids.chunks) if isinstance(ids, pa.ChunkedArray) else ids
+    words = one.dictionary_encode()
     hashes = pd.util.hash_array(words.dictionary.to_numpy(zero_copy_only=False).astype(object), categorize=False)
     return _mix(hashes.astype(np.uint64))[words.indices.to_numpy()]
 

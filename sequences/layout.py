@@ -88,7 +88,7 @@ def check_schema(footer: Footer, layout: Layout, columns: Mapping[str, Column]) 
         if found == 0:
             raise DataError(
                 f"{footer.path}: column {name!r} is missing, but {common.path.name} has it"
-                f"{closest(name, footer.schema.names)}. Add or rename it, {skip}."
+                f"{closest(name, footer.schema.names)} Add or rename it, {skip}."
             )
         if found > 1:
             raise DataError(f"{footer.path}: column {name!r} stands there {found} times. Rename all but one, {skip}.")
@@ -120,5 +120,6 @@ def role_of(name: str, layout: Layout) -> str:
 
 
 def closest(name: str, names: Iterable[str]) -> str:
+    """The end of a sentence about a name that is not there."""
     close = difflib.get_close_matches(name, list(names), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return f"; did you mean {close[0]!r}?" if close else "."

@@ -123,6 +123,9 @@ def _buckets(lengths_N: np.ndarray, limits: Limits, quadratic: float | None) -> 
             wanted = BATCHES_PER_BUCKET * _fitting(length, limits, quadratic)
         sizes[-1] += count
         numbers.append(len(tops) - 1)
+    if len(sizes) > 1 and sizes[-1] < wanted:  # or the shortest ones would always make up the same last batch
+        tops, sizes = tops[:-1], [*sizes[:-2], sizes[-2] + sizes[-1]]
+        numbers = [min(number, len(tops) - 1) for number in numbers]
     number_L = np.zeros(len(counts_L), dtype=np.min_scalar_type(len(tops)))
     number_L[present] = numbers
     return tops, sizes, number_L[lengths_N]

@@ -1,11 +1,15 @@
 """Parquet files -> blocks of rows with columns named by their part and canonical types, one after the other.
 
-A block is bounded in size whatever the size of files, row groups or lists, and knows the file and row of each of its
-rows, so that whatever is wrong with a value can be said with its place. Nothing here becomes a Python object per row.
+A block is bounded in size whatever the size of files and row groups, as long as one sequence fits in memory several times
+over. It knows the file and row of each of its rows, so that whatever is wrong with a value can be said with its place.
+Nothing here becomes a Python object per row.
 """
 
+import errno
+import math
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +28,10 @@ BLOCK_VALUES = 2_000_000
 BLOCK_BYTES = 32 << 20
 UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
 """What pyarrow raises for damaged files; the last one for the names of columns."""
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Of the machine: no fault of the file."""
+EXACT_BELOW = {pa.float16(): 2**11, pa.float32(): 2**24, pa.float64(): 2**53}
+"""Whole numbers from here on are not told apart any more."""
 MINUTE_IN = {"s": 60.0, "ms": 60e3, "us": 60e6, "ns": 60e9}
 WHOLE_NUMBER = re.compile(r"(-?\d{1,18})(\.0)?", re.ASCII)
 """A file's stem that is a number of 64 bits: 200001 and 200001.0 (a float written by pandas) are the same sequence."""
@@ -87,7 +95,8 @@ class BlockReader:
         rows_before = waiting_rows = waiting_bytes = 0
         for path in paths:
             first_row = 0
-            for batch in read_batches(path, self.layout.columns):
+            batches = read_batches(path, self.layout.columns)
+            for batch in (piece for whole in batches for piece in cut_by_size(whole, self.layout.sequence)):
                 block = self._canonical(batch, index[path], first_row, rows_before)
                 rows, size = len(block.rows_R), block.table.nbytes
                 full = waiting_rows + rows > BLOCK_ROWS or waiting_bytes + size > BLOCK_BYTES
@@ -111,8 +120,8 @@ class BlockReader:
                 row = _first_bad_row(part, batch.column(name))
                 found = _shown(batch.column(name)[row])
                 raise DataError(
-                    f"{self.files[file]}: row {first_row + row}: column {name!r} holds {found}. Correct it, or leave such "
-                    f"files out with --on_bad_files skip."
+                    f"{self.files[file]}: row {first_row + row}: column {name!r} holds {found}. Correct it, or leave "
+                    f"such files out with --on_bad_files skip."
                 ) from error
         if self.layout.form == "files":
             columns["id"] = self._stem_column(self.files[file], batch.num_rows)
@@ -141,12 +150,31 @@ def read_batches(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]
             for batch in file.iter_batches(batch_size=size, columns=list(columns)):
                 yield batch
                 row += batch.num_rows
+    except MemoryError:  # pyarrow's is one of its exceptions, too
+        raise
     except UNREADABLE as error:
+        if isinstance(error, OSError) and error.errno in SHORTAGES:
+            raise
         reason = " ".join(str(error).split())[:200]
         raise DamagedFileError(
             f"{path}: {_damaged_part(path, columns, row)} cannot be read, the file is damaged ({reason}). "
             f"Write it again, or leave such files out with --on_bad_files skip."
         ) from error
+
+
+def cut_by_size(batch: pa.RecordBatch, sequence: str | None) -> Iterator[pa.RecordBatch]:
+    """A batch in pieces of similar size: its number of rows is right on average, which a few long rows among short ones spoil."""
+    column = None if sequence is None else batch.column(sequence)
+    if column is None or batch.nbytes <= 2 * BLOCK_BYTES or pat.is_dictionary(column.type):
+        yield batch
+        return
+    lengths_R = pc.list_value_length(column) if is_list(column.type) else pc.binary_length(column)
+    share_R = np.cumsum(np.asarray(lengths_R.fill_null(0)), dtype=np.float64)
+    pieces = batch.nbytes / BLOCK_BYTES
+    piece_R = np.floor(share_R / max(1.0, share_R[-1]) * pieces)
+    bounds = [0, *(np.flatnonzero(np.diff(piece_R)) + 1).tolist(), batch.num_rows]
+    for start, stop in pairwise(bounds):
+        yield batch.slice(start, stop - start)
 
 
 def _open(path: Path) -> pq.ParquetFile:
@@ -210,6 +238,8 @@ def _convert(part: str, column: pa.Array) -> pa.Array:
         return text
     if part in ("id", "set_index"):
         if pat.is_floating(kind):
+            if (pc.max(pc.abs(column.cast(pa.float64()))).as_py() or 0) >= EXACT_BELOW[kind]:
+                raise pa.ArrowInvalid("several whole numbers are one float here")
             column = pc.if_else(pc.is_nan(column), pa.scalar(None, kind), column)
         return column.cast(pa.int64())
     if is_time(kind):
@@ -239,6 +269,10 @@ def _first_bad_row(part: str, column: pa.Array) -> int:
 
 def _shown(value: pa.Scalar) -> str:
     try:
-        return f"{value.as_py()}, which is no whole number of 64 bits with a sign"
+        shown = value.as_py()
     except UnicodeDecodeError:
         return "bytes that are not UTF-8"
+    exact = EXACT_BELOW.get(value.type)
+    if exact and exact <= abs(shown) < math.inf:
+        return f"{shown}, but {value.type} counts in ones only below {exact:,}"
+    return f"{shown}, which is no whole number of 64 bits with a sign"

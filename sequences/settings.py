@@ -23,7 +23,7 @@ class SourceSettings:
     """Column that holds one sequence a row: list<int>, text, list<float> or list<list<float>>."""
 
     id_column: str | None = None
-    """Column that names the sequence a row belongs to."""
+    """Column that names the sequence a row belongs to; none: no column does, whatever it is called."""
 
     time_column: str | None = None
     """Column with the time of a row in a long table."""

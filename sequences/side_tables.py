@@ -1,6 +1,5 @@
 """The small tables that stand beside the Parquet: labels, given moments, given embeddings, MEDS splits."""
 
-import difflib
 import re
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -15,6 +14,7 @@ import pyarrow.parquet as pq
 from sequences.detection import ID_NAMES
 from sequences.errors import DataError
 from sequences.files import SPLIT_NAMES, SUFFIXES
+from sequences.layout import closest
 
 WHOLE = re.compile(r"-?\d+", re.ASCII)
 
@@ -38,9 +38,7 @@ def read_labels(path: str, column: str | None, id_column: str | None) -> LabelTa
             raise DataError(f"{where}: choose one of its columns ({', '.join(others)}) with --label_column.")
         column = others[0]
     if column not in table.columns:
-        raise DataError(
-            f"{where}: has no column {column!r}{_closest(column, table)}. Name another with --label_column."
-        )
+        raise DataError(f"{where}: has no column {column!r}{_closest(column, table)} Name another with --label_column.")
     ids = pd.Index(ids_as_text(table[identity].to_numpy()))
     if ids.has_duplicates:
         again = int(np.flatnonzero(ids.duplicated())[0])
@@ -93,7 +91,7 @@ def read_params_map(path: str) -> dict[str, tuple[float, float]]:
     table = _read_table(where, path, text=["variable"])
     for name in ("variable", "mean", "std"):
         if name not in table.columns:
-            raise DataError(f"{where}: has no column {name!r}{_closest(name, table)}. Wanted: variable, mean, std.")
+            raise DataError(f"{where}: has no column {name!r}{_closest(name, table)} Wanted: variable, mean, std.")
     moments = table[["mean", "std"]].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64)
     variables = _distinct(table["variable"], where)
     bad = np.flatnonzero(~np.isfinite(moments).all(axis=1) | (moments[:, 1] < 0))
@@ -134,7 +132,7 @@ def read_subject_splits(paths: tuple[Path, ...]) -> pd.Series:
         table = _read_table(str(path), str(path), text=[])
         for name in ("subject_id", "split"):
             if name not in table.columns:
-                raise DataError(f"{path}: has no column {name!r}{_closest(name, table)}. Wanted: subject_id, split.")
+                raise DataError(f"{path}: has no column {name!r}{_closest(name, table)} Wanted: subject_id, split.")
         splits = table["split"].astype(str).str.lower().map(SPLIT_NAMES)
         unknown = np.flatnonzero(splits.isna())
         if len(unknown):
@@ -198,5 +196,5 @@ def _first_column(path: str) -> list[str]:
 
 
 def _closest(name: str, table: pd.DataFrame) -> str:
-    close = difflib.get_close_matches(name, [str(column) for column in table.columns], n=1)
-    return f"; did you mean {close[0]!r}?" if close else f" (it has: {', '.join(map(repr, table.columns))})"
+    end = closest(name, map(str, table.columns))
+    return f" (it has: {', '.join(map(repr, table.columns))})." if end == "." else end

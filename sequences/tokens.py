@@ -17,6 +17,9 @@ from sequences.errors import DataError
 from sequences.layout import Layout
 from sequences.reading import Block
 
+TEXTS_AT_ONCE = 1000
+"""What the `tokenizers` library says of so many texts exists at a time: it is many times their size."""
+
 LARGEST_ID = 2**31 - 1
 
 
@@ -157,10 +160,13 @@ class TokenizerFile:
         self._tokenizer.no_padding()
 
     def __call__(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        encodings = self._tokenizer.encode_batch_fast(texts.to_pylist(), add_special_tokens=False)
-        ids = [encoding.ids for encoding in encodings]
-        lengths_S = np.array([len(one) for one in ids], np.int64)
-        return np.fromiter((token for one in ids for token in one), np.int32, int(lengths_S.sum())), lengths_S
+        tokens, lengths = [np.zeros(0, np.int32)], []
+        for start in range(0, len(texts), TEXTS_AT_ONCE):
+            some = texts.slice(start, TEXTS_AT_ONCE).to_pylist()
+            for encoding in self._tokenizer.encode_batch_fast(some, add_special_tokens=False):
+                tokens.append(np.array(encoding.ids, np.int32))
+                lengths.append(len(encoding.ids))
+        return np.concatenate(tokens), np.array(lengths, np.int64)
 
     def symbols(self) -> list[str]:
         """Ids may have gaps, which stand for no symbol."""

@@ -162,7 +162,7 @@ def load_without_privileges(data_dir: Path, cache_dir: Path, on_bad_files: str =
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
     """A folder that every user may read and write."""
-    for folder in (tmp_path, *tmp_path.parents[:2]):
+    for folder in (tmp_path, *(parent for parent in tmp_path.parents if "pytest" in str(parent))):
         folder.chmod(0o755)
     shared = tmp_path / "shared"
     shared.mkdir()
@@ -866,3 +866,26 @@ def test_a_data_frame_with_missing_lists_is_refused_with_the_row(tmp_path, load)
     for split in ("train", "valid"):
         frame.to_parquet(tmp_path / f"d/{split}.parquet")
     assert_says(refusal(load, tmp_path / "d"), "row 1: a null in column 'tokens'")
+
+
+def test_float_ids_that_stand_for_several_numbers_are_refused(tmp_path, load):
+    ids = pa.array([1.0, 16_777_216.0], pa.float32())
+    write(tmp_path / "train.parquet", {"id": ids, "tokens": [[1], [2]]})
+    with pytest.raises(
+        DataError, match=r"train.parquet: row 1: column 'id' holds 16777216.0, but float counts in ones only"
+    ):
+        load(tmp_path)
+
+
+def test_a_value_that_float32_cannot_hold_once_normalised_is_refused(tmp_path, load):
+    write(tmp_path / "train.parquet", {"id": [1, 2], "values": [[1e-15], [2e-15]]})
+    write(tmp_path / "valid.parquet", {"id": [3], "values": [[1e26]]})
+    with pytest.raises(DataError, match=r"valid: 'values\[0\]' is 1e\+26 once, 2e\+41 standard deviations"):
+        load(tmp_path)
+
+
+def test_running_out_of_memory_is_not_the_files_fault(tmp_path, load, monkeypatch):
+    write(tmp_path / "train.parquet", {"id": [1, 2], "tokens": [[1], [2]]})
+    monkeypatch.setattr(reading, "_rows_per_batch", lambda *_: (_ for _ in ()).throw(pa.ArrowMemoryError("malloc")))
+    with pytest.raises(MemoryError):
+        load(tmp_path, on_bad_files="skip")

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sequences.errors import DataError, StorageError
-from training.exit_codes import ExitCode, UsageError, harmless, run_command
+from training.exit_codes import DivergedError, ExitCode, UsageError, harmless, run_command
 
 ROOT = Path(__file__).parent.parent
 
@@ -24,6 +25,12 @@ ROOT = Path(__file__).parent.parent
         (PermissionError(errno.EACCES, "Permission denied", "/x"), 6, "demo.py: /x: Permission denied\n"),
         (OSError(errno.EROFS, "Read-only"), 6, "demo.py: Read-only\n"),
         (MemoryError(), 5, "demo.py: out of memory\n"),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+            5,
+            "demo.py: out of memory [enforce fail] DefaultCPUAllocator: can't allocate memory\n",
+        ),
+        (DivergedError("step 3: the loss is NaN"), 4, "demo.py: step 3: the loss is NaN\n"),
         (KeyboardInterrupt(), 130, "demo.py: stopped by Ctrl-C\n"),
     ],
 )
@@ -35,7 +42,9 @@ def test_an_end_that_is_no_bug_is_a_code_and_a_line(capsys, error, code, line):
     assert capsys.readouterr().err == line
 
 
-@pytest.mark.parametrize("error", [ValueError("bug"), KeyError("bug"), OSError(errno.EIO, "broken"), SystemExit(0)])
+@pytest.mark.parametrize(
+    "error", [ValueError("bug"), KeyError("bug"), RuntimeError("bug"), OSError(errno.EIO, "broken"), SystemExit(0)]
+)
 def test_everything_else_is_left_alone(error):
     def main() -> None:
         raise error
@@ -86,3 +95,26 @@ def test_a_reader_that_leaves_early_causes_no_noise():
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == ExitCode.OUTPUT_CLOSED
+
+
+@pytest.mark.skipif(os.name != "posix", reason="other platforms have no such signals")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_closes_what_is_open_and_is_told_by_the_code(number, code):
+    program = (
+        "import sys, time\n"
+        "from training.exit_codes import run_command\n"
+        "def main():\n"
+        "    try:\n"
+        "        print('ready', flush=True)\n"
+        "        time.sleep(60)\n"
+        "    finally:\n"
+        "        print('closed')\n"
+        "sys.exit(run_command(main, 'demo.py'))"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (code, "closed\n")
+    assert err in ("demo.py: stopped by Ctrl-C\n", "demo.py: stopped by SIGTERM\n")

@@ -755,3 +755,20 @@ def test_a_kind_that_the_data_are_not_is_refused(tmp_path, load):
     directory = write_splits(tmp_path / "d", train={"x": [[0.5]]}, valid={"x": [[0.5]]})
     with pytest.raises(DataError, match=r"no tokens recognised in its columns \('x': list<"):
         load(directory, kind="tokens")
+
+
+def test_ids_that_start_anew_in_each_split_are_passed_over_when_told_so(tmp_path, load):
+    rows = {"id": [0, 1, 2], "tokens": [[1], [2], [3]]}
+    write(tmp_path / "train.parquet", rows)
+    write(tmp_path / "valid.parquet", rows)
+    with pytest.raises(DataError, match=r"in both train and valid.*--id_column"):
+        load(tmp_path)
+    data = load(tmp_path, id_column="none")
+    assert {name: len(split) for name, split in data.splits.items()} == {"train": 3, "valid": 3}
+
+
+def test_a_long_table_whose_times_are_text_is_told_so_and_not_taken_for_text(tmp_path, load):
+    write(tmp_path / "train.parquet", {"id": [1, 1], "time": ["1 May", "2 May"], "hr": [60.0, 61.0]})
+    for tokenizer in (None, "words"):
+        with pytest.raises(DataError, match="'time' is text: convert it to time stamps or numbers"):
+            load(tmp_path, tokenizer=tokenizer)

@@ -123,6 +123,13 @@ def test_drop_last_leaves_out_other_sequences_in_other_epochs():
     assert seen[0] != seen[1]
 
 
+def test_drop_last_leaves_out_other_sequences_even_where_few_are_short():
+    lengths = np.array([50 + n % 10 for n in range(400)] + [1, 1, 2, 2, 3])
+    cut = cut_batches(lengths, Limits(8, 8 * 60, None), drop_last=True)
+    seen = {n for epoch in range(30) for k in range(cut.batches) for n in plan_epoch(cut, 0, epoch).batch(k).tolist()}
+    assert seen == set(range(405))
+
+
 def test_drop_last_keeps_a_last_batch_that_is_full():
     lengths = np.full(100, 10, dtype=np.int32)
     assert cut_batches(lengths, Limits(10, 1000, None), drop_last=True).batches == 10

@@ -27,7 +27,7 @@ from training.objective import kl_weight_at, negative_elbo
 from training.precision import precision_in_force
 from training.progress import COLUMNS
 from training.run import fit, make_run_directory
-from training.schedules import cosine_with_warmup
+from training.schedules import cosine_with_warmup, planned_steps
 from training.settings import ObjectiveSettings, OptimizerSettings, RunSettings, TrainingSettings
 
 # Lightning 2.6.6 asks torch 2.13 in a way that torch calls deprecated.
@@ -85,6 +85,24 @@ def test_the_weight_of_the_kl_rises_evenly_and_stays():
     assert [kl_weight_at(step, 10, settings) for step in range(6)] == pytest.approx([0.125, 0.25, 0.375, 0.5, 0.5, 0.5])
     assert kl_weight_at(0, 10, ObjectiveSettings(kl_warmup=0)) == 1.0
     assert kl_weight_at(2, 10, ObjectiveSettings(kl_warmup=30)) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("max_epochs", "max_steps", "tokens", "expected"),
+    [
+        (None, None, 1_000_000, 3 * 50),
+        (None, None, 300_000, 10 * 50),
+        (None, None, 1_000, 30 * 50),
+        (None, None, 100_000_000, 3 * 50),
+        (2, None, 1_000, 100),
+        (None, 5_000, 100_000_000, 5_000),
+        (2, 5_000, 1_000, 100),
+        (2, 70, 1_000, 70),
+    ],
+)
+def test_a_run_is_as_long_as_asked_or_else_as_the_data_need(max_epochs, max_steps, tokens, expected):
+    steps = planned_steps(max_epochs, max_steps, optimizer_steps_per_epoch=50, sequence_steps_per_epoch=tokens)
+    assert steps == expected
 
 
 def test_the_learning_rate_never_exceeds_its_maximum_and_ends_at_zero():

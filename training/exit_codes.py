@@ -5,15 +5,30 @@ In: a command's `main`. Out: the exit code for `sys.exit`. Bugs are not caught h
 
 import errno
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
+from types import FrameType
 
 from sequences.errors import DataError, SettingsError, StorageError
 
 
 class UsageError(Exception):
     """What the user typed cannot be run: what was found, what was wanted, what to do. Ends a command with exit 2."""
+
+
+class DivergedError(Exception):
+    """Training came to NaN or infinity. Ends a command with exit 4."""
+
+
+class Stopped(BaseException):
+    """A signal asked the command to end. No KeyboardInterrupt, because Lightning turns that into an exit code of its own."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 class ExitCode(IntEnum):
@@ -48,7 +63,8 @@ def run_command(main: Callable[[], int | None], prog: str) -> int:
     """Run a command; the result belongs into `sys.exit`. A `main` that returns nothing is done."""
     try:
         try:
-            code = main()
+            with _signals_raised():
+                code = main()
         finally:
             sys.stdout.flush()  # here, where a closed pipe is still answered, and not while the interpreter shuts down
         return ExitCode.DONE if code is None else code
@@ -58,6 +74,11 @@ def run_command(main: Callable[[], int | None], prog: str) -> int:
         return _fail(prog, str(error), ExitCode.DATA)
     except StorageError as error:
         return _fail(prog, str(error), ExitCode.STORAGE)
+    except DivergedError as error:
+        return _fail(prog, str(error), ExitCode.DIVERGED)
+    except Stopped as stop:
+        name = "Ctrl-C" if stop.number == signal.SIGINT else "SIGTERM"
+        return _fail(prog, f"stopped by {name}", ExitCode(128 + stop.number))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more when it closes
         return ExitCode.OUTPUT_CLOSED
@@ -66,10 +87,38 @@ def run_command(main: Callable[[], int | None], prog: str) -> int:
             raise
         place = "" if error.filename is None else f"{error.filename}: "
         return _fail(prog, f"{place}{error.strerror}", ExitCode.STORAGE)
-    except MemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
         return _fail(prog, f"out of memory {error}".rstrip(), ExitCode.OUT_OF_MEMORY)
     except KeyboardInterrupt:
         return _fail(prog, "stopped by Ctrl-C", ExitCode.INTERRUPTED)
+
+
+@contextmanager
+def _signals_raised() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM raise `Stopped`, so that whatever is open is closed; a second one ends the process at once."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_DFL)
+        raise Stopped(number)
+
+    for number in before:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Python's own, a GPU's, or that of torch's CPU allocator, which has no type. Torch is not imported to find out."""
+    return (
+        isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate" in str(error)
+    )
 
 
 def harmless(text: str) -> str:

@@ -4,6 +4,7 @@ In: what `TrainingModule.training_step` returns. Out: one line and one row every
 """
 
 import csv
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 
 from sequences.batches import Batch
+from training.exit_codes import DivergedError
 from training.module import Sums, TrainingModule, add_up
 
 COLUMNS = (
@@ -56,6 +58,8 @@ class Progress(Callback):
         if trainer.is_global_zero:
             self._append(trainer, row)
             print(self._training_line(step, row), flush=True)
+        if not math.isfinite(row["loss"]):  # on all processes alike, as the sums are of all of them
+            raise DivergedError(f"step {step}: the loss is {row['loss']}. Lower --lr, or raise --warmup.")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         row = {name: float(value) for name, value in trainer.callback_metrics.items() if name in COLUMNS}

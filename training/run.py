@@ -4,10 +4,12 @@ In: the settings of a run, and callbacks that the command adds. Out: `runs/<name
 checkpoints/last.ckpt, and the validation ELBO.
 """
 
+import math
 import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +25,7 @@ from models.sequence_vae import SequenceVAE
 from sequences.description import DataDescription
 from sequences.errors import StorageError
 from training.config_files import to_flat_dict, to_yaml
-from training.exit_codes import UsageError, harmless
+from training.exit_codes import DivergedError, UsageError, harmless
 from training.module import TrainingModule
 from training.precision import InForce, precision_in_force
 from training.progress import Progress
@@ -97,9 +99,13 @@ def given_vectors(data: SequenceDataModule) -> GivenVectors | None:
 
 
 def make_run_directory(run: RunSettings, description: DataDescription) -> Path:
-    """A new directory; runs are never written over."""
+    """A new directory; runs are never written over. Runs without a name that start in one second get a number, too."""
     name = run.run_name or f"{description.kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     directory = Path(run.output_dir).expanduser() / name
+    if not run.run_name:
+        numbered = (directory.with_name(f"{name}-{number}") for number in count(2))
+        while directory.exists():
+            directory = next(numbered)
     try:
         directory.mkdir(parents=True)
     except FileExistsError as error:
@@ -171,6 +177,8 @@ def header(
 def finish(trainer: lightning.Trainer, directory: Path) -> RunResult:
     """Say what the run came to."""
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    if not math.isfinite(metrics["valid_elbo"]):
+        raise DivergedError(f"the validation ELBO is {metrics['valid_elbo']}: training diverged. Lower --lr.")
     print(
         f"done: validation ELBO {metrics['valid_elbo']:.3f} nats per sequence "
         f"(NLL {metrics['valid_nll']:.3f}, KL {metrics['valid_kl']:.3f}); {directory / 'checkpoints' / 'last.ckpt'}",
