@@ -216,7 +216,7 @@ def report_plan() -> list[dict[str, Any]]:
                 {
                     "sequences": count,
                     "tokens a batch": tokens,
-                    "seconds": round(median(seconds), 3),
+                    "ms": round(median(seconds) * 1e3, 1),
                     "padding efficiency": round(padding_efficiency(lengths_N, plan), 3),
                     "same order, each once at 1, 2, 4, 8 processes": turns_agree(plan, count),
                 }

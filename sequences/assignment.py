@@ -10,7 +10,7 @@ import pyarrow as pa
 from sequences.encoded import Encoded, counted
 from sequences.errors import DataError
 from sequences.files import POOL, DataFiles
-from sequences.hashing import hash_ids
+from sequences.hashing import distinct, hash_ids
 from sequences.layout import Layout
 from sequences.reading import Block, BlockReader
 from sequences.settings import SourceSettings
@@ -90,7 +90,7 @@ def refuse_missing_splits(
 
 def refuse_leaks(splits: Mapping[str, SplitFiles], layout: Layout) -> None:
     """A sequence must not stand in two splits."""
-    hashes = {split: np.unique(hash_ids(_ids(files))) for split, files in splits.items()}
+    hashes = {split: distinct(hash_ids(_ids(files))) for split, files in splits.items()}
     names = list(hashes)
     for number, one in enumerate(names):
         for other in names[number + 1 :]:
@@ -113,7 +113,7 @@ def repeated_id_notes(splits: Mapping[str, SplitFiles], layout: Layout) -> list[
     return [
         f"{split}: {counted(repeated, 'row')} whose id (column {layout.id!r}) was met before: each is a sequence of its own"
         for split, files in splits.items()
-        if (repeated := files.sequences - len(np.unique(hash_ids(_ids(files)))))
+        if (repeated := files.sequences - len(distinct(hash_ids(_ids(files)))))
     ]
 
 

@@ -8,11 +8,11 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import threading
 import warnings
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.util import Finalize
+from queue import SimpleQueue
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
@@ -104,17 +104,53 @@ def pin(batch: Batch) -> Batch:
 def _make_in_threads(
     make: Callable[[np.ndarray], Batch], requests: Iterable[np.ndarray], loading: Loading
 ) -> Generator[Batch]:
-    pending: deque[Future[Batch]] = deque()
-    pool = ThreadPoolExecutor(loading.workers, thread_name_prefix="batches")
+    """Threads take turns, so that order is kept without anybody sorting. Bare queues hand a batch over in half the time of
+    futures, which matters where making it takes no longer than that."""
+    lanes = [_Lane(make) for _ in range(loading.workers)]
+    coming = iter(requests)
+    given = taken = 0
     try:
-        for request in requests:
-            pending.append(pool.submit(make, request))
-            if len(pending) > loading.workers * loading.prefetch_factor:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
+        while True:
+            while given - taken < len(lanes) * loading.prefetch_factor and (request := next(coming, None)) is not None:
+                lanes[given % len(lanes)].requests.put(request)
+                given += 1
+            if given == taken:
+                return
+            made = lanes[taken % len(lanes)].batches.get()
+            taken += 1
+            if isinstance(made, BaseException):
+                raise made
+            yield made
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        for lane in lanes:
+            lane.close()
+
+
+class _Lane:
+    """A thread that makes one batch after the other."""
+
+    def __init__(self, make: Callable[[np.ndarray], Batch]) -> None:
+        self.requests: SimpleQueue[np.ndarray | None] = SimpleQueue()
+        """None: it is over."""
+        self.batches: SimpleQueue[Batch | BaseException] = SimpleQueue()
+        """An error is handed over like a batch, for the consumer to raise."""
+        self._make = make
+        self._over = False
+        self._thread = threading.Thread(target=self._work, name="batches", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Leave the requests that still wait, and end the thread."""
+        self._over = True
+        self.requests.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (request := self.requests.get()) is not None and not self._over:
+            try:
+                self.batches.put(self._make(request))
+            except BaseException as error:
+                self.batches.put(error)
 
 
 class _Maker(Dataset[Batch]):
