@@ -8,8 +8,6 @@ The flags of data and batches are those of the training commands, so that what i
 The first look at some data builds their cache, which the training then finds.
 """
 
-import io
-import logging
 import os
 import re
 import shlex
@@ -21,6 +19,7 @@ from typing import TYPE_CHECKING
 from sequences.errors import DamagedFileError, DataError, StorageError
 from sequences.settings import BatchSettings, CacheSettings, LengthSettings, SourceSettings
 from training.command_line import parse_command_line
+from training.console import set_up_output
 from training.exit_codes import ExitCode, harmless, run_command
 from training.flags import values_of
 from training.settings import TrainingSettings
@@ -161,21 +160,6 @@ def as_typed(settings: InspectSettings) -> str:
         else:
             words += [f"--{name}={value}"] if str(value).startswith("--") else [f"--{name}", str(value)]
     return shlex.join(words)
-
-
-def set_up_output(*, quiet: bool) -> None:
-    """What is under way goes to stderr, with nothing in it that a terminal would obey."""
-
-    class Harmless(logging.Formatter):
-        def format(self, record: logging.LogRecord) -> str:
-            return harmless(super().format(record))
-
-    handler = logging.StreamHandler()
-    handler.setFormatter(Harmless("%(message)s"))
-    logging.basicConfig(level=logging.ERROR if quiet else logging.INFO, handlers=[handler])
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names may hold what the output's encoding does not
 
 
 if __name__ == "__main__":

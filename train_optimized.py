@@ -8,12 +8,12 @@ Policy, on top of the defaults that `--help` shows: mixed precision, and two bat
 `training.run.fit`, which every training command shares.
 """
 
-import logging
 import sys
 from dataclasses import dataclass, field
 from functools import partial
 
 from training.command_line import parse_command_line
+from training.console import set_up_output, share_cores
 from training.exit_codes import run_command
 from training.settings import RunSettings, TrainingSettings
 
@@ -29,12 +29,11 @@ class OptimizedSettings(TrainingSettings):
 
 def main() -> None:
     settings = parse_command_line(OptimizedSettings, sys.argv[1:], prog=PROG, description=__doc__ or "")
+    set_up_output()
+    share_cores()
 
     from training.run import fit  # only now: torch and Lightning take seconds, which --help must not
 
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    for name in ("lightning.pytorch", "lightning.fabric"):  # the header says what they would
-        logging.getLogger(name).setLevel(logging.WARNING)
     fit(settings)
 
 
