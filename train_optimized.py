@@ -29,11 +29,11 @@ class OptimizedSettings(TrainingSettings):
 
 def main() -> None:
     settings = parse_command_line(OptimizedSettings, sys.argv[1:], prog=PROG, description=__doc__ or "")
-    set_up_output()
     share_cores()
 
     from training.run import fit  # only now: torch and Lightning take seconds, which --help must not
 
+    set_up_output()  # after Lightning, which sets the levels of its loggers when it is imported
     fit(settings)
 
 

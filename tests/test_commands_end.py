@@ -42,3 +42,11 @@ def test_a_diverged_run_ends_with_code_4_and_advice(tmp_path):
     assert process.returncode == 4
     assert "Lower --lr" in err.splitlines()[-1]
     assert "done" not in out
+
+
+def test_a_run_that_ends_well_says_so_last_and_nothing_on_stderr_but_that_the_cache_is_built(tmp_path):
+    with start(tmp_path, "--max_steps", "2") as process:
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert out.splitlines()[-1].startswith("done: validation ELBO")
+    assert {line.split(" ")[0] for line in err.splitlines()} <= {"building", "train:", "valid:", "test:"}
