@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from reports.data_numbers import DataNumbers, Heading
 from reports.histogram import LONG_TAIL, bin_edges
@@ -167,6 +167,8 @@ def draw_lengths(axes: Axes, lengths: Mapping[str, np.ndarray], cap: int) -> Non
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.xaxis.set_major_formatter(WHOLE)
     axes.yaxis.set_major_formatter(IN_PERCENT)
     axes.set_xlim(edges[0], edges[-1])
@@ -256,6 +258,8 @@ def _draw_coverage(axes: Axes, panel: Coverage) -> None:
     if len(ranks_U) > FEW_RANKS:
         axes.set_xscale("log")
         axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.xaxis.set_major_formatter(WHOLE)
     axes.yaxis.set_major_formatter(IN_PERCENT)
     axes.set_ylim(0, 1.04)

@@ -71,7 +71,8 @@ class SourceSettings:
     """Keep the embeddings given with --variable_embeddings_path as they are."""
 
     bad_values: Literal["error", "drop", "missing"] = "error"
-    """NaN, infinity, nulls where none may be, empty sequences: refuse, leave out the sequence, or treat the value as missing."""
+    """NaN, infinity, nulls where none may be, empty sequences: refuse; drop: leave out the sequence; missing: NaN and infinity
+    become missing values, the rest is refused."""
 
     on_bad_files: Literal["error", "skip"] = "error"
     """Files that cannot be read: refuse, or leave them out and count them."""

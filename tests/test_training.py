@@ -228,13 +228,18 @@ def test_noise_differs_between_seeds_streams_and_positions():
     assert all(0 <= seed < 2**32 for seed in seeds)
 
 
+def give_trainer(module: Any, plugin: MixedPrecision | None) -> None:
+    """As much of a Trainer as clipping looks at. Any, because it is none."""
+    module.trainer = SimpleNamespace(precision_plugin=plugin)
+
+
 @pytest.mark.parametrize("loss_scale", [None, 1024.0])
 def test_gradients_are_clipped_in_their_own_units_whatever_the_loss_scale(loss_scale):
     module = make_module(gradient_clip=0.5)
     scaler = None if loss_scale is None else torch.amp.GradScaler("cpu", init_scale=loss_scale)
     scale = 1.0 if scaler is None else scaler.scale(torch.ones(())).item()
     plugin = MixedPrecision("16-mixed" if scaler else "bf16-mixed", "cpu", scaler)
-    module.trainer = SimpleNamespace(precision_plugin=plugin)  # type: ignore[assignment]
+    give_trainer(module, plugin)
     for parameter in module.network.parameters():
         parameter.grad = torch.full_like(parameter, scale)
     count = sum(parameter.numel() for parameter in module.network.parameters())
@@ -246,7 +251,7 @@ def test_gradients_are_clipped_in_their_own_units_whatever_the_loss_scale(loss_s
 
 def test_without_clipping_gradients_stay_as_they_are():
     module = make_module(gradient_clip=0.0)
-    module.trainer = SimpleNamespace(precision_plugin=None)  # type: ignore[assignment]
+    give_trainer(module, None)
     for parameter in module.network.parameters():
         parameter.grad = torch.full_like(parameter, 7.0)
     module.configure_gradient_clipping(torch.optim.AdamW(module.network.parameters(), fused=True))
