@@ -16,7 +16,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 train: setup
-	$(BIN)/python train_optimized.py
+	$(BIN)/python train_optimized.py --fast_detection
 
 check: setup
 	$(BIN)/ruff check .

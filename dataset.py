@@ -102,9 +102,18 @@ class SequenceDataModule(lightning.LightningDataModule):
         lengths_N, settings = self.split("train").lengths_N, self.batches
         return cut_batches(lengths_N, self.limits, bucketing=settings.bucketing, drop_last=settings.drop_last)
 
+    @property
+    def fewest_sequences(self) -> int:
+        """Return how many sequences the smallest training batch holds."""
+        return int(np.diff(self.cut.starts_K1).min())
+
+    def batches_per_epoch(self, world: int = 1) -> int:
+        """Return the batches that each of `world` processes takes in an epoch."""
+        return rounds(self.cut.batches, world)
+
     def steps_per_epoch(self, world: int = 1) -> int:
         """Return the optimizer steps of an epoch with `world` processes (Lightning's own count loses a resumed position)."""
-        return rounds(rounds(self.cut.batches, world), self.accumulate)
+        return rounds(self.batches_per_epoch(world), self.accumulate)
 
     def summary(self) -> list[str]:
         """Return lines for a header: what was detected, how it is cut into batches, what to know of the data, and hints."""

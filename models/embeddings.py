@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.pieces import in_float32
 from models.segments import step_offsets, sum_by_step
 from sequences.batches import EventBatch, TokenBatch, VectorBatch
 from sequences.description import DataDescription
@@ -79,27 +80,40 @@ class EventEmbedding(nn.Module):
     def __init__(self, variables: int, width: int, given: GivenVectors | None = None) -> None:
         super().__init__()
         event_width = width // 2
-        self.variable_and_slope: nn.Module = nn.Embedding(variables, 2 * event_width)
-        if given is not None:
-            self.variable_and_slope = ProjectedTable(given, 2 * event_width)
+        self.table = Table(variables, 2 * event_width) if given is None else ProjectedTable(given, 2 * event_width)
         self.has_value = nn.Parameter(torch.randn(event_width))
         self.from_set = nn.Linear(event_width, width)
         self.from_time = nn.Linear(2 * time_feature_count(), width, bias=False)
 
     def forward(self, batch: EventBatch) -> Tensor:
         shape = batch.gaps_BT.shape
-        sets_BTR = sum_by_step(self.embed_events(batch), step_offsets(batch.steps_E, shape.numel())).unflatten(0, shape)
+        offsets = step_offsets(batch.steps_E, shape.numel())
+        sets_BTR = sum_by_step(self.embed_events(batch), batch.steps_E, offsets).unflatten(0, shape)
         times_BTF = torch.cat((time_features(batch.gaps_BT), time_features(batch.gaps_BT.cumsum(dim=1))), dim=-1)
         return self.from_set(sets_BTR) + self.from_time(times_BTF)
 
     def embed_events(self, batch: EventBatch) -> Tensor:
-        variable_ER, slope_ER = self.variable_and_slope(batch.variables_E).chunk(2, dim=-1)
-        value_E1 = squash(batch.values_E)[:, None]
-        return F.gelu(variable_ER + batch.has_value_E[:, None] * (self.has_value + value_E1 * slope_ER))
+        """What a value adds to its variable is added in the table, which is shorter than the events; `values_E` is 0 without."""
+        variable_VR, slope_VR = self.table().chunk(2, dim=-1)
+        without_and_with = torch.cat((variable_VR, variable_VR + self.has_value))
+        variable_ER = F.embedding(batch.variables_E + len(variable_VR) * batch.has_value_E, without_and_with)
+        slope_ER = F.embedding(batch.variables_E, slope_VR)
+        return F.gelu(torch.addcmul(variable_ER, squash(batch.values_E)[:, None], slope_ER))
+
+
+class Table(nn.Module):
+    """A vector for each variable, drawn at random."""
+
+    def __init__(self, variables: int, width: int) -> None:
+        super().__init__()
+        self.vectors_VR = nn.Parameter(torch.randn(variables, width))
+
+    def forward(self) -> Tensor:
+        return self.vectors_VR
 
 
 class ProjectedTable(nn.Module):
-    """A table that starts from given vectors of any width; the projection is of the table, not of each event."""
+    """A table that starts from given vectors of any width."""
 
     def __init__(self, given: GivenVectors, width: int) -> None:
         super().__init__()
@@ -108,8 +122,8 @@ class ProjectedTable(nn.Module):
         length = given.vectors_VG.square().sum(dim=1).mean().sqrt().clamp(min=1e-6)
         nn.init.normal_(self.projection.weight, std=float(1 / length))  # the scale of a table drawn at random
 
-    def forward(self, variables_E: Tensor) -> Tensor:
-        return F.embedding(variables_E, self.projection(self.vectors_VG))
+    def forward(self) -> Tensor:
+        return in_float32(self.projection, self.vectors_VG)
 
 
 def squash(values: Tensor) -> Tensor:

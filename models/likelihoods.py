@@ -2,7 +2,8 @@
 
 All are proper distributions: their probabilities sum, or their densities integrate, to 1. How many steps a sequence has is
 modelled for tokens alone, by their end mark; for vectors and events the number of steps is given, and so is when the first
-step happened, and which of the values that came are missing.
+step happened, and which of the values that came are missing. "Gaussian" stands for one with a small share of outliers
+(`robust_nll`). Each likelihood also draws: one step of each sequence from what the decoder says of it.
 
 Shapes: B sequences, T steps (S = T + 1 with the end mark), N steps of the whole batch, D features, V variables or token ids,
 E events of the whole batch, W width, R numbers of a value's code.
@@ -10,25 +11,40 @@ E events of the whole batch, W width, R numbers of a value's code.
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from models.embeddings import log_time, time_feature_count, time_features
+from models.distributions import draw_category, draw_gaussian, draw_presence, gap_nll, robust_nll
+from models.embeddings import SHORTEST_GAP, time_feature_count, time_features
 from models.pieces import bounded, in_float32, real_steps
 from models.segments import spread_to_events, step_offsets, sum_by_step
 from sequences.batches import EventBatch, TokenBatch, VectorBatch
 from sequences.description import DataDescription
-
-LOG_2_PI = math.log(2 * math.pi)
 
 LOGVAR_LIMIT = 7.0
 """Learned variances stay within exp(-7) and exp(7): a feature that never moves cannot pull the density to infinity."""
 
 SCORES_AT_ONCE = 2**21
 """Scores of a large vocabulary that exist at one time: 8 MB, which stay in a processor's cache."""
+
+LONGEST_LOG_GAP = 60.0
+"""Of a gap that is drawn: some thousands of them still add up within float32."""
+
+FEW_VARIABLES = 256
+"""Up to so many variables, the means and variances of all of them are computed at each step, in one product of matrices: 8
+times as fast with 42 variables as a product for each event, and about as fast here."""
+
+
+class DrawnSet(NamedTuple):
+    """The events of one step of each sequence."""
+
+    present_BV: Tensor
+    values_BV: Tensor
+    """NaN for what is not present, and for variables that never had a value in training."""
 
 
 def make_likelihood(description: DataDescription, width: int) -> "TokenLikelihood | VectorLikelihood | EventLikelihood":
@@ -61,6 +77,10 @@ class TokenLikelihood(nn.Module):
     def cross_entropy(self, hidden_NW: Tensor, targets_N: Tensor) -> Tensor:
         return F.cross_entropy(self.scores(hidden_NW).float(), targets_N, reduction="none")
 
+    def sample(self, hidden_BW: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+        """An id, or the end mark, for each sequence."""
+        return draw_category(self.scores(hidden_BW), temperature, generator)
+
 
 class VectorLikelihood(nn.Module):
     """One Gaussian for each feature, its variance learned; what is missing says nothing."""
@@ -72,47 +92,57 @@ class VectorLikelihood(nn.Module):
         self.moments = nn.Linear(width, 2 * features)
 
     def forward(self, hidden_BTW: Tensor, batch: VectorBatch) -> Tensor:
+        nll_BTD = robust_nll(batch.values_BTD, *self.predict(hidden_BTW)) * batch.observed_BTD
+        return nll_BTD.sum(dim=-1) * real_steps(batch.lengths_B, hidden_BTW.shape[1])
+
+    def predict(self, hidden_BTW: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log-variance of each feature."""
         mean_BTD, logvar_BTD = in_float32(self.moments, hidden_BTW).chunk(2, dim=-1)
-        nll_BTD = gaussian_nll(batch.values_BTD, mean_BTD, bounded(logvar_BTD, LOGVAR_LIMIT))
-        return (nll_BTD * batch.observed_BTD).sum(dim=-1) * real_steps(batch.lengths_B, mean_BTD.shape[1])
+        return mean_BTD, bounded(logvar_BTD, LOGVAR_LIMIT)
+
+    def sample(self, hidden_BW: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+        """All features, normalised, (B, D)."""
+        return draw_gaussian(*self.predict(hidden_BW), temperature, generator)
 
 
 class EventLikelihood(nn.Module):
     """The gap since the step before (log-normal), then, knowing it, which variables are present (Bernoulli over all of
-    them), then the values of those present (Gaussian).
-
-    A value's mean and variance are products of a code of its step and a vector of its variable: the cost grows with the
-    events that came, not with the variables that there are.
-    """
+    them), then the values of those present (Gaussian)."""
 
     extra_steps = 0
+    valued_V: Tensor
+    """bool: has had a value in training. Others are present or not, and no more can be drawn of them."""
 
     def __init__(self, variables: int, width: int) -> None:
         super().__init__()
-        code_width = width // 2
         self.gap_moments = nn.Linear(width, 2)
         self.after_gap = nn.Sequential(
             nn.Linear(width + time_feature_count(), width), nn.GELU(), nn.Linear(width, width)
         )
         self.presence = nn.Linear(width, variables)
-        self.value_code = nn.Linear(width, code_width)
-        self.value_moments = nn.Embedding(variables, 2 * code_width)
-        self.value_bias = nn.Embedding(variables, 2)
-        nn.init.normal_(self.value_moments.weight, std=1 / math.sqrt(code_width))
-        nn.init.zeros_(self.value_bias.weight)
+        make_moments = MomentsOfAll if variables <= FEW_VARIABLES else MomentsOfPresent
+        self.value_moments = make_moments(variables, width)
+        self.register_buffer("valued_V", torch.zeros(variables, dtype=torch.bool))
 
     def forward(self, hidden_BTW: Tensor, batch: EventBatch) -> Tensor:
+        if self.training:
+            counts_V = torch.zeros(self.valued_V.shape, device=hidden_BTW.device)
+            self.valued_V |= counts_V.index_add(0, batch.variables_E, batch.has_value_E.float()) > 0
         real_BT = real_steps(batch.lengths_B, hidden_BTW.shape[1])
         later_BT = torch.arange(hidden_BTW.shape[1], device=hidden_BTW.device) > 0
-        features_BTF = torch.cat((hidden_BTW, time_features(batch.gaps_BT).to(hidden_BTW.dtype)), dim=-1)
-        hidden_NW = (hidden_BTW + self.after_gap(features_BTF)).flatten(0, 1)
+        hidden_NW = self.knowing_gaps(hidden_BTW, batch.gaps_BT).flatten(0, 1)
         contents_N = self.presence_nll(hidden_NW, batch) + self.values_nll(hidden_NW, batch)
-        return (self.gap_nll(hidden_BTW, batch) * later_BT + contents_N.view_as(real_BT)) * real_BT
+        gaps_BT = gap_nll(batch.gaps_BT, *self.predict_gaps(hidden_BTW), SHORTEST_GAP)
+        return (gaps_BT * later_BT + contents_N.view_as(real_BT)) * real_BT
 
-    def gap_nll(self, hidden_BTW: Tensor, batch: EventBatch) -> Tensor:
+    def predict_gaps(self, hidden_BTW: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log-variance of the logarithm of each gap."""
         mean_BT, logvar_BT = in_float32(self.gap_moments, hidden_BTW).unbind(dim=-1)
-        log_gaps_BT = log_time(batch.gaps_BT)
-        return gaussian_nll(log_gaps_BT, mean_BT, bounded(logvar_BT, LOGVAR_LIMIT)) + log_gaps_BT
+        return mean_BT, bounded(logvar_BT, LOGVAR_LIMIT)
+
+    def knowing_gaps(self, hidden_BTW: Tensor, gaps_BT: Tensor) -> Tensor:
+        features_BTF = torch.cat((hidden_BTW, time_features(gaps_BT).to(hidden_BTW.dtype)), dim=-1)
+        return hidden_BTW + self.after_gap(features_BTF)
 
     def presence_nll(self, hidden_NW: Tensor, batch: EventBatch) -> Tensor:
         present_NV = torch.zeros(len(hidden_NW), self.presence.out_features, dtype=torch.bool, device=hidden_NW.device)
@@ -125,11 +155,71 @@ class EventLikelihood(nn.Module):
 
     def values_nll(self, hidden_NW: Tensor, batch: EventBatch) -> Tensor:
         offsets = step_offsets(batch.steps_E, len(hidden_NW))
-        code_ER = spread_to_events(in_float32(self.value_code, hidden_NW), batch.steps_E, offsets)
-        products_E2 = (code_ER[:, None] * self.value_moments(batch.variables_E).unflatten(-1, (2, -1))).sum(dim=-1)
-        mean_E, logvar_E = (products_E2 + self.value_bias(batch.variables_E)).unbind(dim=-1)
-        nll_E = gaussian_nll(batch.values_E, mean_E, bounded(logvar_E, LOGVAR_LIMIT)) * batch.has_value_E
-        return sum_by_step(nll_E, offsets)
+        moments_E2 = self.value_moments(hidden_NW, batch.steps_E, batch.variables_E, offsets)
+        mean_E, logvar_E = moments_E2.unbind(dim=-1)
+        nll_E = robust_nll(batch.values_E, mean_E, bounded(logvar_E, LOGVAR_LIMIT)) * batch.has_value_E
+        return sum_by_step(nll_E[:, None], batch.steps_E, offsets).squeeze(-1)
+
+    def sample(
+        self,
+        hidden_BW: Tensor,
+        gaps_B: Tensor,
+        temperature: float,
+        generator: torch.Generator,
+        present_BV: Tensor | None = None,
+    ) -> DrawnSet:
+        """The events of a step, knowing the gap before it; where it is known which variables are present, their values."""
+        hidden_BW = self.knowing_gaps(hidden_BW, gaps_B)
+        if present_BV is None:
+            present_BV = draw_presence(self.presence(hidden_BW), temperature, generator)
+        mean_BV, logvar_BV = self.value_moments.of_all(hidden_BW).unbind(dim=-1)
+        values_BV = draw_gaussian(mean_BV, bounded(logvar_BV, LOGVAR_LIMIT), temperature, generator)
+        return DrawnSet(present_BV, values_BV.masked_fill(~(present_BV & self.valued_V), math.nan))
+
+    def sample_gap(self, hidden_BW: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+        """Time since the step before; at temperature 0 its median."""
+        log_gaps_B = draw_gaussian(*self.predict_gaps(hidden_BW), temperature, generator)
+        return log_gaps_B.clamp(max=LONGEST_LOG_GAP).exp()
+
+
+class MomentsOfAll(nn.Module):
+    """For few variables: mean and log-variance of all of them at each step, from which those of the events are picked."""
+
+    def __init__(self, variables: int, width: int) -> None:
+        super().__init__()
+        self.moments = nn.Linear(width, 2 * variables)
+
+    def forward(self, hidden_NW: Tensor, steps_E: Tensor, variables_E: Tensor, offsets: Tensor) -> Tensor:
+        return self.of_all(hidden_NW)[steps_E, variables_E]
+
+    def of_all(self, hidden_NW: Tensor) -> Tensor:
+        """(N, V, 2)"""
+        return in_float32(self.moments, hidden_NW).unflatten(-1, (-1, 2))
+
+
+class MomentsOfPresent(nn.Module):
+    """For many variables: products of a code of the event's step and two vectors of its variable. The cost grows with the
+    events that came, not with the variables that there are."""
+
+    def __init__(self, variables: int, width: int) -> None:
+        super().__init__()
+        code_width = width // 2
+        self.code = nn.Linear(width, code_width)
+        self.weights = nn.Embedding(variables, 2 * code_width)
+        self.bias = nn.Embedding(variables, 2)
+        nn.init.normal_(self.weights.weight, std=1 / math.sqrt(code_width))
+        nn.init.zeros_(self.bias.weight)
+
+    def forward(self, hidden_NW: Tensor, steps_E: Tensor, variables_E: Tensor, offsets: Tensor) -> Tensor:
+        code_ER = spread_to_events(in_float32(self.code, hidden_NW), steps_E, offsets)
+        weights_E2R = self.weights(variables_E).unflatten(-1, (2, -1))
+        return (code_ER[:, None] * weights_E2R).sum(dim=-1) + self.bias(variables_E)
+
+    def of_all(self, hidden_NW: Tensor) -> Tensor:
+        """(N, V, 2)"""
+        code_NR = in_float32(self.code, hidden_NW)
+        weights = self.weights.weight.view(-1, code_NR.shape[-1])
+        return F.linear(code_NR, weights, self.bias.weight.flatten()).unflatten(-1, (-1, 2))
 
 
 def by_rows(function: Callable[..., Tensor], scores_per_row: int, *tensors_N: Tensor) -> Tensor:
@@ -143,7 +233,3 @@ def by_rows(function: Callable[..., Tensor], scores_per_row: int, *tensors_N: Te
         return function(*tensors_N)
     slices = zip(*(tensor.split(rows) for tensor in tensors_N), strict=True)
     return torch.cat([checkpoint(function, *part, use_reentrant=False, preserve_rng_state=False) for part in slices])
-
-
-def gaussian_nll(values: Tensor, mean: Tensor, logvar: Tensor) -> Tensor:
-    return 0.5 * (LOG_2_PI + logvar + (values - mean).square() * torch.exp(-logvar))

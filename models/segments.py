@@ -1,7 +1,8 @@
 """Between the events of a batch and its steps. Events stand in the order of their steps, so a step's events are a slice.
 
-Both ways are three times as fast on a CPU as `index_add` and the backward of `index_select`, which take the events one at a
-time (24,000 events on 4,096 steps: 40 ms instead of 124), and on a GPU their sums do not depend on a race of threads.
+`embedding_bag` adds up slices 13 times as fast on a CPU as `segment_reduce` (14,549 events of 192 numbers on 2,496 steps: 0.3
+ms instead of 3.7), and on a GPU its sums do not depend on a race of threads as those of `index_add` do. Its own way back
+takes 4.3 ms, where spreading takes 0.5 and is the same: each of the two functions is the adjoint of the other.
 
 Shapes: E events of the whole batch, N = B * T steps of the whole batch, R numbers of an event or a step.
 """
@@ -9,6 +10,7 @@ Shapes: E events of the whole batch, N = B * T steps of the whole batch, R numbe
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -21,30 +23,40 @@ def step_offsets(steps_E: Tensor, step_count: int) -> Tensor:
     return torch.searchsorted(steps_E, torch.arange(step_count + 1, device=steps_E.device))
 
 
-def sum_by_step(events_ER: Tensor, offsets: Tensor) -> Tensor:
+def sum_by_step(events_ER: Tensor, steps_E: Tensor, offsets: Tensor) -> Tensor:
     """Add up the events of each step, (E, R) -> (N, R); a step without events is 0.
 
-    >>> sum_by_step(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 2, 2, 3]))
+    >>> sum_by_step(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 0, 2]), torch.tensor([0, 2, 2, 3])).flatten()
     tensor([3., 0., 3.])
     """
-    # unsafe=True leaves out a check of the offsets, which would wait for the device.
-    return torch.segment_reduce(events_ER, "sum", offsets=offsets, initial=0, unsafe=True)
+    sums_NR: Tensor = _SumByStep.apply(events_ER, steps_E, offsets)
+    return sums_NR
 
 
 def spread_to_events(steps_NR: Tensor, steps_E: Tensor, offsets: Tensor) -> Tensor:
     """Give each event the row of its step, (N, R) -> (E, R)."""
-    return _SpreadToEvents.apply(steps_NR, steps_E, offsets)
+    events_ER: Tensor = _SpreadToEvents.apply(steps_NR, steps_E, offsets)
+    return events_ER
 
 
-class _SpreadToEvents(torch.autograd.Function):
-    """The adjoint of `sum_by_step`."""
-
+class _SumByStep(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, steps_NR: Tensor, steps_E: Tensor, offsets: Tensor) -> Tensor:
-        ctx.save_for_backward(offsets)
-        return steps_NR.index_select(0, steps_E)
+    def forward(ctx: Any, events_ER: Tensor, steps_E: Tensor, offsets: Tensor) -> Tensor:
+        ctx.save_for_backward(steps_E, offsets)
+        every_E = torch.arange(len(events_ER), device=events_ER.device)
+        return F.embedding_bag(every_E, events_ER.contiguous(), offsets, mode="sum", include_last_offset=True)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (offsets,) = ctx.saved_tensors
-        return sum_by_step(gradients[0].contiguous(), offsets), None, None
+        return spread_to_events(gradients[0], *ctx.saved_tensors), None, None
+
+
+class _SpreadToEvents(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, steps_NR: Tensor, steps_E: Tensor, offsets: Tensor) -> Tensor:
+        ctx.save_for_backward(steps_E, offsets)
+        return F.embedding(steps_E, steps_NR)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return sum_by_step(gradients[0], *ctx.saved_tensors), None, None

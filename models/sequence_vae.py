@@ -4,89 +4,127 @@
                  |                                          |
                  +--> begun, shifted by one step -----> decoder -> likelihood -> nll
 
-Shapes: B sequences, T steps (S: with the end mark, for kinds that have one), W width, Z latent dimensions.
+With a latent for each step nothing is pooled: the encoder's vector of a step gives the step's posterior, and z enters the
+decoder at its step. Where sequences have an end mark, it is a step with a latent like any other.
+
+Shapes: B sequences, T steps, S steps with the end mark (S = T for kinds that have none), W width, Z latent dimensions, C classes.
 """
 
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.backbones import Decoder, Encoder
 from models.embeddings import GivenVectors, make_embedding
 from models.likelihoods import make_likelihood
-from models.pieces import bounded, in_float32, real_steps
+from models.pieces import Dropout, real_steps
+from models.posteriors import Posterior, draw, make_posterior
 from models.settings import ModelSettings
-from models.transformer import TransformerDecoder, TransformerEncoder
 from sequences.batches import Batch
 from sequences.description import DataDescription
 
-POSTERIOR_LOGVAR_LIMIT = 12.0
-"""Posterior variances stay within exp(-12) and exp(12), where float32 carries every formula on them."""
-
-
-class Posterior(NamedTuple):
-    """The diagonal Gaussian q(z | x) of each sequence, in float32."""
-
-    mean_BZ: Tensor
-    logvar_BZ: Tensor
+__all__ = ["Posterior", "SequenceVAE", "VAEOutput", "draw"]
 
 
 class VAEOutput(NamedTuple):
     """What a forward pass says about a batch. The sequence of length 0 of an empty batch has 0 nats and 0 steps."""
 
-    posterior_mean_BZ: Tensor
-    posterior_logvar_BZ: Tensor
+    posterior_mean: Tensor
+    """(B, Z), or (B, S, Z) with a latent for each step; as in `Posterior`, and so are the next two."""
+    posterior_logvar: Tensor
+    posterior_mask: Tensor
     nll_B: Tensor
     """-log p(x | z) with one z drawn from the posterior, in nats, summed over the steps of a sequence."""
     steps_B: Tensor
     """How many steps were predicted: the sequence's length, and 1 for its end mark if the kind has one."""
+    class_scores_BC: Tensor | None = None
+    """Logits of the supervised head, where the data have labels."""
 
 
 class SequenceVAE(nn.Module):
-    """One latent Gaussian for each sequence, an autoregressive decoder that is told it at every layer."""
+    """Gaussian latents, one for each sequence or each step, and a decoder that is told them at every layer."""
 
     def __init__(
         self, description: DataDescription, settings: ModelSettings, given: GivenVectors | None = None
     ) -> None:
         super().__init__()
         width = settings.width
-        self.word_dropout = settings.word_dropout
+        self.latent_per_step = settings.latent_scope == "step"
         self.embedding = make_embedding(description, width, given)
-        self.encoder = TransformerEncoder(settings)
-        self.posterior = nn.Linear(width, 2 * settings.latent_size)
-        self.begin_W = nn.Parameter(torch.randn(width))
-        self.dropped_W = nn.Parameter(torch.randn(width))
-        self.input_dropout = nn.Dropout(settings.dropout)
-        self.decoder = TransformerDecoder(settings)
         self.likelihood = make_likelihood(description, width)
+        self.input_dropout = Dropout(settings.dropout)
+        self.encoder = Encoder(settings)
+        self.posterior = make_posterior(settings)
+        self.decoder = Decoder(settings)
+        self.classifier = nn.Linear(settings.latent_size, len(description.classes)) if description.classes else None
+        # A decoder that does not look at its inputs has no use for hiding them. Vectors that nothing looks at do not train: the
+        # processes of a parallel run would wait for their gradients.
+        self.word_dropout = settings.word_dropout if self.decoder.autoregressive else 0.0
+        self.end_has_latent = self.latent_per_step and self.likelihood.extra_steps > 0
+        self.begin_W = nn.Parameter(torch.randn(width))
+        self.end_W = nn.Parameter(torch.randn(width), requires_grad=self.end_has_latent)
+        self.dropped_W = nn.Parameter(torch.randn(width), requires_grad=self.word_dropout > 0)
+
+    @property
+    def least_sequences(self) -> int:
+        """How many real sequences a training batch must hold."""
+        return self.posterior.least_sequences
+
+    @property
+    def synchronise_batch_norm(self) -> bool:
+        """Whether the statistics of --posterior batch_norm are those of all processes together."""
+        return self.posterior.synchronised
+
+    @synchronise_batch_norm.setter
+    def synchronise_batch_norm(self, synchronised: bool) -> None:
+        self.posterior.synchronised = synchronised
 
     def forward(self, batch: Batch) -> VAEOutput:
         steps_BTW = self.embedding(batch)
         posterior = self._posterior(steps_BTW, batch.lengths_B)
-        nll_BS = self._nll(steps_BTW, batch, draw(posterior))
+        nll_B = self._nll(steps_BTW, batch, draw(posterior)).sum(dim=1)
         steps_B = (batch.lengths_B + self.likelihood.extra_steps) * (batch.lengths_B > 0)
-        return VAEOutput(posterior.mean_BZ, posterior.logvar_BZ, nll_BS.sum(dim=1), steps_B)
+        return VAEOutput(*posterior, nll_B, steps_B, self._class_scores(posterior))
 
     def encode(self, batch: Batch) -> Posterior:
         return self._posterior(self.embedding(batch), batch.lengths_B)
 
-    def decode(self, batch: Batch, z_BZ: Tensor) -> Tensor:
-        """-log p of each step given z and the steps before it, (B, T), or (B, T + 1) with the end mark; 0 where padded."""
-        return self._nll(self.embedding(batch), batch, z_BZ)
+    def decode(self, batch: Batch, z: Tensor) -> Tensor:
+        """-log p of each step given z and the steps before it, (B, S); 0 where padded."""
+        return self._nll(self.embedding(batch), batch, z)
+
+    def nll_given_z(self, batch: Batch, z: Tensor) -> Tensor:
+        """-log p of each sequence given z, (B,)."""
+        return self.decode(batch, z).sum(dim=1)
+
+    def use_gradient_checkpointing(self) -> None:
+        """Forget the inner results of each layer and compute them anew on the way back."""
+        for backbone in (self.encoder, self.decoder):
+            backbone.blocks.forgetful = True
+
+    def compile_inner(self, mode: str) -> None:
+        """In place, so that weights keep their names."""
+        for backbone in (self.encoder, self.decoder):
+            backbone.blocks.compile_each(mode)
 
     def _posterior(self, steps_BTW: Tensor, lengths_B: Tensor) -> Posterior:
         # A sequence of length 0 is taken for one of length 1: attention to nothing at all would be NaN.
-        real_BT = real_steps(lengths_B.clamp(min=1), steps_BTW.shape[1])
-        hidden_BTW = self.encoder(self.input_dropout(steps_BTW), real_BT)
-        pooled_BW = (hidden_BTW * real_BT[..., None]).sum(dim=1) / real_BT.sum(dim=1, keepdim=True)
-        mean_BZ, raw_logvar_BZ = in_float32(self.posterior, pooled_BW).chunk(2, dim=-1)
-        return Posterior(mean_BZ, bounded(raw_logvar_BZ, POSTERIOR_LOGVAR_LIMIT))
+        seen_B = lengths_B.clamp(min=1)
+        if self.end_has_latent:
+            steps_BTW, seen_B = with_end(steps_BTW, seen_B, self.end_W), seen_B + 1
+        real_BS = real_steps(seen_B, steps_BTW.shape[1])
+        hidden_BSW = self.encoder(self.input_dropout(steps_BTW), real_BS)
+        if self.latent_per_step:
+            return self.posterior(hidden_BSW, real_BS & (lengths_B > 0)[:, None])
+        return self.posterior(mean_over_steps(hidden_BSW, real_BS), lengths_B > 0)
 
-    def _nll(self, steps_BTW: Tensor, batch: Batch, z_BZ: Tensor) -> Tensor:
+    def _nll(self, steps_BTW: Tensor, batch: Batch, z: Tensor) -> Tensor:
         before_BTW = self._drop_words(steps_BTW)
         begin_B1W = self.begin_W.expand(len(before_BTW), 1, -1)
         inputs_BSW = torch.cat((begin_B1W, before_BTW), dim=1)[:, : steps_BTW.shape[1] + self.likelihood.extra_steps]
-        return self.likelihood(self.decoder(self.input_dropout(inputs_BSW), z_BZ), batch)
+        return self.likelihood(self.decoder(self.input_dropout(inputs_BSW), z), batch)
 
     def _drop_words(self, steps_BTW: Tensor) -> Tensor:
         if not self.training or self.word_dropout == 0:
@@ -94,7 +132,20 @@ class SequenceVAE(nn.Module):
         drop_BT1 = torch.rand(steps_BTW.shape[:2], device=steps_BTW.device)[..., None] < self.word_dropout
         return torch.where(drop_BT1, self.dropped_W, steps_BTW)
 
+    def _class_scores(self, posterior: Posterior) -> Tensor | None:
+        if self.classifier is None:
+            return None
+        mean_BZ = mean_over_steps(posterior.mean, posterior.mask) if self.latent_per_step else posterior.mean
+        return self.classifier(mean_BZ)
 
-def draw(posterior: Posterior) -> Tensor:
-    """z = mean + deviation * noise, so that gradients reach mean and deviation."""
-    return posterior.mean_BZ + torch.exp(0.5 * posterior.logvar_BZ) * torch.randn_like(posterior.mean_BZ)
+
+def with_end(steps_BTW: Tensor, lengths_B: Tensor, end_W: Tensor) -> Tensor:
+    """One step more, and `end_W` right behind the last real step of each sequence."""
+    longer_BSW = F.pad(steps_BTW, (0, 0, 0, 1))
+    is_end_BS = torch.arange(longer_BSW.shape[1], device=lengths_B.device) == lengths_B[:, None]
+    return torch.where(is_end_BS[..., None], end_W, longer_BSW)
+
+
+def mean_over_steps(vectors_BSR: Tensor, mask_BS: Tensor) -> Tensor:
+    """Of those steps that the mask says; 0 where it says none."""
+    return (vectors_BSR * mask_BS[..., None]).sum(dim=1) / mask_BS.sum(dim=1, keepdim=True).clamp(min=1)

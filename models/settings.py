@@ -1,11 +1,20 @@
 """What a user can say about the model. Imports nothing heavy: `--help` passes through here."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+Architecture = Literal["transformer", "lstm", "tcn"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
     """Model"""
+
+    encoder: Architecture = "transformer"
+    """What reads a sequence: attention, a recurrent network (in both directions), or dilated convolutions."""
+
+    decoder: Literal["transformer", "lstm", "tcn", "parallel"] = "transformer"
+    """What predicts each step from those before it and the latent; parallel: from the latent and the step's position alone."""
 
     width: int = 128
     """Numbers that describe a step inside the network."""
@@ -14,10 +23,16 @@ class ModelSettings:
     """Layers of the encoder, and as many of the decoder."""
 
     heads: int = 4
-    """Attention heads of a layer; they share the width among them."""
+    """Attention heads of a layer, which share the width among them; lstm and tcn have none."""
 
     latent_size: int = 16
-    """Dimensions of the latent Gaussian that describes a whole sequence."""
+    """Dimensions of the latent Gaussian."""
+
+    latent_scope: Literal["sequence", "step"] = "sequence"
+    """One latent for a whole sequence, or one for each of its steps."""
+
+    posterior: Literal["gaussian", "batch_norm"] = "gaussian"
+    """batch_norm: the posterior means are normalised over each batch, which keeps the KL above a floor."""
 
     dropout: float = 0.1
     """Share of each layer's output that is set to zero in training."""
@@ -29,7 +44,9 @@ class ModelSettings:
         for name in ("width", "depth", "heads", "latent_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} must be 1 or more, got {getattr(self, name)}")
-        if self.width % (2 * self.heads):
+        if self.width % 2:
+            raise ValueError(f"--width must be an even number, got {self.width}")
+        if {self.encoder, self.decoder} & {"transformer", "parallel"} and self.width % (2 * self.heads):
             raise ValueError(
                 f"--width must be a multiple of twice --heads (each head turns pairs of numbers), got {self.width} for "
                 f"{self.heads} heads"

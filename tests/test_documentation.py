@@ -10,6 +10,7 @@ import pytest
 
 import inspect_data
 import train_optimized
+import train_with_collapse_detection
 from training.command_line import parse_command_line
 from training.flags import flags_of
 
@@ -17,10 +18,15 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SCHEMAS = {
     "train_optimized.py": train_optimized.OptimizedSettings,
+    "train_with_collapse_detection.py": train_with_collapse_detection.ReferenceSettings,
     "inspect_data.py": inspect_data.InspectSettings,
 }
-OTHER_FLAGS = {"config", "preset", "print_config", "help", "version", "sequences", "large_gb"}
-"""Of the command line itself, and of benchmarks."""
+OTHER_FLAGS = {
+    *("config", "preset", "print_config", "help", "version"),
+    *("sequences", "large_gb", "data", "evaluate"),
+    "nproc_per_node",
+}
+"""Of the command line itself, of benchmarks, and of torchrun."""
 
 
 def commands(text: str) -> list[list[str]]:

@@ -115,11 +115,11 @@ def test_the_command_that_is_advised_trains_on_what_was_inspected(inspect, tmp_p
     )
     for group in ("source", "lengths", "cache", "batches"):
         assert getattr(advised, group) == getattr(inspected, group)
-    assert advised.run.gradient_accumulation_steps == 3
+    assert advised.optimizer.gradient_accumulation_steps == 3
 
 
 def test_batches_are_accumulated_as_the_advised_command_does_it():
-    assert ReportSettings().gradient_accumulation_steps == OptimizedSettings().run.gradient_accumulation_steps
+    assert ReportSettings().gradient_accumulation_steps == OptimizedSettings().optimizer.gradient_accumulation_steps
 
 
 def test_a_script_gets_exit_code_0_and_one_line_of_good_data(tmp_path, token_lists):

@@ -1,4 +1,4 @@
-"""The objective, the Lightning module and the run: exact sums, honest KL, the same run twice, files that say what happened."""
+"""Settings, the Lightning module and the run: exact sums, the same run twice, files that say what happened."""
 
 import csv
 import math
@@ -15,100 +15,36 @@ import yaml
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 
-from models.sequence_vae import SequenceVAE, VAEOutput
+from models.sequence_vae import SequenceVAE
 from models.settings import ModelSettings
 from monitors.formulas import gaussian_kl
+from reports.run_files import read_events
 from sequences.batches import TokenBatch
+from sequences.demo import write_demo
 from sequences.description import DataDescription
-from sequences.settings import BatchSettings, CacheSettings
+from sequences.settings import BatchSettings, CacheSettings, LengthSettings, SourceSettings
 from training.exit_codes import UsageError
 from training.module import TRAINING, VALIDATION, TrainingModule, noise_seed
-from training.objective import kl_weight_at, negative_elbo
+from training.network import make_ready
+from training.plan import plan_run
 from training.precision import precision_in_force
 from training.progress import COLUMNS
-from training.run import fit, make_run_directory
-from training.schedules import cosine_with_warmup, planned_steps
-from training.settings import ObjectiveSettings, OptimizerSettings, RunSettings, TrainingSettings
+from training.resume import rebuild_network
+from training.run import fit, make_data
+from training.settings import (
+    ComputeSettings,
+    ObjectiveSettings,
+    OptimizerSettings,
+    RunSettings,
+    TrainingSettings,
+    ValidationSettings,
+)
 
 # Lightning 2.6.6 asks torch 2.13 in a way that torch calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")
 
 WORDS = DataDescription(kind="tokens", vocabulary_size=6)
 TINY = ModelSettings(width=16, depth=1, heads=2, latent_size=2, dropout=0.0)
-
-
-# --- The objective --------------------------------------------------------------------------------------------------
-
-
-def output_of(mean_BZ: Tensor, logvar_BZ: Tensor, nll_B: list[float], steps_B: list[int]) -> VAEOutput:
-    return VAEOutput(mean_BZ, logvar_BZ, torch.tensor(nll_B), torch.tensor(steps_B))
-
-
-def test_gaussian_kl_is_that_of_torch_distributions():
-    torch.manual_seed(0)
-    mean_BZ, logvar_BZ = torch.randn(5, 3), torch.randn(5, 3)
-    posterior = torch.distributions.Normal(mean_BZ, torch.exp(0.5 * logvar_BZ))
-    expected_BZ = torch.distributions.kl_divergence(posterior, torch.distributions.Normal(0.0, 1.0))
-    torch.testing.assert_close(gaussian_kl(mean_BZ, logvar_BZ), expected_BZ)
-
-
-def test_gaussian_kl_keeps_its_digits_next_to_the_prior():
-    assert gaussian_kl(torch.zeros(1), torch.tensor([1e-4])).item() == pytest.approx(2.5e-9, rel=0.05)
-
-
-def test_the_loss_at_weight_one_without_free_bits_is_the_negative_elbo():
-    mean_BZ = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
-    objective = negative_elbo(output_of(mean_BZ, torch.zeros(2, 2), [3.0, 4.0], [5, 5]), kl_weight=1.0, free_bits=0.0)
-    assert objective.loss.item() == pytest.approx(3 + 4 + 0.5 + 2)
-    assert (objective.nll.item(), objective.kl.item()) == (7.0, 2.5)
-
-
-def test_free_bits_raise_what_is_paid_and_never_what_is_reported():
-    mean_BZ = torch.tensor([[2.0, 0.1], [2.0, 0.1]], requires_grad=True)
-    objective = negative_elbo(output_of(mean_BZ, torch.zeros(2, 2), [0.0, 0.0], [5, 5]), kl_weight=1.0, free_bits=0.5)
-    assert objective.loss.item() == pytest.approx(2 * 2 + 2 * 0.5)
-    assert objective.kl.item() == pytest.approx(2 * 2 + 2 * 0.005)
-    (gradient_BZ,) = torch.autograd.grad(objective.loss, mean_BZ)
-    assert gradient_BZ[:, 0].tolist() == [2.0, 2.0]
-    assert not gradient_BZ[:, 1].any()
-
-
-def test_a_sequence_of_length_zero_has_no_share_in_the_objective():
-    mean_BZ = torch.tensor([[1.0, 0.0], [9.0, 9.0]])
-    both = negative_elbo(output_of(mean_BZ, torch.zeros(2, 2), [3.0, 0.0], [5, 0]), kl_weight=1.0, free_bits=0.2)
-    alone = negative_elbo(output_of(mean_BZ[:1], torch.zeros(1, 2), [3.0], [5]), kl_weight=1.0, free_bits=0.2)
-    assert both == alone
-
-
-def test_the_weight_of_the_kl_rises_evenly_and_stays():
-    settings = ObjectiveSettings(beta=0.5, kl_warmup=0.4)
-    assert [kl_weight_at(step, 10, settings) for step in range(6)] == pytest.approx([0.125, 0.25, 0.375, 0.5, 0.5, 0.5])
-    assert kl_weight_at(0, 10, ObjectiveSettings(kl_warmup=0)) == 1.0
-    assert kl_weight_at(2, 10, ObjectiveSettings(kl_warmup=30)) == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize(
-    ("max_epochs", "max_steps", "tokens", "expected"),
-    [
-        (None, None, 1_000_000, 3 * 50),
-        (None, None, 300_000, 10 * 50),
-        (None, None, 1_000, 30 * 50),
-        (None, None, 100_000_000, 3 * 50),
-        (2, None, 1_000, 100),
-        (None, 5_000, 100_000_000, 5_000),
-        (2, 5_000, 1_000, 100),
-        (2, 70, 1_000, 70),
-    ],
-)
-def test_a_run_is_as_long_as_asked_or_else_as_the_data_need(max_epochs, max_steps, tokens, expected):
-    steps = planned_steps(max_epochs, max_steps, optimizer_steps_per_epoch=50, sequence_steps_per_epoch=tokens)
-    assert steps == expected
-
-
-def test_the_learning_rate_never_exceeds_its_maximum_and_ends_at_zero():
-    factors = [cosine_with_warmup(step, warmup=10, total_steps=100) for step in range(101)]
-    assert max(factors) == factors[9] == 1.0
-    assert factors[100] == pytest.approx(0)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +122,7 @@ def weights_of(module: TrainingModule) -> Tensor:
 
 
 def test_two_accumulated_batches_make_the_same_step_as_one_batch_of_both(tmp_path, monkeypatch):
-    monkeypatch.setattr("models.sequence_vae.draw", lambda posterior: posterior.mean_BZ)
+    monkeypatch.setattr("models.sequence_vae.draw", lambda posterior: posterior.mean)
     first, second = make_batches([3, 9], [0, 0])
     tokens_BT, lengths_B = (
         torch.cat((first.tokens_BT, second.tokens_BT)),
@@ -289,7 +225,7 @@ def test_validation_adds_up_over_batches_of_unequal_size(tmp_path):
             torch.manual_seed(noise_seed(3, VALIDATION, batch.position))
             output = module.network(batch)
             nll += output.nll_B.sum().item()
-            kl += gaussian_kl(output.posterior_mean_BZ, output.posterior_logvar_BZ).sum().item()
+            kl += gaussian_kl(output.posterior_mean, output.posterior_logvar).sum().item()
     steps = sum(int(batch.lengths_B.sum()) + len(batch.lengths_B) for batch in batches)
     metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
     assert metrics["valid_elbo"] == pytest.approx(-(nll + kl) / 7, rel=1e-5)
@@ -314,21 +250,23 @@ def test_other_precisions_run_as_asked(asked, device):
     assert precision_in_force(asked, device).precision == asked
 
 
-def test_a_run_is_never_written_over(tmp_path):
-    run = RunSettings(output_dir=str(tmp_path), run_name="first")
-    assert make_run_directory(run, WORDS) == tmp_path / "first"
-    with pytest.raises(UsageError, match="--run_name first"):
-        make_run_directory(run, WORDS)
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    return write_demo(tmp_path_factory.mktemp("demo"), "tokens", sequences=300, mean_length=15)
 
 
-def test_a_run_on_demo_data_leaves_its_files_and_a_checkpoint_that_loads_as_plain_weights(tmp_path, capsys):
-    settings = TrainingSettings(
-        cache=CacheSettings(cache_dir=str(tmp_path / "cache")),
+def tiny_run(folder: Path, data_dir: Path, *, max_steps: int) -> TrainingSettings:
+    return TrainingSettings(
+        source=SourceSettings(data_dir=str(data_dir)),
+        cache=CacheSettings(cache_dir=str(data_dir / "cache")),
         model=TINY,
-        batches=BatchSettings(tokens_per_batch=20_000),
-        run=RunSettings(max_steps=4, log_every_n_steps=1, output_dir=str(tmp_path), run_name="demo"),
+        batches=BatchSettings(tokens_per_batch=600),
+        run=RunSettings(max_steps=max_steps, log_every_n_steps=1, output_dir=str(folder), run_name="demo"),
     )
-    result = fit(settings)
+
+
+def test_a_run_on_demo_data_leaves_its_files_and_a_checkpoint_that_loads_as_plain_weights(tmp_path, data_dir, capsys):
+    result = fit(tiny_run(tmp_path, data_dir, max_steps=4))
     assert math.isfinite(result.valid_elbo)
     written = yaml.safe_load((tmp_path / "demo" / "config.yaml").read_text())
     assert (written["width"], written["max_steps"], written["run_name"]) == (16, 4, "demo")
@@ -338,11 +276,85 @@ def test_a_run_on_demo_data_leaves_its_files_and_a_checkpoint_that_loads_as_plai
     assert [row["step"] for row in rows] == ["1", "2", "3", "4", "4"]
     assert all(float(row["nll_per_step"]) > 0 and float(row["gradient_norm"]) > 0 for row in rows[:-1])
     assert float(rows[-1]["valid_elbo"]) == pytest.approx(result.valid_elbo, rel=1e-5)
-    checkpoint = torch.load(tmp_path / "demo" / "checkpoints" / "last.ckpt", weights_only=True)
-    description = DataDescription(**checkpoint["origin"]["description"])
-    rebuilt = SequenceVAE(description, ModelSettings(**{f: checkpoint["origin"]["settings"][f] for f in vars(TINY)}))
-    weights = {name.removeprefix("network."): value for name, value in checkpoint["state_dict"].items()}
-    rebuilt.load_state_dict(weights)
+    assert isinstance(rebuild_network(tmp_path / "demo" / "checkpoints" / "last.ckpt"), SequenceVAE)
+    assert [event["event"] for event in read_events(tmp_path / "demo")] == ["started", "finished"]
     printed = capsys.readouterr().out
     assert "parameters" in printed
     assert "step 4/4" in printed
+
+
+def test_a_finished_run_says_so_and_does_nothing(tmp_path, data_dir, capsys):
+    settings = tiny_run(tmp_path, data_dir, max_steps=2)
+    first = fit(settings)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "demo").rglob("*")}
+    capsys.readouterr()
+    assert fit(settings) == first
+    assert "is finished (step 2 of 2" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "demo").rglob("*")} == before
+
+
+def test_a_finished_run_goes_on_where_more_steps_are_asked_for(tmp_path, data_dir):
+    fit(tiny_run(tmp_path, data_dir, max_steps=2))
+    fit(tiny_run(tmp_path, data_dir, max_steps=3))
+    assert [(e["event"], e["step"]) for e in read_events(tmp_path / "demo")][-2:] == [("resumed", 0), ("finished", 3)]
+
+
+def test_a_run_in_the_place_of_other_data_is_refused(tmp_path, data_dir):
+    fit(tiny_run(tmp_path, data_dir, max_steps=1))
+    with pytest.raises(UsageError, match="--max_sequence_length"):
+        fit(replace(tiny_run(tmp_path, data_dir, max_steps=2), lengths=LengthSettings(max_sequence_length=500)))
+
+
+def test_the_rate_is_scaled_to_the_tokens_of_a_step(tmp_path, data_dir):
+    settings = tiny_run(tmp_path, data_dir, max_steps=1)
+    plan = plan_run(replace(settings, optimizer=OptimizerSettings(lr=0.01, scale_lr=True)), make_data(settings), 2)
+    assert plan.tokens_per_step == 1_200
+    assert plan.lr == pytest.approx(0.01 * 1_200 / 8_000)
+
+
+def test_a_short_look_takes_two_steps_and_one_validation_batch(tmp_path, data_dir):
+    settings = tiny_run(tmp_path, data_dir, max_steps=50)
+    fit(replace(settings, run=replace(settings.run, fast_dev_run=True)))
+    with (tmp_path / "demo" / "metrics.csv").open() as file:
+        assert [row["step"] for row in csv.DictReader(file)] == ["1", "2", "2"]
+
+
+def test_a_run_without_validations_still_ends_with_one(tmp_path, data_dir):
+    settings = tiny_run(tmp_path, data_dir, max_steps=2)
+    result = fit(replace(settings, validation=ValidationSettings(limit_val_batches=0)))
+    assert math.isfinite(result.valid_elbo)
+
+
+def test_weights_alone_can_be_taken_from_another_run(tmp_path, data_dir):
+    fit(tiny_run(tmp_path, data_dir, max_steps=3))
+    settings = tiny_run(tmp_path, data_dir, max_steps=1)
+    source = tmp_path / "demo" / "checkpoints" / "last.ckpt"
+    run = replace(settings.run, run_name="second", init_from=str(source))
+    fit(replace(settings, run=run, optimizer=OptimizerSettings(lr=1e-9)))
+    taken = rebuild_network(tmp_path / "second" / "checkpoints" / "last.ckpt")
+    for name, weights in rebuild_network(source).state_dict().items():
+        torch.testing.assert_close(taken.state_dict()[name], weights, rtol=0, atol=1e-6)
+
+
+def test_a_batch_normalised_posterior_is_refused_where_a_batch_can_hold_one_sequence(tmp_path, data_dir):
+    settings = replace(tiny_run(tmp_path, data_dir, max_steps=1), batches=BatchSettings(batch_size=1))
+    with pytest.raises(UsageError, match="--posterior batch_norm needs 2 sequences"):
+        fit(replace(settings, model=replace(TINY, posterior="batch_norm")))
+
+
+class Uncompilable:
+    """In the place of torch.compile: what a machine without a compiler does."""
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        def fail(*_: Any) -> None:
+            raise RuntimeError("InvalidCxxCompiler: no working C++ compiler")
+
+        return fail
+
+
+def test_where_nothing_compiles_one_line_says_so_and_the_network_stays(monkeypatch):
+    monkeypatch.setattr(torch, "compile", Uncompilable())
+    network = SequenceVAE(WORDS, TINY)
+    said = make_ready(network, ComputeSettings(compile_model=True))
+    assert said == "not compiled: torch.compile does not work here (InvalidCxxCompiler: no working C++ compiler)"
+    assert not any(module._compiled_call_impl for module in network.modules())

@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import shlex
 import sys
 
 from training.exit_codes import harmless
@@ -31,3 +32,9 @@ def share_cores() -> None:
     it makes no difference.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+def program() -> str:
+    """What was typed behind `python`: the command, or `-m` and a module."""
+    spec = sys.modules["__main__"].__spec__
+    return shlex.quote(sys.argv[0]) if spec is None else f"-m {spec.name.removesuffix('.__main__')}"

@@ -26,9 +26,10 @@ class DivergedError(Exception):
 class Stopped(BaseException):
     """A signal asked the command to end. No KeyboardInterrupt, because Lightning turns that into an exit code of its own."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    def __init__(self, number: int, said: str = "") -> None:
+        """`said` goes on after "stopped by Ctrl-C"."""
+        super().__init__(number, said)
+        self.number, self.said = number, said
 
 
 class ExitCode(IntEnum):
@@ -78,7 +79,7 @@ def run_command(main: Callable[[], int | None], prog: str) -> int:
         return _fail(prog, str(error), ExitCode.DIVERGED)
     except Stopped as stop:
         name = "Ctrl-C" if stop.number == signal.SIGINT else "SIGTERM"
-        return _fail(prog, f"stopped by {name}", ExitCode(128 + stop.number))
+        return _fail(prog, f"stopped by {name}{stop.said}", ExitCode(128 + stop.number))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more when it closes
         return ExitCode.OUTPUT_CLOSED

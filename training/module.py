@@ -1,9 +1,11 @@
 """A network and its settings -> what Lightning calls: training and validation steps, optimizer, clipping.
 
 Training logs and prints nothing: `training_step` hands out all that a callback may see, detached.
+
+Shapes: B sequences, C classes.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import lightning
 import numpy as np
@@ -14,10 +16,12 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from models.sequence_vae import VAEOutput
+from models.sequence_vae import Posterior, VAEOutput
 from sequences.batches import Batch
-from training.objective import Objective, kl_weight_at, negative_elbo
-from training.schedules import cosine_with_warmup, steps_of
+from training.kl_weight import KLWeight
+from training.label_metrics import LabelMetrics
+from training.objective import Objective, classification_loss, free_bits_in_force, negative_elbo
+from training.schedules import learning_rate_factor
 from training.settings import ObjectiveSettings, OptimizerSettings
 
 TRAINING, VALIDATION = 0, 1
@@ -49,54 +53,76 @@ class TrainingModule(lightning.LightningModule):
         total_steps: int,
         seed: int,
         origin: dict[str, Any],
+        classes: int = 0,
+        latent_scope: Literal["sequence", "step"] = "sequence",
     ) -> None:
         """`origin` goes into every checkpoint: what it takes to build the network again, in types of JSON."""
         super().__init__()
         self.network = network
         self.objective = objective
+        self.free_bits = free_bits_in_force(objective, latent_scope)
         self.optimizer = optimizer
         self.total_steps = total_steps
         self.seed = seed
         self.origin = origin
+        self.kl_weight = KLWeight(objective, total_steps)
+        self.label_metrics = LabelMetrics(classes)
         self.gradient_norm = torch.full((), float("nan"))
         """Before clipping, in the last optimizer step."""
+        self.validated_at_step = -1
         self._validated: list[Sums] = []
+        self._kl_of_step: list[Tensor] = []
+        """Of the micro-batches of the present optimizer step: the KL and the sequences that it belongs to."""
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         torch.manual_seed(noise_seed(self.seed, TRAINING, batch.position))
         output: VAEOutput = self.network(batch)
-        kl_weight = kl_weight_at(self.global_step, self.total_steps, self.objective)
-        objective = negative_elbo(output, kl_weight, self.objective.free_bits)
+        kl_weight = self.kl_weight(self.global_step)
+        objective = negative_elbo(output, kl_weight, self.free_bits)
+        loss = objective.loss + self.objective.label_weight * classification_loss(output, batch.labels_B)
+        sums = sums_of(objective, output, batch)
+        if self.kl_weight.wants_feedback:
+            self._kl_of_step.append(torch.stack((sums.kl, sums.sequences.float())))
         # Lightning divides by the micro-batches of a step and averages over the processes. Both are undone here, so that
         # the loss is the sum over the whole optimizer step divided by its number of steps, however it is split up.
         parts = self.trainer.world_size * self.trainer.accumulate_grad_batches
         return {
-            "loss": objective.loss * (parts / batch.step_tokens),
-            "sums": sums_of(objective, output, batch),
+            "loss": loss * (parts / batch.step_tokens),
+            "sums": sums,
             "kl_weight": kl_weight,
-            "posterior_mean": output.posterior_mean_BZ.detach(),
-            "posterior_logvar": output.posterior_logvar_BZ.detach(),
-            "nll_B": output.nll_B.detach(),
+            "posterior_mean": output.posterior_mean.detach(),
+            "posterior_logvar": output.posterior_logvar.detach(),
+            "posterior_mask": output.posterior_mask,
+            "nll": output.nll_B.detach(),
             "steps_B": output.steps_B,
         }
+
+    def optimizer_step(self, *arguments: Any, **named: Any) -> None:
+        """Then tell the controller of the KL what the step came to, over all its micro-batches and processes."""
+        super().optimizer_step(*arguments, **named)
+        if self._kl_of_step:
+            kl, sequences = self.trainer.strategy.reduce(torch.stack(self._kl_of_step).sum(dim=0), reduce_op="sum")
+            self.kl_weight.update(kl / sequences)
+            self._kl_of_step.clear()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         torch.manual_seed(noise_seed(self.seed, VALIDATION, batch.position))
         output: VAEOutput = self.network(batch)
         self._validated.append(sums_of(negative_elbo(output, kl_weight=1.0, free_bits=0.0), output, batch))
+        self.label_metrics.update(output.class_scores_BC, batch.labels_B)
 
     def on_validation_epoch_end(self) -> None:
         total = add_up(self._validated, self.trainer)
         self._validated.clear()
-        self.log_dict(
-            {
-                "valid_elbo": -total.loss / total.sequences,
-                "valid_nll": total.nll / total.sequences,
-                "valid_kl": total.kl / total.sequences,
-                "valid_nll_per_step": total.nll / total.predicted_steps,
-            },
-            sync_dist=True,
-        )
+        metrics = {
+            "valid_elbo": -total.loss / total.sequences,
+            "valid_nll": total.nll / total.sequences,
+            "valid_kl": total.kl / total.sequences,
+            "valid_nll_per_step": total.nll / total.predicted_steps,
+        }
+        metrics |= self.label_metrics.compute_and_reset()
+        self.log_dict(metrics, sync_dist=True, logger=False)  # it is Progress that tells the loggers
+        self.validated_at_step = self.global_step
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["origin"] = self.origin
@@ -108,9 +134,8 @@ class TrainingModule(lightning.LightningModule):
             {"params": [p for p in weights if p.dim() >= 2], "weight_decay": settings.weight_decay},
             {"params": [p for p in weights if p.dim() < 2], "weight_decay": 0.0},
         ]
-        optimizer = AdamW(groups, lr=settings.lr, betas=(0.9, 0.98), fused=True)
-        warmup, total_steps = steps_of(settings.warmup, self.total_steps), self.total_steps
-        schedule = LambdaLR(optimizer, lambda step: cosine_with_warmup(step, warmup, total_steps))
+        optimizer = AdamW(groups, lr=settings.lr, betas=(0.9, 0.98), fused=settings.fused_optimizer)
+        schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, self.total_steps, settings))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def configure_gradient_clipping(
@@ -127,6 +152,27 @@ class TrainingModule(lightning.LightningModule):
         self.gradient_norm = nn.utils.clip_grad_norm_(self.network.parameters(), longest)
 
 
+@runtime_checkable
+class Probeable(Protocol):
+    """A network that can be asked what it makes of a latent that is not its own."""
+
+    def encode(self, batch: Any) -> Posterior: ...
+
+    def nll_given_z(self, batch: Any, z: Tensor) -> Tensor: ...
+
+
+class ProbeableModule(TrainingModule):
+    """Hands on what a monitor asks to see whether the decoder listens to z."""
+
+    network: Any
+
+    def posterior_of(self, batch: Batch) -> Posterior:
+        return self.network.encode(batch)
+
+    def nll_given_z(self, batch: Batch, z: Tensor) -> Tensor:
+        return self.network.nll_given_z(batch, z)
+
+
 def sums_of(objective: Objective, output: VAEOutput, batch: Batch) -> Sums:
     """What a batch adds, detached; stays on the device."""
     return Sums(
@@ -141,7 +187,7 @@ def sums_of(objective: Objective, output: VAEOutput, batch: Batch) -> Sums:
 
 def add_up(parts: list[Sums], trainer: lightning.Trainer) -> Sums:
     """Over batches, then over processes."""
-    total = torch.stack([torch.stack([value.float() for value in part]) for part in parts]).sum(dim=0)
+    total = torch.stack([torch.stack(column).sum().float() for column in zip(*parts, strict=True)])
     return Sums(*trainer.strategy.reduce(total, reduce_op="sum"))
 
 

@@ -6,6 +6,16 @@ import torch
 
 Precision = Literal["32-true", "16-mixed", "bf16-mixed"]
 
+NAMES: dict[str, Precision] = {
+    "32-true": "32-true",
+    "16-mixed": "16-mixed",
+    "bf16-mixed": "bf16-mixed",
+    "32": "32-true",
+    "16": "16-mixed",
+    "bf16": "bf16-mixed",
+}
+"""What a user may type, and what it stands for."""
+
 
 class InForce(NamedTuple):
     """The precision that a run gets, and why, where that is not what was asked for."""
@@ -14,10 +24,11 @@ class InForce(NamedTuple):
     reason: str = ""
 
 
-def precision_in_force(asked: Precision, device_type: str) -> InForce:
+def precision_in_force(asked: str, device_type: str) -> InForce:
     """A CPU has no fast half precision, but some have bf16 units."""
-    if device_type != "cpu" or asked != "16-mixed":
-        return InForce(asked)
+    precision = NAMES[asked]
+    if device_type != "cpu" or precision != "16-mixed":
+        return InForce(precision)
     if cpu_has_bf16_units():
         return InForce("bf16-mixed", "a CPU has no fast 16-mixed")
     return InForce("32-true", "this CPU has no bf16 units")

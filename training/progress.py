@@ -1,110 +1,214 @@
-"""What a run prints and what it writes to metrics.csv: a Lightning callback that looks every few steps and only then syncs.
+"""What a run says of itself while it goes on: a Lightning callback that looks every few steps and only then syncs.
 
-In: what `TrainingModule.training_step` returns. Out: one line and one row every n steps and after each validation.
+In: what `TrainingModule.training_step` returns. Out: a row every n steps and after each validation, to metrics.csv, to the
+loggers and, as text, to whoever watches.
 """
 
-import csv
 import math
 import time
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
 
 from sequences.batches import Batch
 from training.exit_codes import DivergedError
+from training.metrics_file import MetricsFile
 from training.module import Sums, TrainingModule, add_up
+from training.progress_display import Display
+from training.throughput import Stopwatch
 
 COLUMNS = (
     *("step", "epoch", "seconds", "loss", "nll_per_step", "kl", "kl_weight", "lr", "gradient_norm", "steps_per_second"),
     *("valid_elbo", "valid_nll", "valid_kl", "valid_nll_per_step"),
 )
-"""Of metrics.csv. Training: means since the last row, in nats, loss and NLL per step of a sequence, KL per sequence."""
+"""Of metrics.csv. Training: means since the last row, in nats, loss and NLL per step of a sequence, KL per sequence; the KL's
+weight, the learning rate and the gradient's norm (before clipping) are those of the row's own step.
+`seconds`: of the whole run; only the time between an interruption and its resumption does not count.
+`steps_per_second`: real steps of sequences (tokens), of all processes, in a second of training. Waiting for data counts,
+validation does not."""
+LABEL_COLUMNS = ("valid_auroc", "valid_auprc")
+"""More of them, where the data have labels."""
+STATE = "progress"
+"""Where a checkpoint has the state. Not among those of `state_dict`, which cannot ask the other processes."""
 
 
 class Progress(Callback):
-    """Prints plain lines and appends rows to metrics.csv."""
+    """Stands before whatever saves checkpoints: a row that a checkpoint counts has to be written by then."""
 
-    def __init__(self, metrics_path: Path, *, every_n_steps: int, total_steps: int, unit: str) -> None:
-        self.metrics_path = metrics_path
+    def __init__(
+        self,
+        metrics_path: Path,
+        *,
+        every_n_steps: int,
+        total_steps: int,
+        unit: str,
+        has_labels: bool = False,
+        time_limit: timedelta | None = None,
+        quiet: bool = False,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`unit`: what a step of a sequence is called. `quiet`: print nothing."""
         self.every_n_steps = every_n_steps
         self.total_steps = total_steps
-        self.unit = unit
-        """What a step of a sequence is called: token or step."""
+        self._file = MetricsFile(metrics_path, COLUMNS + LABEL_COLUMNS if has_labels else COLUMNS)
+        self._watch = Stopwatch(now)
+        display = Display(self._watch, total_steps=total_steps, unit=unit, time_limit=time_limit, now=now)
+        self._display = None if quiet else display
         self._since_row: list[Sums] = []
-        self._row_step = 0
-        self._row_time = self._start_time = 0.0
+        self._row_step = self._first_step = 0
+        self._loaded: dict[str, Any] | None = None
+        self._has_begun = False
+
+    # --- From the beginning to the end ------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._row_time = self._start_time = time.perf_counter()
+        self._begin(trainer, pl_module)
+        if trainer.is_global_zero and self._display is not None:
+            self._display.open()
+            self._display.refresh(trainer.global_step, trainer.current_epoch, at_once=True)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._display is not None:
+            self._display.refresh(trainer.global_step, trainer.current_epoch, "training done", at_once=True)
+            self._display.close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if self._display is not None:
+            self._display.close()
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """With the sums of all processes, so that a resumed run writes the very same rows."""
+        checkpoint[STATE] = {
+            "sums": _of_all_processes(self._since_row, trainer),
+            "file": self._file.state(),
+            "seconds": self._watch.seconds,
+            "lap_seconds": self._watch.lap_seconds,
+        }
         if trainer.is_global_zero:
-            with self.metrics_path.open("w", newline="") as file:
-                csv.writer(file).writerow(COLUMNS)
+            self._file.sync()
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if trainer.state.fn == TrainerFn.FITTING:  # and not to validate some other checkpoint
+            self._loaded = checkpoint[STATE]
+            self._has_begun = False
+
+    def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Once in a session: with training or, where nothing is left to train, with the last validation."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        self._row_step = self._first_step = trainer.global_step
+        state, self._loaded = self._loaded, None
+        if state is None:
+            self._watch.start()
+        else:
+            self._since_row = _share_of_this_process(state["sums"], trainer, pl_module.device)
+            self._watch.start(seconds=state["seconds"], lap_seconds=state["lap_seconds"])
+        if not trainer.is_global_zero:
+            return
+        if state is None:
+            self._file.begin()
+        else:
+            self._file.go_on(state["file"])
+        assert isinstance(pl_module, TrainingModule)
+        for logger in trainer.loggers:
+            logger.log_hyperparams(pl_module.origin["settings"])
+
+    # --- Training ---------------------------------------------------------------------------------------------------
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, batch_idx: int
     ) -> None:
         self._since_row.append(outputs["sums"])
         step = trainer.global_step
+        if step == self._first_step + 1:
+            self._watch.begin_pace(step)
+        if self._display is not None:
+            self._display.refresh(step, trainer.current_epoch)
         if step == self._row_step or (step % self.every_n_steps and step < self.total_steps):
             return
-        now = time.perf_counter()
         assert isinstance(pl_module, TrainingModule)
-        row = self._training_row(trainer, now - self._row_time)
-        row |= {"kl_weight": outputs["kl_weight"], "gradient_norm": pl_module.gradient_norm.item()}
+        row = self._training_row(trainer, outputs["kl_weight"], pl_module.gradient_norm)
         self._since_row.clear()
-        self._row_step, self._row_time = step, now
+        self._row_step = step
         if trainer.is_global_zero:
-            self._append(trainer, row)
-            print(self._training_line(step, row), flush=True)
+            self._write(trainer, row)
+            if self._display is not None:
+                self._display.training(step, row)
         if not math.isfinite(row["loss"]):  # on all processes alike, as the sums are of all of them
             raise DivergedError(f"step {step}: the loss is {row['loss']}. Lower --lr, or raise --warmup.")
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        row = {name: float(value) for name, value in trainer.callback_metrics.items() if name in COLUMNS}
-        if trainer.is_global_zero:
-            self._append(trainer, row)
-            print(self._validation_line(trainer.global_step, row), flush=True)
-
-    def _training_row(self, trainer: Trainer, seconds: float) -> dict[str, float]:
-        total = Sums(
-            *torch.stack(add_up(self._since_row, trainer)).cpu()
-        )  # sync: with the gradient's norm, two for each row
+    def _training_row(self, trainer: Trainer, kl_weight: Tensor | float, gradient_norm: Tensor) -> dict[str, float]:
+        sums = torch.stack(add_up(self._since_row, trainer))
+        others = [torch.as_tensor(value, dtype=sums.dtype, device=sums.device) for value in (kl_weight, gradient_norm)]
+        *values, weight, norm = torch.cat((sums, torch.stack(others))).tolist()  # sync: one for each row
+        total = Sums(*values)
         return {
-            "loss": float(total.loss / total.predicted_steps),
-            "nll_per_step": float(total.nll / total.predicted_steps),
-            "kl": float(total.kl / total.sequences),
+            "loss": total.loss / total.predicted_steps,
+            "nll_per_step": total.nll / total.predicted_steps,
+            "kl": total.kl / total.sequences,
+            "kl_weight": weight,
             "lr": trainer.optimizers[0].param_groups[0]["lr"],
-            "steps_per_second": float(total.real_steps) / seconds,
+            "gradient_norm": norm,
+            "steps_per_second": total.real_steps / self._watch.end_lap(),
         }
 
-    def _append(self, trainer: Trainer, row: dict[str, float]) -> None:
-        seconds = time.perf_counter() - self._start_time
-        place = {"step": trainer.global_step, "epoch": trainer.current_epoch, "seconds": f"{seconds:.2f}"}
-        with self.metrics_path.open("a", newline="") as file:
-            csv.DictWriter(file, COLUMNS).writerow(place | {name: f"{value:.6g}" for name, value in row.items()})
+    # --- Validation -------------------------------------------------------------------------------------------------
 
-    def _training_line(self, step: int, row: dict[str, float]) -> str:
-        seconds_left = (time.perf_counter() - self._start_time) / step * (self.total_steps - step)
-        return (
-            f"step {step:>{len(str(self.total_steps))}}/{self.total_steps}  loss {row['loss']:.4f}  "
-            f"nll/{self.unit} {row['nll_per_step']:.4f}  kl {row['kl']:.2f} (weight {row['kl_weight']:.2f})  "
-            f"{row['steps_per_second']:,.0f} {self.unit}s/s  {clock(seconds_left)} left"
-        )
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._watch.pause()
 
-    def _validation_line(self, step: int, row: dict[str, float]) -> str:
-        return (
-            f"step {step:>{len(str(self.total_steps))}}/{self.total_steps}  validation: elbo {row['valid_elbo']:.3f}  "
-            f"nll {row['valid_nll']:.3f}  kl {row['valid_kl']:.2f}  nll/{self.unit} {row['valid_nll_per_step']:.4f}"
-        )
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if self._display is not None:
+            self._display.refresh(trainer.global_step, trainer.current_epoch, f"validation {batch_idx + 1:,}")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._watch.unpause()
+        if trainer.sanity_checking:
+            return
+        self._begin(trainer, pl_module)
+        names = [name for name in self._file.columns if name in trainer.callback_metrics]
+        values = torch.stack([trainer.callback_metrics[name].float() for name in names])
+        row = dict(zip(names, values.tolist(), strict=True))  # sync: one for each validation
+        if trainer.is_global_zero:
+            self._write(trainer, row)
+            if self._display is not None:
+                self._display.validation(trainer.global_step, row)
+
+    def _write(self, trainer: Trainer, row: dict[str, float]) -> None:
+        place = {"step": trainer.global_step, "epoch": trainer.current_epoch, "seconds": f"{self._watch.seconds:.2f}"}
+        self._file.append(place | {name: f"{value:.6g}" for name, value in row.items()})
+        for logger in trainer.loggers:
+            logger.log_metrics(row, step=trainer.global_step)
 
 
-def clock(seconds: float) -> str:
-    """
-    >>> clock(75), clock(3675)
-    ('1:15', '1:01:15')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+def _of_all_processes(parts: list[Sums], trainer: Trainer) -> dict[str, Tensor]:
+    """Each field of the N sums of W processes, (W, N); nothing where there are none, which is so in all processes alike."""
+    if not parts:
+        return {}
+    fields = {name: torch.stack([getattr(part, name) for part in parts]) for name in Sums._fields}
+    gathered = {name: trainer.strategy.all_gather(values_N) for name, values_N in fields.items()}
+    return {name: values.reshape(trainer.world_size, -1).cpu() for name, values in gathered.items()}
+
+
+def _share_of_this_process(fields_WN: dict[str, Tensor], trainer: Trainer, device: torch.device) -> list[Sums]:
+    """Everything goes to somebody, also where there are more or fewer processes than there were."""
+    if not fields_WN:
+        return []
+    mine = slice(trainer.global_rank, None, trainer.world_size)
+    columns = [fields_WN[name][mine].flatten().to(device).unbind() for name in Sums._fields]
+    return [Sums(*values) for values in zip(*columns, strict=True)]

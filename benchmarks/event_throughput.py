@@ -1,0 +1,183 @@
+"""Events that training goes through in a second: SequenceVAE against SeqSetVAE's loop over patients and their sets.
+
+    python -m benchmarks.event_throughput [--rounds 5] [--profile] [--width 448 --depth 2 ...]
+
+On physionet2012 below SEQVAE_REAL_DATA, or --data_dir; both models have about 10 million parameters. SequenceVAE trains as
+train_optimized.py has it, whose flags are taken here, too: real loader, forward, backward, clipping, optimizer. The loop
+(benchmarks/set_loop_reference.py) trains in float32 on batches of four patients, which lie ready in memory. They take turns.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from lightning.fabric.utilities import move_data_to_device
+from torch import nn
+from torch.optim import AdamW
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.measure import machine, median, print_table, spread
+from benchmarks.set_loop_reference import SetLoopVAE
+from models.sequence_vae import SequenceVAE
+from sequences.batches import EventBatch
+from train_optimized import OptimizedSettings
+from training.command_line import parse_command_line
+from training.devices import resolve_devices
+from training.objective import free_bits_in_force, negative_elbo
+from training.precision import precision_in_force
+from training.run import make_data
+from training.settings import TrainingSettings
+
+TEN_MILLION = ("--width", "448", "--depth", "2")
+"""As many weights as SeqSetVAE, and as many layers: two to encode, two to decode."""
+DTYPES = {"32-true": torch.float32, "16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
+PATIENTS = 4
+PROFILED_STEPS = 3
+
+Train = Callable[[], int]
+"""Trains for a while and says how many events it saw."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=6, help="optimizer steps of SequenceVAE in a round")
+    parser.add_argument("--patients", type=int, default=PATIENTS, help="in the one step of the loop in a round")
+    parser.add_argument(
+        "--profile", action="store_true", help="say where a step of SequenceVAE goes, and measure nothing"
+    )
+    options, words = parser.parse_known_args()
+    if real := os.environ.get("SEQVAE_REAL_DATA"):
+        words = ["--data_dir", f"{real}/physionet2012", *words]
+    settings = parse_command_line(
+        OptimizedSettings, [*TEN_MILLION, *words], prog="event_throughput", description=__doc__ or ""
+    )
+    if options.profile:
+        print_profile(settings)
+    else:
+        print(json.dumps(run(settings, options.rounds, options.steps, options.patients)))
+
+
+def run(settings: TrainingSettings, rounds: int, steps: int, patients: int) -> dict[str, Any]:
+    ours = SequenceVAETraining(settings)
+    candidates: dict[str, tuple[nn.Module, Train]] = {
+        f"SequenceVAE, {ours.precision}": (ours.network, lambda: ours.train(steps))
+    }
+    for name, twice in {"loop over sets, as SeqSetVAE": True, "the same without the unused half": False}.items():
+        loop = SetLoopTraining(ours.first_patients(patients), ours.variables, reconstruct_twice=twice)
+        candidates[name] = (loop.network, loop.train)
+    rates = events_per_second({name: train for name, (_, train) in candidates.items()}, rounds)
+    first = median(next(iter(rates.values())))
+    rows = [
+        {
+            "training": name,
+            "M parameters": round(sum(p.numel() for p in candidates[name][0].parameters()) / 1e6, 1),
+            "events/s": round(median(values), 1),
+            "spread": spread(values),
+            "SequenceVAE is faster by": round(first / median(values), 1),
+        }
+        for name, values in rates.items()
+    ]
+    print_table(f"Events a second in training, medians of {rounds} rounds in turns", rows)
+    ratio = rows[1]["SequenceVAE is faster by"]
+    return {"benchmark": "event_throughput", "machine": machine(), "rows": rows, "ratio": ratio}
+
+
+def events_per_second(candidates: dict[str, Train], rounds: int) -> dict[str, list[float]]:
+    """Each candidate once to warm up, then in turns."""
+    rates: dict[str, list[float]] = {name: [] for name in candidates}
+    for train in candidates.values():
+        train()
+    for _ in range(rounds):
+        for name, train in candidates.items():
+            start = time.perf_counter()
+            events = train()
+            rates[name].append(events / (time.perf_counter() - start))
+    return rates
+
+
+class SequenceVAETraining:
+    """What the command does in an optimizer step, without the Trainer around it."""
+
+    def __init__(self, settings: TrainingSettings) -> None:
+        self.settings = settings
+        self.data = make_data(settings)
+        self.device = torch.device(resolve_devices(settings.compute).accelerator)
+        self.precision = precision_in_force(settings.compute.precision, self.device.type).precision
+        torch.manual_seed(0)
+        self.network = SequenceVAE(self.data.description, settings.model).to(self.device)
+        self.optimizer = AdamW(self.network.parameters(), settings.optimizer.lr, fused=True)
+        self.batches = self._endless()
+
+    @property
+    def variables(self) -> int:
+        return len(self.data.description.names)
+
+    def first_patients(self, count: int) -> EventBatch:
+        """Of average length, so that they stand for all."""
+        stored = self.data.split("train")
+        order_N = abs(stored.lengths_N - stored.lengths_N.mean()).argsort(kind="stable")
+        batch = stored.gather(order_N[:count])
+        assert isinstance(batch, EventBatch)
+        return batch
+
+    def train(self, steps: int) -> int:
+        settings, events = self.settings, 0
+        free_bits = free_bits_in_force(settings.objective, settings.model.latent_scope)
+        dtype = DTYPES[self.precision]
+        for _ in range(steps):
+            for _ in range(settings.optimizer.gradient_accumulation_steps):
+                batch = next(self.batches)
+                with torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32):
+                    objective = negative_elbo(self.network(batch), 1.0, free_bits)
+                (objective.loss / batch.step_tokens).backward()
+                events += len(batch.values_E)
+            take_step(self.network, self.optimizer, settings.optimizer.gradient_clip)
+        return events
+
+    def _endless(self) -> Iterator[EventBatch]:
+        loader = self.data.train_dataloader()
+        while True:
+            for batch in loader:
+                assert isinstance(batch, EventBatch)
+                yield move_data_to_device(batch, self.device)
+            loader.set_epoch(loader.epoch + 1)
+
+
+class SetLoopTraining:
+    """One optimizer step of the loop, always on the same patients: its cost hardly depends on which they are."""
+
+    def __init__(self, batch: EventBatch, variables: int, *, reconstruct_twice: bool) -> None:
+        torch.manual_seed(0)
+        self.batch = batch
+        self.network = SetLoopVAE(variables, reconstruct_twice=reconstruct_twice)
+        self.optimizer = AdamW(self.network.parameters(), lr=1e-4, fused=True)
+
+    def train(self) -> int:
+        self.network(self.batch).backward()
+        take_step(self.network, self.optimizer, clip=0.5)
+        return len(self.batch.values_E)
+
+
+def take_step(network: nn.Module, optimizer: AdamW, clip: float) -> None:
+    nn.utils.clip_grad_norm_(network.parameters(), clip)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def print_profile(settings: TrainingSettings) -> None:
+    ours = SequenceVAETraining(settings)
+    ours.train(1)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        ours.train(PROFILED_STEPS)
+    print(profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=60))
+
+
+if __name__ == "__main__":
+    main()

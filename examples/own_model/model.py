@@ -1,0 +1,49 @@
+"""Somebody's own VAE: any `nn.Module` that turns one of our batches (`sequences/batches.py`) into a `VAEOutput`.
+
+This one is for tokens: a bag of words for an encoder, a GRU for a decoder. Only `forward` is compulsory; with `encode` and
+`nll_given_z` the monitor can also ask whether the decoder listens to z.
+
+Shapes: B sequences, T steps, S = T + 1 with the end mark, W width, Z latent dimensions, V vocabulary and end mark.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.sequence_vae import Posterior, VAEOutput, draw
+from sequences.batches import TokenBatch
+
+
+class BagToGRU(nn.Module):
+    """What words a sequence holds, but not their order, goes through z."""
+
+    def __init__(self, vocabulary_size: int, width: int = 64, latent_size: int = 8) -> None:
+        super().__init__()
+        self.end = vocabulary_size
+        self.posterior_layer = nn.Linear(width, 2 * latent_size)
+        self.table = nn.Embedding(vocabulary_size + 1, width)  # the end mark's vector begins a sequence
+        self.decoder = nn.GRU(width + latent_size, width, batch_first=True)
+        self.scores = nn.Linear(width, vocabulary_size + 1)
+
+    def forward(self, batch: TokenBatch) -> VAEOutput:
+        posterior = self.encode(batch)
+        steps_B = (batch.lengths_B + 1) * (batch.lengths_B > 0)
+        return VAEOutput(*posterior, self.nll_given_z(batch, draw(posterior)), steps_B)
+
+    def encode(self, batch: TokenBatch) -> Posterior:
+        real_BT = torch.arange(batch.tokens_BT.shape[1], device=batch.lengths_B.device) < batch.lengths_B[:, None]
+        shares_BT = real_BT / batch.lengths_B.clamp(min=1)[:, None]
+        bag_BW = (self.table(batch.tokens_BT) * shares_BT[..., None]).sum(dim=1)
+        mean_BZ, logvar_BZ = self.posterior_layer(bag_BW).float().chunk(2, dim=-1)
+        return Posterior(mean_BZ, logvar_BZ.clamp(-10, 10), batch.lengths_B > 0)
+
+    def nll_given_z(self, batch: TokenBatch, z: Tensor) -> Tensor:
+        """-log p(x | z) of each sequence: teacher forcing, the end mark predicted as well."""
+        steps_S = torch.arange(batch.tokens_BT.shape[1] + 1, device=z.device)
+        targets_BS = F.pad(batch.tokens_BT, (0, 1)).masked_fill(steps_S == batch.lengths_B[:, None], self.end)
+        before_BS = F.pad(batch.tokens_BT, (1, 0), value=self.end)
+        inputs_BSW = torch.cat((self.table(before_BS), z[:, None].expand(-1, len(steps_S), -1)), dim=-1)
+        scores_BSV = self.scores(self.decoder(inputs_BSW)[0]).float()
+        nll_BS = F.cross_entropy(scores_BSV.flatten(0, 1), targets_BS.flatten(), reduction="none").view_as(targets_BS)
+        predicted_BS = (steps_S <= batch.lengths_B[:, None]) & (batch.lengths_B > 0)[:, None]
+        return (nll_BS * predicted_BS).sum(dim=1)

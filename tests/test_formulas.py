@@ -1,0 +1,212 @@
+"""The formulas on posteriors, against torch.distributions, slow loops and closed forms, and at their edges."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.distributions import Normal, kl_divergence
+
+from monitors.formulas import (
+    active_units,
+    aggregate_kl,
+    effective_dimensions,
+    gaussian_kl,
+    importance_weighted_nll,
+    kl_per_dim,
+    logmeanexp,
+    mean_of_variances,
+    mutual_information,
+    rate,
+    variance_of_means,
+)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def some_posteriors(count: int = 40, size: int = 3, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = seeded(seed)
+    mean_NZ = torch.randn(count, size, generator=generator, dtype=torch.float64)
+    return mean_NZ, torch.randn(count, size, generator=generator, dtype=torch.float64) - 1
+
+
+def test_the_kl_is_that_of_torch_distributions():
+    mean_NZ, logvar_NZ = some_posteriors()
+    posterior, prior = Normal(mean_NZ, (0.5 * logvar_NZ).exp()), Normal(torch.zeros(3).double(), torch.ones(3).double())
+    torch.testing.assert_close(gaussian_kl(mean_NZ, logvar_NZ), kl_divergence(posterior, prior))
+    torch.testing.assert_close(kl_per_dim(mean_NZ, logvar_NZ), kl_divergence(posterior, prior).mean(dim=0))
+
+
+def test_the_kl_keeps_a_tiny_difference_from_the_prior_in_float32():
+    logvar_N = torch.tensor([1e-3, -1e-3])
+    torch.testing.assert_close(gaussian_kl(torch.zeros(2), logvar_N), torch.full((2,), 2.5e-7), rtol=0.05, atol=0)
+
+
+def test_the_rate_is_the_sum_over_dimensions():
+    mean_NZ, logvar_NZ = some_posteriors()
+    expected = sum(gaussian_kl(mean_NZ[i], logvar_NZ[i]).sum() for i in range(40)) / 40
+    torch.testing.assert_close(rate(kl_per_dim(mean_NZ, logvar_NZ)), expected)
+
+
+def slow_mutual_information(mean_NZ: Tensor, logvar_NZ: Tensor, generator: torch.Generator) -> float:
+    """The definition, one pair at a time."""
+    noise_NZ = torch.randn(mean_NZ.shape, generator=generator, dtype=torch.float64)
+    deviation_NZ = (0.5 * logvar_NZ).exp()
+    total = 0.0
+    for i in range(len(mean_NZ)):
+        z_Z = mean_NZ[i] + deviation_NZ[i] * noise_NZ[i]
+        log_q = [Normal(m, s).log_prob(z_Z).sum().item() for m, s in zip(mean_NZ, deviation_NZ, strict=True)]
+        total += log_q[i] - math.log(sum(math.exp(value) for value in log_q) / len(log_q))
+    return total / len(mean_NZ)
+
+
+def test_mutual_information_is_its_definition():
+    mean_NZ, logvar_NZ = some_posteriors()
+    expected = slow_mutual_information(mean_NZ, logvar_NZ, seeded(5))
+    assert mutual_information(mean_NZ, logvar_NZ, seeded(5)).item() == pytest.approx(expected, rel=1e-10)
+
+
+def test_mutual_information_is_the_closed_form_where_the_aggregate_is_a_gaussian():
+    """Means spread as N(0, 1 - v) and variances of v make q(z) = N(0, 1): I = -0.5 log v a dimension."""
+    variance = 0.3
+    mean_NZ = torch.randn(4000, 2, generator=seeded(), dtype=torch.float64) * math.sqrt(1 - variance)
+    logvar_NZ = torch.full_like(mean_NZ, math.log(variance))
+    assert mutual_information(mean_NZ, logvar_NZ, seeded(1)).item() == pytest.approx(-math.log(variance), abs=0.04)
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 7, 39, 40, 41])
+def test_mutual_information_is_the_same_in_chunks_of_any_size(rows_at_once):
+    mean_NZ, logvar_NZ = some_posteriors()
+    whole = mutual_information(mean_NZ, logvar_NZ, seeded())
+    chunked = mutual_information(mean_NZ, logvar_NZ, seeded(), rows_at_once=rows_at_once)
+    torch.testing.assert_close(chunked, whole, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("offset", [0.0, 3.0, 1e3])
+@pytest.mark.parametrize("logvar", [0.0, -12.0, 12.0])
+def test_mutual_information_is_zero_where_all_posteriors_are_one_wherever_it_lies(offset, logvar):
+    mean_NZ, logvar_NZ = torch.full((300, 8), offset), torch.full((300, 8), logvar)
+    assert mutual_information(mean_NZ, logvar_NZ, seeded()).item() == pytest.approx(0, abs=1e-11)
+
+
+@given(
+    count=st.integers(1, 30),
+    size=st.integers(1, 6),
+    spread=st.floats(0, 100),
+    logvar=st.floats(-20, 5),
+    seed=st.integers(0, 1000),
+)
+def test_mutual_information_is_never_above_its_cap(count, size, spread, logvar, seed):
+    mean_NZ = spread * torch.randn(count, size, generator=seeded(seed))
+    information = mutual_information(mean_NZ, torch.full((count, size), logvar), seeded(seed))
+    assert information.item() <= math.log(count)
+
+
+def test_mutual_information_of_posteriors_far_apart_is_its_cap():
+    mean_NZ = 100.0 * torch.arange(64.0)[:, None]
+    information = mutual_information(mean_NZ, torch.full((64, 1), -12.0), seeded())
+    assert information.item() == pytest.approx(math.log(64), abs=1e-12)
+
+
+def test_mutual_information_of_one_posterior_is_zero():
+    assert mutual_information(torch.ones(1, 2), torch.zeros(1, 2), seeded()).item() == 0
+
+
+def test_mutual_information_draws_from_its_own_generator():
+    torch.manual_seed(0)
+    before = torch.random.get_rng_state()
+    mutual_information(*some_posteriors(), seeded())
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("where", ["mean", "logvar"])
+def test_a_nan_makes_information_nan_and_the_kl_of_its_dimension_alone(where):
+    mean_NZ, logvar_NZ = some_posteriors()
+    (mean_NZ if where == "mean" else logvar_NZ)[3, 1] = math.nan
+    assert mutual_information(mean_NZ, logvar_NZ, seeded()).isnan()
+    assert kl_per_dim(mean_NZ, logvar_NZ).isnan().tolist() == [False, True, False]
+
+
+def test_the_aggregate_kl_is_what_the_rate_has_beyond_the_information():
+    """All posteriors one: they tell nothing, and all of the rate is the distance of q(z) from the prior."""
+    mean_NZ, logvar_NZ = torch.full((50, 2), 2.0), torch.zeros(50, 2)
+    paid = rate(kl_per_dim(mean_NZ, logvar_NZ))
+    assert aggregate_kl(paid, mutual_information(mean_NZ, logvar_NZ, seeded())).item() == pytest.approx(4.0)
+
+
+def test_the_variances_are_those_of_means_and_the_mean_of_those_of_posteriors():
+    mean_NZ, logvar_NZ = some_posteriors()
+    for z in range(3):
+        means, center = mean_NZ[:, z].tolist(), mean_NZ[:, z].mean().item()
+        assert variance_of_means(mean_NZ)[z].item() == pytest.approx(sum((m - center) ** 2 for m in means) / 39)
+        expected = sum(math.exp(value) for value in logvar_NZ[:, z].tolist()) / 40
+        assert mean_of_variances(logvar_NZ)[z].item() == pytest.approx(expected)
+
+
+def test_the_variance_of_one_mean_is_not_known():
+    assert variance_of_means(torch.ones(1, 3)).isnan().all()
+
+
+def test_active_units_count_dimensions_whose_mean_has_the_threshold_or_more():
+    alternating_N1 = torch.tensor([1.0, -1.0]).repeat(50)[:, None] * math.sqrt(99 / 100)  # a variance of 1
+    deviations_Z = torch.tensor([0.0, 0.0999, 0.1001, 1.0])
+    assert active_units(alternating_N1 * deviations_Z).item() == 2
+    assert active_units(alternating_N1 * deviations_Z, threshold=0.5).item() == 1
+
+
+def test_active_units_are_none_at_collapse_however_wide_the_posteriors_are():
+    assert active_units(torch.zeros(100, 4)).item() == 0
+
+
+@pytest.mark.parametrize(
+    ("kl", "expected"),
+    [
+        ([2.0, 2.0, 2.0], 3.0),
+        ([5.0, 0.0, 0.0], 1.0),
+        ([3.0, 1.0], 16 / 10),
+        ([0.0, 0.0], 0.0),
+        ([1e-30, 1e-30], 2.0),
+    ],
+)
+def test_effective_dimensions_are_the_participation_ratio_of_the_rate(kl, expected):
+    assert effective_dimensions(torch.tensor(kl)).item() == pytest.approx(expected)
+
+
+def test_effective_dimensions_of_a_nan_are_not_known():
+    assert effective_dimensions(torch.tensor([1.0, math.nan])).isnan()
+
+
+def test_logmeanexp_is_the_log_of_the_mean_and_does_not_overflow():
+    values = torch.tensor([[0.1, -2.0, 3.0]], dtype=torch.float64)
+    expected = math.log(sum(math.exp(value) for value in (0.1, -2.0, 3.0)) / 3)
+    assert logmeanexp(values, dim=1).item() == pytest.approx(expected)
+    assert logmeanexp(values + 5000, dim=1).item() == pytest.approx(expected + 5000)
+
+
+def gaussian_log_weights(samples: int, seed: int) -> tuple[Tensor, Tensor]:
+    """z ~ N(0, 1), x | z ~ N(z, 1), so that x ~ N(0, 2); and a proposal that is not the true posterior N(x/2, 1/2)."""
+    x_N = torch.tensor([0.0, 1.5], dtype=torch.float64)
+    proposal = Normal(0.4 * x_N, torch.full_like(x_N, 0.8))
+    z_KN = proposal.mean + proposal.stddev * torch.randn(samples, 2, generator=seeded(seed), dtype=torch.float64)
+    prior = Normal(torch.zeros_like(x_N), torch.ones_like(x_N))
+    log_weight_KN = prior.log_prob(z_KN) + Normal(z_KN, torch.ones_like(z_KN)).log_prob(x_N) - proposal.log_prob(z_KN)
+    return log_weight_KN, -Normal(torch.zeros_like(x_N), torch.full_like(x_N, math.sqrt(2))).log_prob(x_N)
+
+
+def test_the_importance_weighted_nll_finds_the_exact_likelihood_and_falls_towards_it():
+    log_weight_KN, exact_N = gaussian_log_weights(20_000, seed=0)
+    torch.testing.assert_close(importance_weighted_nll(log_weight_KN), exact_N, rtol=0, atol=0.01)
+    by_samples = [
+        torch.stack([importance_weighted_nll(part) for part in log_weight_KN[:6000].split(k)]).mean()
+        for k in (1, 5, 50)
+    ]
+    assert by_samples[0] > by_samples[1] > by_samples[2]
+
+
+def test_one_importance_sample_is_the_negative_elbo():
+    log_weight_KN = gaussian_log_weights(1, seed=3)[0]
+    torch.testing.assert_close(importance_weighted_nll(log_weight_KN), -log_weight_KN[0])

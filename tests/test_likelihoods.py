@@ -1,0 +1,269 @@
+"""The likelihoods are proper, the embeddings tell apart what differs, and sums over events equal a loop.
+
+Shapes: B sequences, T steps (S: with the end mark), V variables or ids, D features, E events, N rows, W width.
+"""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.distributions import OUTLIER_SCALE, OUTLIER_SHARE, gap_nll, robust_nll
+from models.embeddings import SHORTEST_GAP, EventEmbedding, GivenVectors, time_features
+from models.likelihoods import (
+    FEW_VARIABLES,
+    EventLikelihood,
+    MomentsOfAll,
+    MomentsOfPresent,
+    TokenLikelihood,
+    VectorLikelihood,
+    by_rows,
+)
+from models.segments import spread_to_events, step_offsets, sum_by_step
+from models.sequence_vae import SequenceVAE
+from sequences.batches import TokenBatch
+from sequences.description import DataDescription
+from tests.small_models import SMALL, make_batch
+
+
+def test_token_sequences_up_to_a_length_and_those_longer_have_probability_one():
+    torch.manual_seed(0)
+    vae = SequenceVAE(DataDescription(kind="tokens", vocabulary_size=2), SMALL).eval()
+    longest, z_1Z = 4, torch.randn(1, 3)
+    first_hidden_W = vae.decoder(vae.begin_W.expand(1, 1, -1), z_1Z)[0, 0]
+    assert isinstance(vae.likelihood, TokenLikelihood)
+    nothing = vae.likelihood.scores(first_hidden_W).softmax(dim=-1)[vae.likelihood.end]
+    ended = [torch.exp(-score_all_words(vae, length, z_1Z).sum(dim=1)).sum() for length in range(1, longest + 1)]
+    longer = torch.exp(-score_all_words(vae, longest + 1, z_1Z)[:, :-1].sum(dim=1)).sum()
+    assert (nothing + sum(ended) + longer).item() == pytest.approx(1, abs=1e-5)
+
+
+def score_all_words(vae: SequenceVAE, length: int, z_1Z: Tensor) -> Tensor:
+    """-log p of each step of each of the 2^length words, the end mark last."""
+    words_BT = torch.tensor(list(itertools.product(range(2), repeat=length)))
+    lengths_B = torch.full((len(words_BT),), length)
+    batch = TokenBatch(words_BT, lengths_B, lengths_B, None, step_tokens=1, position=0)
+    return vae.decode(batch, z_1Z.expand(len(words_BT), -1)).detach()
+
+
+def test_feature_densities_are_those_of_independent_gaussians():
+    torch.manual_seed(0)
+    likelihood, batch = VectorLikelihood(3, 8), make_batch("vectors", [4])
+    hidden_BTW = torch.randn(1, 4, 8)
+    mean_BTD, raw_BTD = likelihood.moments(hidden_BTW).chunk(2, dim=-1)
+    gaussians = torch.distributions.Normal(mean_BTD, torch.exp(3.5 * torch.tanh(raw_BTD / 7)))
+    expected_BT = -(gaussians.log_prob(batch.values_BTD) * batch.observed_BTD).sum(dim=-1)
+    torch.testing.assert_close(likelihood(hidden_BTW, batch), expected_BT, rtol=0, atol=0.01)
+
+
+def test_a_missing_value_has_no_say_in_the_likelihood():
+    likelihood, batch = VectorLikelihood(3, 8), make_batch("vectors", [4])
+    hidden_BTW = torch.randn(1, 4, 8)
+    poisoned_BTD = torch.where(batch.observed_BTD, batch.values_BTD, 100.0)
+    torch.testing.assert_close(
+        likelihood(hidden_BTW, batch._replace(values_BTD=poisoned_BTD)), likelihood(hidden_BTW, batch), rtol=0, atol=0
+    )
+
+
+def test_gaps_are_log_normal():
+    gaps, mean, logvar = torch.tensor([0.5, 7.0, 300.0]), torch.tensor(2.0), torch.tensor(0.6)
+    expected = -torch.distributions.LogNormal(mean, torch.exp(0.5 * logvar)).log_prob(gaps)
+    torch.testing.assert_close(gap_nll(gaps, mean, logvar, shortest=0.1), expected, rtol=0, atol=0.01)
+
+
+@pytest.mark.parametrize(("mean", "logvar"), [(-1.0, 0.0), (3.0, 1.0), (-8.0, -2.0)])
+def test_gaps_and_those_too_short_to_be_told_apart_have_probability_one(mean, logvar):
+    """What Cauchy outliers have beyond e^30 is known in closed form."""
+    shortest, longest = 0.2, 30.0
+    edges = torch.linspace(math.log(shortest), longest, 100_001, dtype=torch.float64)
+    gaps = (0.5 * (edges[1:] + edges[:-1])).exp()
+    densities = torch.exp(-gap_nll(gaps, torch.tensor(mean), torch.tensor(logvar), shortest))
+    longer = (densities * gaps).sum() * (edges[1] - edges[0])
+    shorter = shortest * torch.exp(-gap_nll(torch.tensor(0.0), torch.tensor(mean), torch.tensor(logvar), shortest))
+    beyond = OUTLIER_SHARE * (0.5 - math.atan(longest / OUTLIER_SCALE) / math.pi)
+    assert (longer + shorter + beyond).item() == pytest.approx(1, abs=1e-5)
+
+
+def test_gaps_too_short_to_be_told_apart_are_equally_likely_and_learn_from():
+    mean = torch.tensor(1.0, requires_grad=True)
+    nll_N = gap_nll(torch.tensor([0.0, 0.1, 0.2]), mean, torch.tensor(0.0), shortest=0.2)
+    assert nll_N.unique().numel() == 1
+    nll_N.sum().backward()
+    assert mean.grad is not None
+    assert mean.grad > 0
+
+
+@pytest.mark.parametrize(("mean", "logvar"), [(0.0, 0.0), (2.0, -5.0), (-3.0, 4.0)])
+def test_values_have_probability_one(mean, logvar):
+    """What Cauchy outliers have beyond 1,000 is known in closed form."""
+    values = torch.linspace(-1000, 1000, 2_000_001, dtype=torch.float64)
+    density = torch.exp(-robust_nll(values, torch.tensor(mean), torch.tensor(logvar)))
+    beyond = OUTLIER_SHARE * (1 - 2 * math.atan(1000 / OUTLIER_SCALE) / math.pi)
+    assert (density.sum() * 0.001).item() + beyond == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("logvar", [-7.0, 0.0, 7.0])
+def test_an_ordinary_value_costs_what_a_gaussian_says(logvar):
+    deviation = math.exp(0.5 * logvar)
+    values = 1.5 + deviation * torch.linspace(-3, 3, 61)
+    expected = -torch.distributions.Normal(1.5, deviation).log_prob(values)
+    torch.testing.assert_close(robust_nll(values, torch.tensor(1.5), torch.tensor(logvar)), expected, rtol=0, atol=0.01)
+
+
+@pytest.mark.parametrize(("value", "most"), [(19.7, 15), (-19.7, 15), (1e3, 25), (1e30, 160)])
+def test_a_wild_value_costs_little_and_leaves_gradients_finite(value, most):
+    moments = torch.tensor([0.0, -7.0], requires_grad=True)
+    nll = robust_nll(torch.tensor(value), *moments)
+    nll.backward()
+    assert nll < most
+    assert moments.grad is not None
+    assert moments.grad.isfinite().all()
+
+
+def test_a_wild_gap_costs_little():
+    assert gap_nll(torch.tensor(1e9), torch.tensor(0.0), torch.tensor(-7.0), shortest=0.1) < math.log(1e9) + 15
+
+
+def test_the_sets_that_a_step_may_hold_have_probability_one():
+    torch.manual_seed(0)
+    likelihood, hidden_1W = EventLikelihood(4, 8), torch.randn(1, 8)
+    subsets_NV = torch.tensor(list(itertools.product([False, True], repeat=4)))
+    nll_N = likelihood.bernoulli(hidden_1W.expand(len(subsets_NV), -1), subsets_NV)
+    assert torch.exp(-nll_N).sum().item() == pytest.approx(1, abs=1e-5)
+
+
+def test_an_event_twice_in_a_step_is_present_once():
+    torch.manual_seed(0)
+    likelihood, batch = EventLikelihood(3, 8), make_batch("events", [5])
+    doubled = batch._replace(
+        variables_E=batch.variables_E.repeat_interleave(2), steps_E=batch.steps_E.repeat_interleave(2)
+    )
+    hidden_NW = torch.randn(5, 8)
+    torch.testing.assert_close(likelihood.presence_nll(hidden_NW, doubled), likelihood.presence_nll(hidden_NW, batch))
+
+
+def test_the_likelihood_of_a_step_is_that_of_its_gap_its_variables_and_their_values():
+    """Held against a loop over the steps and events of one sequence."""
+    torch.manual_seed(0)
+    likelihood, batch = EventLikelihood(3, 8), make_batch("events", [5])
+    hidden_BTW = torch.randn(1, 5, 8)
+    nll_T = likelihood(hidden_BTW, batch)[0]
+    for step in range(5):
+        features = torch.cat((hidden_BTW[0, step], time_features(batch.gaps_BT[0, step])))
+        hidden_W = hidden_BTW[0, step] + likelihood.after_gap(features)
+        mine_E = batch.steps_E == step
+        logits_V = likelihood.presence(hidden_W)
+        present_V = torch.isin(torch.arange(3), batch.variables_E[mine_E]).float()
+        expected = -torch.distributions.Bernoulli(logits=logits_V).log_prob(present_V).sum()
+        gap_moments = likelihood.predict_gaps(hidden_BTW[:, step])
+        expected += gap_nll(batch.gaps_BT[:, step], *gap_moments, SHORTEST_GAP).squeeze() if step > 0 else 0
+        for variable, value, has_value in zip(
+            batch.variables_E[mine_E], batch.values_E[mine_E], batch.has_value_E[mine_E], strict=True
+        ):
+            mean, raw = likelihood.value_moments.of_all(hidden_W[None])[0, variable]
+            gaussian = torch.distributions.Normal(mean, torch.exp(3.5 * torch.tanh(raw / 7)))
+            expected -= gaussian.log_prob(value) * has_value
+        torch.testing.assert_close(nll_T[step], expected, rtol=0, atol=0.01)
+
+
+@pytest.mark.parametrize("make_moments", [MomentsOfAll, MomentsOfPresent])
+def test_moments_of_events_are_those_of_their_step_and_variable(make_moments):
+    torch.manual_seed(0)
+    moments, hidden_NW = make_moments(7, 8), torch.randn(4, 8)
+    steps_E, variables_E = torch.tensor([0, 0, 1, 3]), torch.tensor([6, 2, 2, 0])
+    moments_E2 = moments(hidden_NW, steps_E, variables_E, step_offsets(steps_E, 4))
+    torch.testing.assert_close(moments_E2, moments.of_all(hidden_NW)[steps_E, variables_E])
+
+
+def test_many_variables_have_a_proper_likelihood_that_learns():
+    torch.manual_seed(0)
+    likelihood, batch = EventLikelihood(FEW_VARIABLES + 1, 8), make_batch("events", [5, 2])
+    nll_BT = likelihood(torch.randn(2, 5, 8), batch)
+    assert not nll_BT[1, 2:].any()
+    nll_BT.sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in likelihood.parameters())
+
+
+def test_variables_that_had_a_value_in_training_are_remembered():
+    likelihood, batch = EventLikelihood(4, 8), make_batch("events", [9])
+    likelihood.eval()(torch.randn(1, 9, 8), batch)
+    assert not likelihood.valued_V.any()
+    likelihood.train()(torch.randn(1, 9, 8), batch)
+    assert likelihood.valued_V.tolist() == [True, False, True, False]
+
+
+def test_scores_in_slices_equal_scores_at_once(monkeypatch):
+    torch.manual_seed(0)
+    likelihood, hidden_NW = TokenLikelihood(40, 8), torch.randn(600, 8, requires_grad=True)
+    targets_N = torch.randint(0, 41, (600,))
+    whole_N = likelihood.cross_entropy(hidden_NW, targets_N)
+    (whole_gradient,) = torch.autograd.grad(whole_N.square().sum(), likelihood.scores.weight)
+    monkeypatch.setattr("models.likelihoods.SCORES_AT_ONCE", 1)
+    sliced_N = by_rows(likelihood.cross_entropy, 41, hidden_NW, targets_N)
+    (sliced_gradient,) = torch.autograd.grad(sliced_N.square().sum(), likelihood.scores.weight)
+    torch.testing.assert_close(sliced_N, whole_N)
+    torch.testing.assert_close(sliced_gradient, whole_gradient, rtol=1e-4, atol=1e-4)
+
+
+def test_the_order_of_the_events_in_a_step_changes_nothing():
+    torch.manual_seed(0)
+    embedding, batch = EventEmbedding(3, 16), make_batch("events", [6, 4])
+    order = torch.argsort(batch.steps_E * 10 - batch.variables_E)
+    shuffled = batch._replace(
+        **{name: getattr(batch, name)[order] for name in ("variables_E", "values_E", "has_value_E", "steps_E")}
+    )
+    torch.testing.assert_close(embedding(shuffled), embedding(batch))
+
+
+def test_a_value_swapped_between_two_variables_changes_the_set():
+    torch.manual_seed(0)
+    embedding, batch = EventEmbedding(3, 16), make_batch("events", [1])
+    pair = {"variables_E": torch.tensor([0, 2]), "has_value_E": torch.tensor([True, True])}
+    pair |= {"steps_E": torch.tensor([0, 0]), "values_E": torch.tensor([-1.0, 1.0])}
+    batch = batch._replace(**pair)
+    swapped = batch._replace(values_E=torch.tensor([1.0, -1.0]))
+    assert (embedding(swapped) - embedding(batch)).abs().max() > 0.1
+
+
+def test_a_value_of_zero_is_not_a_missing_value():
+    torch.manual_seed(0)
+    embedding, batch = EventEmbedding(3, 16), make_batch("events", [3])
+    zeros_E = torch.zeros_like(batch.values_E)
+    measured = embedding(batch._replace(values_E=zeros_E, has_value_E=torch.ones_like(batch.has_value_E)))
+    unmeasured = embedding(batch._replace(values_E=zeros_E, has_value_E=torch.zeros_like(batch.has_value_E)))
+    assert (measured - unmeasured).abs().max() > 0.1
+
+
+def test_sums_by_step_equal_a_loop_and_spreading_is_their_adjoint():
+    torch.manual_seed(0)
+    steps_E = torch.tensor([0, 0, 1, 3, 3, 3])
+    offsets = step_offsets(steps_E, 5)
+    events_ER, steps_NR = torch.randn(6, 2, requires_grad=True), torch.randn(5, 2, requires_grad=True)
+    expected_NR = torch.stack([events_ER[steps_E == step].sum(dim=0) for step in range(5)])
+    sums_NR, spread_ER = sum_by_step(events_ER, steps_E, offsets), spread_to_events(steps_NR, steps_E, offsets)
+    torch.testing.assert_close(sums_NR, expected_NR)
+    assert torch.equal(spread_ER, steps_NR[steps_E])
+    (gradient_ER,) = torch.autograd.grad((sums_NR * steps_NR.detach()).sum(), events_ER)
+    (gradient_NR,) = torch.autograd.grad((spread_ER * events_ER.detach()).sum(), steps_NR)
+    assert torch.equal(gradient_ER, steps_NR[steps_E])
+    torch.testing.assert_close(gradient_NR, expected_NR)
+
+
+def test_a_batch_without_events_adds_up_to_nothing():
+    nothing = torch.zeros(0, dtype=torch.int64)
+    assert not sum_by_step(torch.zeros(0, 2), nothing, step_offsets(nothing, 3)).any()
+
+
+@pytest.mark.parametrize("minutes", [1 / 60, 1.0, 60.0, 24 * 60.0, 30 * 24 * 60.0])
+def test_time_features_tell_a_time_from_one_a_tenth_longer(minutes):
+    distance = (time_features(torch.tensor(minutes)) - time_features(torch.tensor(1.1 * minutes))).norm()
+    assert distance > 0.3
+
+
+def test_given_vectors_tell_variables_apart_on_the_scale_of_drawn_ones():
+    torch.manual_seed(0)
+    drawn, given = EventEmbedding(1000, 64), EventEmbedding(1000, 64, GivenVectors(30 * torch.randn(1000, 300), True))
+    spread = [module.table().std().item() for module in (drawn, given)]
+    assert spread[1] == pytest.approx(spread[0], rel=0.1)

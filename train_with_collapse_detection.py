@@ -1,0 +1,58 @@
+"""Train a sequence VAE plainly, and watch its posterior as closely as can be.
+
+    python train_with_collapse_detection.py                              # demo data with known truth
+    python train_with_collapse_detection.py --data_dir my_data           # any Parquet of sequences
+    python train_with_collapse_detection.py --fast_detection             # watched less closely, and quietly
+
+What a careful person would write without any of this package's measures: 32-bit numbers, random batches of four sequences,
+plain AdamW, a full validation after each epoch. It is the reference that train_optimized.py is measured against, and the run
+to look at where something seems wrong.
+"""
+
+import sys
+from dataclasses import dataclass, field
+from functools import partial
+
+from sequences.settings import BatchSettings
+from training.command_line import parse_command_line
+from training.console import set_up_output, share_cores
+from training.exit_codes import run_command
+from training.settings import OptimizerSettings, TrainingSettings
+
+PROG = "train_with_collapse_detection.py"
+EVERY_N_STEPS, FAST_EVERY_N_STEPS = 20, 50
+"""Optimizer steps between two readings of the posterior, without and with --fast_detection."""
+PROBE_EVERY = 10
+"""With --fast_detection, readings between two that ask whether the decoder uses the latent: those cost a few steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceSettings(TrainingSettings):
+    """The plain recipe. Batches of four want a lower rate than batches of 8,000 tokens."""
+
+    batches: BatchSettings = field(default_factory=partial(BatchSettings, batch_size=4, bucketing=False))
+    optimizer: OptimizerSettings = field(default_factory=partial(OptimizerSettings, lr=5e-4, fused_optimizer=False))
+
+
+def main() -> None:
+    settings = parse_command_line(ReferenceSettings, sys.argv[1:], prog=PROG, description=__doc__ or "")
+    share_cores()
+
+    from monitors import PosteriorMetricsMonitor  # only now: torch and Lightning take seconds, which --help must not
+    from training.run import fit
+
+    set_up_output()  # after Lightning, which sets the levels of its loggers when it is imported
+    watch = settings.monitoring
+    if watch.disable_metrics_monitoring:
+        fit(settings)
+        return
+    every_n_steps = watch.update_frequency or (FAST_EVERY_N_STEPS if watch.fast_detection else EVERY_N_STEPS)
+    probe_every = PROBE_EVERY if watch.fast_detection else 1
+    monitor = PosteriorMetricsMonitor(
+        update_frequency=every_n_steps, probe_every_n_readings=probe_every, verbose=not watch.fast_detection
+    )
+    fit(settings, [monitor])
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, PROG))

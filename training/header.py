@@ -1,0 +1,77 @@
+"""What will run, in some lines that a run begins with: everything a reader of the output would otherwise have to ask."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from torch import nn
+
+from dataset import SequenceDataModule
+from models.sequence_vae import SequenceVAE
+from models.settings import ModelSettings
+from training.devices import Devices
+from training.objective import free_bits_in_force
+from training.plan import Plan
+from training.precision import InForce
+from training.settings import ObjectiveSettings, TrainingSettings
+
+
+def header(
+    settings: TrainingSettings,
+    data: SequenceDataModule,
+    network: nn.Module,
+    plan: Plan,
+    devices: Devices,
+    precision: InForce,
+    more: Iterable[tuple[str, str]],
+) -> str:
+    """`more`: lines that the caller adds, each with its name."""
+    first, *rest = data.summary()
+    lines = [
+        ("data", first),
+        *(("", line) for line in rest),
+        ("model", describe_network(network, settings.model)),
+        ("objective", describe_objective(settings.objective, settings.model.latent_scope)),
+        ("training", describe_training(settings, plan)),
+        ("devices", describe_devices(settings, devices, precision)),
+        *more,
+    ]
+    return "\n".join(f"{name:<11} {text}" for name, text in lines)
+
+
+def describe_network(network: nn.Module, model: ModelSettings) -> str:
+    parameters = f"{sum(p.numel() for p in network.parameters()) / 1e6:.2f} M parameters"
+    if not isinstance(network, SequenceVAE):
+        return f"{type(network).__name__}, {parameters}"
+    latents = f"{model.latent_size} latent dimensions for each {model.latent_scope}"
+    if model.posterior == "batch_norm":
+        latents += ", means normalised over the batch"
+    return (
+        f"{model.encoder} encoder, {model.decoder} decoder, {parameters} (width {model.width}, depth {model.depth}), "
+        f"{latents}"
+    )
+
+
+def describe_objective(objective: ObjectiveSettings, latent_scope: Literal["sequence", "step"]) -> str:
+    if objective.target_kl is not None:
+        weight = f"steered to {objective.target_kl:g} nats (--target_kl)"
+    elif objective.kl_schedule == "constant":
+        weight = f"{objective.beta:g}"
+    else:
+        weight = f"{objective.kl_schedule} to {objective.beta:g} (--kl_schedule, --kl_warmup {objective.kl_warmup:g})"
+    free_bits = free_bits_in_force(objective, latent_scope)
+    return f"negative ELBO; KL weight {weight}; {free_bits:g} nats of each dimension free (--free_bits)"
+
+
+def describe_training(settings: TrainingSettings, plan: Plan) -> str:
+    optimizer, steps = settings.optimizer, plan.total_steps
+    epochs = f"{steps / plan.steps_per_epoch:.3g} epochs"
+    return (
+        f"{steps:,} optimizer steps ({epochs}) of up to {plan.tokens_per_step:,} steps of sequences "
+        f"({plan.sequences_per_step:.3g} sequences on average); lr {plan.lr:.3g}, {optimizer.lr_schedule}"
+    )
+
+
+def describe_devices(settings: TrainingSettings, devices: Devices, precision: InForce) -> str:
+    compiled = f", compiled ({settings.compute.compile_mode})" if settings.compute.compile_model else ""
+    reason = f" in place of {settings.compute.precision}: {precision.reason}" if precision.reason else ""
+    return f"{devices}, {precision.precision}{reason}{compiled}"

@@ -1,0 +1,44 @@
+"""How long a run is, and in what portions: settings and data in, numbers out."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dataset import SequenceDataModule
+from training.schedules import planned_steps
+from training.settings import TrainingSettings
+
+RATE_TOKENS = 8_000
+"""Tokens of an optimizer step that --lr is stated for, where --scale_lr scales it."""
+
+
+class Plan(NamedTuple):
+    """Of a whole run."""
+
+    total_steps: int
+    """Optimizer steps."""
+    steps_per_epoch: int
+    tokens_per_step: int
+    """Steps of sequences in an optimizer step, at most, padding included."""
+    sequences_per_step: float
+    """On average."""
+    lr: float
+    """Highest learning rate."""
+
+
+def plan_run(settings: TrainingSettings, data: SequenceDataModule, world: int) -> Plan:
+    lengths_N = data.split("train").lengths_N
+    steps_per_epoch = data.steps_per_epoch(world)
+    tokens_per_step = data.limits.tokens_per_batch * data.accumulate * world
+    return Plan(
+        total_steps=planned_steps(
+            settings.run.max_epochs,
+            settings.run.max_steps,
+            optimizer_steps_per_epoch=steps_per_epoch,
+            sequence_steps_per_epoch=int(lengths_N.sum(dtype=np.int64)),
+        ),
+        steps_per_epoch=steps_per_epoch,
+        tokens_per_step=tokens_per_step,
+        sequences_per_step=len(lengths_N) / steps_per_epoch,
+        lr=settings.optimizer.lr * (tokens_per_step / RATE_TOKENS if settings.optimizer.scale_lr else 1),
+    )

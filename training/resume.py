@@ -1,0 +1,253 @@
+"""Where a run goes on: what --run_name, --resume and --init_from mean.
+
+In: settings, and what lies in run directories. Out: a directory and the checkpoint to go on from, or a `UsageError` that says
+why not and what to do; networks made anew from checkpoints.
+"""
+
+import logging
+import shutil
+import time
+import zlib
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from lightning import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from models.embeddings import GivenVectors
+from models.sequence_vae import SequenceVAE
+from models.settings import ModelSettings
+from sequences.description import DataDescription
+from sequences.errors import StorageError
+from training.checkpoints import BEST, LAST, PREVIOUS, damage_of, read_lazily
+from training.differences import differences, misfits, other_meanings, plain, some_of
+from training.exit_codes import UsageError
+from training.settings import RunSettings
+
+CONFIG = "config.yaml"
+_OUTPUTS = (
+    *(CONFIG, "environment.json", "metrics.csv", "posterior.jsonl", "events.jsonl", "report.html"),
+    *("samples", "plots", "checkpoints"),
+)
+"""What a run writes, and one that begins anew in its directory removes; nothing else is ever touched."""
+
+_WEIGHTS = "network."
+"""How the names of the network's weights begin in a checkpoint."""
+
+_log = logging.getLogger(__name__)
+
+
+class Start(NamedTuple):
+    """Where a run begins."""
+
+    directory: Path
+    checkpoint: Path | None
+    """To go on from."""
+
+
+def open_run(run: RunSettings, kind: str) -> Start:
+    """Make or find the directory of a run. Only one process may do this; the others are told."""
+    if run.resume not in ("auto", "never"):
+        return _start_from(run, Path(run.resume).expanduser(), kind)
+    if run.run_name is None:
+        return Start(_make_unnamed(run, kind), None)
+    directory = Path(run.output_dir).expanduser() / run.run_name
+    if not _is_there(directory):
+        return Start(_make(directory), None)
+    if run.resume == "never" and _is_used(directory):
+        raise UsageError(f"--run_name {run.run_name}: {directory} is there already; --resume auto goes on with it")
+    checkpoint = find_checkpoint(directory)
+    if checkpoint is None:
+        _clear(directory)
+    return Start(directory, checkpoint)
+
+
+def find_checkpoint(directory: Path) -> Path | None:
+    """The newest checkpoint of a run that is whole; None where it has none yet. The best one is better than none."""
+    damaged: list[str] = []
+    for path in (directory / "checkpoints" / name for name in (LAST, PREVIOUS, BEST)):
+        if not path.exists():
+            continue
+        damage = damage_of(path)
+        if damage is None:
+            for line in damaged:
+                _log.warning("%s; going on from %s instead", line, path.name)
+            return path
+        damaged.append(f"{path}: {damage}")
+    if damaged:
+        raise UsageError(f"nothing to go on from: {'; '.join(damaged)}. Choose another --run_name to begin anew.")
+    return None
+
+
+def finished(checkpoint: Path, total_steps: int) -> bool:
+    """Whether all steps of a run lie behind a checkpoint, and the validation at its last one, too."""
+    found = read_lazily(checkpoint)
+    return found["global_step"] >= total_steps and not found["owes_validation"]
+
+
+def identity_of(lengths_N: np.ndarray) -> dict[str, int]:
+    """What tells training data from others, whatever the path they lie at; the part "data" of a checkpoint's origin."""
+    return {
+        "sequences": len(lengths_N),
+        "steps": int(lengths_N.sum(dtype=np.int64)),
+        "checksum": zlib.crc32(lengths_N.astype("<i8").tobytes()),
+    }
+
+
+def refuse_other_run(checkpoint: Path, own_origin: dict[str, Any]) -> None:
+    """Refuse to go on where the data, the network or the batches are others than those of the checkpoint."""
+    found = differences(read_lazily(checkpoint)["origin"], own_origin)
+    if found:
+        raise UsageError(
+            f"{checkpoint} is of another run: {some_of(found)}. Give what it was made with, or another --run_name, or "
+            f"take its weights alone with --init_from"
+        )
+
+
+def load_weights(network: nn.Module, path: Path, description: DataDescription) -> None:
+    """Take a checkpoint's weights and nothing else (--init_from)."""
+    checkpoint = _read(path, "--init_from")
+    weights = _weights_of(checkpoint)
+    found = other_meanings(_description_of(checkpoint), description) + list(misfits(network.state_dict(), weights))
+    if found:
+        raise UsageError(f"--init_from {path} does not fit: {some_of(found)}")
+    network.load_state_dict(weights)
+
+
+def load_settings_of(checkpoint: dict[str, Any]) -> tuple[DataDescription, ModelSettings]:
+    """What a checkpoint's network was built from."""
+    settings = checkpoint["origin"]["settings"]
+    return _description_of(checkpoint), ModelSettings(
+        **{each.name: settings[each.name] for each in fields(ModelSettings)}
+    )
+
+
+def rebuild_network(path: Path) -> SequenceVAE:
+    """The network that a checkpoint holds, on the CPU and ready to be used."""
+    checkpoint = _read(path, "checkpoint")
+    weights = _weights_of(checkpoint)
+    given = None
+    if "embedding.table.projection.weight" in weights:
+        given = GivenVectors(weights["embedding.table.vectors_VG"], frozen=True)
+    network = SequenceVAE(*load_settings_of(checkpoint), given)
+    if found := list(misfits(network.state_dict(), weights)):
+        raise UsageError(f"{path} does not hold a network of this product: {some_of(found)}")
+    network.load_state_dict(weights)
+    return network.eval()
+
+
+class OptimizerAsSet(Callback):
+    """Lets the present settings of the optimizer hold when a run goes on: Lightning restores those of the checkpoint."""
+
+    def __init__(self) -> None:
+        self._settings: list[dict[str, Any]] = []
+        self._base_rates: list[list[float | Tensor]] = []
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Before the checkpoint's state is loaded."""
+        self._settings = [
+            {name: value for name, value in group.items() if name not in ("params", "lr")}
+            for optimizer in trainer.optimizers
+            for group in optimizer.param_groups
+        ]
+        self._base_rates = [list(config.scheduler.base_lrs) for config in trainer.lr_scheduler_configs]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+        for group, settings in zip(groups, self._settings, strict=True):
+            group.update(settings)
+        for config, rates in zip(trainer.lr_scheduler_configs, self._base_rates, strict=True):
+            schedule = config.scheduler
+            assert isinstance(schedule, LambdaLR)
+            schedule.base_lrs = rates
+            now = [rate * factor(schedule.last_epoch) for rate, factor in zip(rates, schedule.lr_lambdas, strict=True)]
+            for group, rate in zip(schedule.optimizer.param_groups, now, strict=True):
+                group["lr"] = rate
+
+
+def _start_from(run: RunSettings, path: Path, kind: str) -> Start:
+    if path.is_dir():
+        path = find_checkpoint(path) or path / "checkpoints" / LAST
+    if damage := damage_of(path):
+        raise UsageError(f"--resume {path}: {damage}")
+    own = path.absolute().parent.parent
+    is_in_run = path.absolute().parent.name == "checkpoints" and (own / CONFIG).is_file()
+    if run.run_name is None:
+        return Start(own if is_in_run else _make_unnamed(run, kind), path)
+    directory = Path(run.output_dir).expanduser() / run.run_name
+    if not _is_there(directory):
+        return Start(_make(directory), path)
+    if is_in_run and directory.samefile(own):
+        return Start(directory, path)
+    if find_checkpoint(directory) is not None:
+        raise UsageError(
+            f"--run_name {run.run_name}: {directory} holds checkpoints of its own; leave out --resume to go on from "
+            "them, or choose another name"
+        )
+    _clear(directory)
+    return Start(directory, path)
+
+
+def _make_unnamed(run: RunSettings, kind: str) -> Path:
+    """Runs without a name that start in one second get a number, too."""
+    name = f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
+    number = 1
+    while True:
+        try:
+            return _make(Path(run.output_dir).expanduser() / (name if number == 1 else f"{name}-{number}"))
+        except FileExistsError:
+            number += 1
+
+
+def _make(directory: Path) -> Path:
+    try:
+        directory.mkdir(parents=True)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{directory}: cannot be made ({error.strerror}). Choose another --output_dir.") from error
+    return directory
+
+
+def _is_there(directory: Path) -> bool:
+    return directory.exists() or directory.is_symlink()  # a link that leads nowhere does not exist
+
+
+def _is_used(directory: Path) -> bool:
+    return not directory.is_dir() or any(directory.iterdir())
+
+
+def _clear(directory: Path) -> None:
+    """Remove what a run left that never came to its first checkpoint."""
+    if not directory.is_dir():
+        raise UsageError(f"--run_name {directory.name}: {directory} is not a directory, choose another name")
+    if directory.is_symlink() and _is_used(directory):
+        raise UsageError(f"--run_name {directory.name}: {directory} is a link; what it leads to is not cleared")
+    if _is_used(directory) and not (directory / CONFIG).is_file():
+        raise UsageError(
+            f"--run_name {directory.name}: {directory} is there already and is no run, choose another name"
+        )
+    for path in (directory / name for name in _OUTPUTS):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _read(path: Path, flag: str) -> dict[str, Any]:
+    if damage := damage_of(path):
+        raise UsageError(f"{flag} {path}: {damage}")
+    return read_lazily(path)
+
+
+def _description_of(checkpoint: dict[str, Any]) -> DataDescription:
+    described = checkpoint["origin"]["description"]
+    return DataDescription(**{name: plain(value) for name, value in described.items()})
+
+
+def _weights_of(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
+    state = checkpoint["state_dict"]
+    return {name.removeprefix(_WEIGHTS): weight for name, weight in state.items() if name.startswith(_WEIGHTS)}

@@ -1,0 +1,116 @@
+"""Lightning's Trainer for a run, with everything that watches it, shows it and saves it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from lightning import Callback, Trainer
+from lightning.pytorch.callbacks import EarlyStopping
+
+from dataset import SequenceDataModule
+from training.checkpoints import AtomicCheckpointIO, Checkpoints
+from training.devices import Devices, make_precision, make_strategy
+from training.interrupts import StopWhenAsked
+from training.loggers import make_logger
+from training.plan import Plan
+from training.precision import InForce
+from training.previews import Previews
+from training.progress import Progress
+from training.resume import OptimizerAsSet
+from training.settings import ComputeSettings, TrainingSettings
+from training.validation import validation_cadence
+
+PREVIEWED_SEQUENCES = 6
+
+UNITS = {"tokens": "token", "vectors": "step", "events": "step"}
+"""What a step of a sequence is called."""
+
+
+def make_trainer(
+    settings: TrainingSettings,
+    data: SequenceDataModule,
+    plan: Plan,
+    devices: Devices,
+    precision: InForce,
+    directory: Path,
+    callbacks: Sequence[Callback],
+) -> Trainer:
+    """Everything that matters is passed: what is left out, PL_TRAINER_* variables of the environment may change."""
+    compute, validation = settings.compute, settings.validation
+    cadence = validation_cadence(
+        validation.val_check_interval,
+        batches_per_epoch=data.batches_per_epoch(devices.world),
+        accumulate=data.accumulate,
+    )
+    own_precision = make_precision(precision, devices, compute.initial_loss_scale)
+    return Trainer(
+        accelerator=devices.accelerator,
+        strategy=make_strategy(compute.strategy, devices),
+        devices=devices.per_node,
+        num_nodes=devices.nodes,
+        precision=None if own_precision else precision.precision,
+        plugins=[AtomicCheckpointIO(), *([own_precision] if own_precision else [])],
+        sync_batchnorm=compute.sync_batchnorm and devices.world > 1,
+        max_epochs=-1,
+        max_steps=plan.total_steps,
+        max_time=settings.run.time_limit,
+        accumulate_grad_batches=data.accumulate,
+        check_val_every_n_epoch=cadence.epochs,
+        val_check_interval=cadence.batches or 1.0,
+        limit_train_batches=1.0,
+        limit_val_batches=1.0 if validation.limit_val_batches else 0,
+        num_sanity_val_steps=validation.sanity_checks,
+        callbacks=list(callbacks),
+        logger=make_logger(settings.run, directory, directory.name) or False,
+        log_every_n_steps=settings.run.log_every_n_steps,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=True,
+        use_distributed_sampler=False,
+        gradient_clip_val=None,
+        deterministic=compute.deterministic,
+        benchmark=wants_benchmark(compute, settings.batches.use_dynamic_padding),
+        detect_anomaly=compute.detect_anomaly,
+        default_root_dir=directory,
+    )
+
+
+def all_callbacks(
+    given: Sequence[Callback],
+    settings: TrainingSettings,
+    data: SequenceDataModule,
+    plan: Plan,
+    directory: Path,
+    resume_command: str,
+) -> list[Callback]:
+    """Those given and what belongs to every run. First what shows how a step went, last what writes it into a checkpoint."""
+    validation, description = settings.validation, data.description
+    progress = Progress(
+        directory / "metrics.csv",
+        every_n_steps=settings.run.log_every_n_steps,
+        total_steps=plan.total_steps,
+        unit=UNITS[description.kind],
+        has_labels=len(description.classes) >= 2,
+        time_limit=settings.run.time_limit,
+    )
+    checkpoints = Checkpoints(directory / "checkpoints", validation.checkpoint_every_n_steps)
+    early = []
+    if validation.early_stopping_patience is not None:
+        early.append(
+            EarlyStopping(
+                "valid_elbo", mode="max", patience=validation.early_stopping_patience, check_on_train_epoch_end=False
+            )
+        )
+    return [OptimizerAsSet(), progress, *given, *early, StopWhenAsked(checkpoints, resume_command), checkpoints]
+
+
+def previews_of(data: SequenceDataModule, seed: int) -> Previews:
+    """Of a few sequences of the validation split, chosen once."""
+    split = data.split("valid")
+    chosen = np.random.default_rng(seed).choice(len(split), min(PREVIEWED_SEQUENCES, len(split)), replace=False)
+    return Previews(data.description, batch=split.gather(np.sort(chosen)), seed=seed)
+
+
+def wants_benchmark(compute: ComputeSettings, use_dynamic_padding: bool) -> bool:
+    """Trying out algorithms pays where the same shape comes again and again."""
+    return not use_dynamic_padding if compute.cudnn_benchmark is None else compute.cudnn_benchmark
