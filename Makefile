@@ -28,10 +28,10 @@ lint: check
 
 # make test is what CI runs: no network beyond the installation, under ten minutes on two cores.
 test: check
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -n logical -m "not slow"
 
 test-slow: setup
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -n logical -m slow
 
 bench:
 	$(MAKE) setup EXTRAS=bench,test,text

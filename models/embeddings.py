@@ -18,12 +18,9 @@ from models.segments import step_offsets, sum_by_step
 from sequences.batches import EventBatch, TokenBatch, VectorBatch
 from sequences.description import DataDescription
 
-SHORTEST_GAP = 1 / 60
-"""Times are told apart down to this; in minutes, a second. Shorter gaps, and 0, count as this long."""
-
 TIME_WAVES = 6
 """Waves over the logarithm of a time, with periods of 1, 2, ... 32: the finest tells 1 minute from 2, the widest would take
-a second to 2 million years to come round."""
+a second to 2 million years to come round. Times count in shortest gaps of the data, so that their unit does not matter."""
 
 
 class GivenVectors(NamedTuple):
@@ -43,7 +40,7 @@ def make_embedding(
         case "vectors":
             return VectorEmbedding(len(description.names), width)
         case "events":
-            return EventEmbedding(len(description.names), width, given)
+            return EventEmbedding(description, width, given)
 
 
 class TokenEmbedding(nn.Module):
@@ -77,9 +74,10 @@ class EventEmbedding(nn.Module):
     of them in a step, and moving their vectors through memory is what costs time.
     """
 
-    def __init__(self, variables: int, width: int, given: GivenVectors | None = None) -> None:
+    def __init__(self, description: DataDescription, width: int, given: GivenVectors | None = None) -> None:
         super().__init__()
-        event_width = width // 2
+        variables, event_width = len(description.names), width // 2
+        self.shortest_gap = description.shortest_gap
         self.table = Table(variables, 2 * event_width) if given is None else ProjectedTable(given, 2 * event_width)
         self.has_value = nn.Parameter(torch.randn(event_width))
         self.from_set = nn.Linear(event_width, width)
@@ -89,7 +87,8 @@ class EventEmbedding(nn.Module):
         shape = batch.gaps_BT.shape
         offsets = step_offsets(batch.steps_E, shape.numel())
         sets_BTR = sum_by_step(self.embed_events(batch), batch.steps_E, offsets).unflatten(0, shape)
-        times_BTF = torch.cat((time_features(batch.gaps_BT), time_features(batch.gaps_BT.cumsum(dim=1))), dim=-1)
+        times_BT2 = torch.stack((batch.gaps_BT, batch.gaps_BT.cumsum(dim=1)), dim=-1)
+        times_BTF = time_features(times_BT2, self.shortest_gap).flatten(-2)
         return self.from_set(sets_BTR) + self.from_time(times_BTF)
 
     def embed_events(self, batch: EventBatch) -> Tensor:
@@ -131,9 +130,10 @@ def squash(values: Tensor) -> Tensor:
     return values.asinh()
 
 
-def time_features(times: Tensor) -> Tensor:
-    """The logarithm of a time as waves of several lengths: equal ratios are equally far apart, from a second to years."""
-    log_times = log_time(times)[..., None]
+def time_features(times: Tensor, shortest: float) -> Tensor:
+    """The logarithm of a time as waves of several lengths: equal ratios are equally far apart. Shorter times than the shortest,
+    and 0, count as that."""
+    log_times = (times.clamp(min=shortest).log() - math.log(shortest))[..., None]
     periods = 2.0 ** torch.arange(TIME_WAVES, device=times.device)
     angles = 2 * math.pi * log_times / periods
     return torch.cat((log_times / periods[-1], angles.sin(), angles.cos()), dim=-1)
@@ -141,7 +141,3 @@ def time_features(times: Tensor) -> Tensor:
 
 def time_feature_count() -> int:
     return 1 + 2 * TIME_WAVES
-
-
-def log_time(times: Tensor) -> Tensor:
-    return times.clamp(min=SHORTEST_GAP).log()

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from models.distributions import draw_category, draw_gaussian, draw_presence, gap_nll, robust_nll
-from models.embeddings import SHORTEST_GAP, time_feature_count, time_features
+from models.distributions import GapScale, draw_category, draw_gaussian, draw_presence, gap_nll, robust_nll
+from models.embeddings import time_feature_count, time_features
 from models.pieces import bounded, in_float32, real_steps
 from models.segments import spread_to_events, step_offsets, sum_by_step
 from sequences.batches import EventBatch, TokenBatch, VectorBatch
@@ -54,7 +54,7 @@ def make_likelihood(description: DataDescription, width: int) -> "TokenLikelihoo
         case "vectors":
             return VectorLikelihood(len(description.names), width)
         case "events":
-            return EventLikelihood(len(description.names), width)
+            return EventLikelihood(description, width)
 
 
 class TokenLikelihood(nn.Module):
@@ -111,10 +111,13 @@ class EventLikelihood(nn.Module):
 
     extra_steps = 0
     valued_V: Tensor
-    """bool: has had a value in training. Others are present or not, and no more can be drawn of them."""
+    """bool: has values in the training split. Others are present or not, and no more can be drawn of them."""
 
-    def __init__(self, variables: int, width: int) -> None:
+    def __init__(self, description: DataDescription, width: int) -> None:
         super().__init__()
+        variables = len(description.names)
+        assert len(description.valued) == variables
+        self.gap_scale = GapScale(description.log_gap_mean, description.log_gap_std, description.shortest_gap)
         self.gap_moments = nn.Linear(width, 2)
         self.after_gap = nn.Sequential(
             nn.Linear(width + time_feature_count(), width), nn.GELU(), nn.Linear(width, width)
@@ -122,27 +125,24 @@ class EventLikelihood(nn.Module):
         self.presence = nn.Linear(width, variables)
         make_moments = MomentsOfAll if variables <= FEW_VARIABLES else MomentsOfPresent
         self.value_moments = make_moments(variables, width)
-        self.register_buffer("valued_V", torch.zeros(variables, dtype=torch.bool))
+        self.register_buffer("valued_V", torch.tensor(description.valued), persistent=False)
 
     def forward(self, hidden_BTW: Tensor, batch: EventBatch) -> Tensor:
-        if self.training:
-            counts_V = torch.zeros(self.valued_V.shape, device=hidden_BTW.device)
-            self.valued_V |= counts_V.index_add(0, batch.variables_E, batch.has_value_E.float()) > 0
         real_BT = real_steps(batch.lengths_B, hidden_BTW.shape[1])
         later_BT = torch.arange(hidden_BTW.shape[1], device=hidden_BTW.device) > 0
         hidden_NW = self.knowing_gaps(hidden_BTW, batch.gaps_BT).flatten(0, 1)
         contents_N = self.presence_nll(hidden_NW, batch) + self.values_nll(hidden_NW, batch)
-        gaps_BT = gap_nll(batch.gaps_BT, *self.predict_gaps(hidden_BTW), SHORTEST_GAP)
+        gaps_BT = gap_nll(batch.gaps_BT, *self.predict_gaps(hidden_BTW), self.gap_scale)
         return (gaps_BT * later_BT + contents_N.view_as(real_BT)) * real_BT
 
     def predict_gaps(self, hidden_BTW: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log-variance of the logarithm of each gap."""
+        """Mean and log-variance of the logarithm of each gap, standardised."""
         mean_BT, logvar_BT = in_float32(self.gap_moments, hidden_BTW).unbind(dim=-1)
         return mean_BT, bounded(logvar_BT, LOGVAR_LIMIT)
 
     def knowing_gaps(self, hidden_BTW: Tensor, gaps_BT: Tensor) -> Tensor:
-        features_BTF = torch.cat((hidden_BTW, time_features(gaps_BT).to(hidden_BTW.dtype)), dim=-1)
-        return hidden_BTW + self.after_gap(features_BTF)
+        times_BTF = time_features(gaps_BT, self.gap_scale.shortest).to(hidden_BTW.dtype)
+        return hidden_BTW + self.after_gap(torch.cat((hidden_BTW, times_BTF), dim=-1))
 
     def presence_nll(self, hidden_NW: Tensor, batch: EventBatch) -> Tensor:
         present_NV = torch.zeros(len(hidden_NW), self.presence.out_features, dtype=torch.bool, device=hidden_NW.device)
@@ -178,7 +178,8 @@ class EventLikelihood(nn.Module):
 
     def sample_gap(self, hidden_BW: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
         """Time since the step before; at temperature 0 its median."""
-        log_gaps_B = draw_gaussian(*self.predict_gaps(hidden_BW), temperature, generator)
+        drawn_B = draw_gaussian(*self.predict_gaps(hidden_BW), temperature, generator)
+        log_gaps_B = drawn_B * self.gap_scale.log_std + self.gap_scale.log_mean
         return log_gaps_B.clamp(max=LONGEST_LOG_GAP).exp()
 
 

@@ -3,7 +3,7 @@
 A posterior q(z|x) is a mean and a log-variance; the prior p(z) is the standard normal. Formulas on a set of posteriors take
 real ones only: padding is left out by whoever calls.
 
-Shapes: B sequences, N posteriors (of sequences, or of single steps), Z latent dimensions, K samples, R rows at once.
+Shapes: B sequences, N posteriors (of sequences, or of single steps), Z latent dimensions, R rows at once.
 """
 
 import math
@@ -129,14 +129,3 @@ def logmeanexp(values: Tensor, dim: int) -> Tensor:
     tensor(1000.)
     """
     return torch.logsumexp(values, dim=dim) - math.log(values.shape[dim])
-
-
-def importance_weighted_nll(log_weight_KN: Tensor) -> Tensor:
-    """-log p(x) of each sequence, from above: -(logsumexp_k w - log K), w = log p(x, z_k) - log q(z_k | x), z_k ~ q(z | x).
-
-    K = 1 is the negative ELBO with one sample; it falls towards the truth as K grows.
-
-    >>> importance_weighted_nll(torch.tensor([[-3.0], [-3.0]]))
-    tensor([3.])
-    """
-    return -logmeanexp(at_least_float32(log_weight_KN), dim=0)

@@ -32,7 +32,7 @@ from sequences.sequence_set import SequenceSet, read_meta
 from sequences.settings import CacheSettings, LengthSettings, SourceSettings
 
 log = logging.getLogger(__name__)
-FORMAT = 3
+FORMAT = 4
 """Raise it when what lies in a cache changes: older caches are then built anew."""
 NOT_IN_KEY = ("data_dir", "variable_embeddings_path", "freeze_variable_embeddings")
 SIDE_FILES = ("label_path", "params_map_path", "tokenizer")

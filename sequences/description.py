@@ -28,8 +28,19 @@ class DataDescription:
 
     std: tuple[float, ...] = ()
 
+    valued: tuple[bool, ...] = ()
+    """Per name: it has values in the training split."""
+
     time_unit: str = ""
     """Events: minutes, or the name of a numeric time column whose unit is the user's."""
+
+    log_gap_mean: float = 0.0
+    """Events: of the logarithm of the gaps between steps, in time units, over the training split; and so is the next."""
+
+    log_gap_std: float = 1.0
+
+    shortest_gap: float = 1.0
+    """Events: gaps up to this, and 0, are not told apart."""
 
     classes: tuple[str, ...] = ()
     """What the labels 0, 1, ... stand for, where the data have labels."""

@@ -1,7 +1,7 @@
 """The second pass of a cache build: from raw arrays to final ones, with what only the whole training split can tell.
 
 Tokens get their final ids in the smallest integer type; vectors and events are normalised, once and for all, by the
-training split's mean and standard deviation.
+training split's mean and standard deviation. Gaps stay as they are, and the moments of their logarithms are noted.
 """
 
 from collections.abc import Iterator
@@ -12,10 +12,10 @@ import numpy as np
 from sequences.description import UNKNOWN
 from sequences.encoded import counted
 from sequences.errors import DataError
-from sequences.flat_file import PIECE_ITEMS, read_pieces, smallest_unsigned
-from sequences.moments import FAR_OUT, Moments, Pieces, moment_notes, some, training_moments
+from sequences.flat_file import OFFSETS, PIECE_ITEMS, read_pieces, smallest_unsigned
+from sequences.moments import FAR_OUT, Moments, Pieces, gap_moments, moment_notes, some, training_moments
 from sequences.settings import SourceSettings
-from sequences.split_files import RAW_TYPES, SplitFiles
+from sequences.split_files import FINAL_TYPES, RAW_TYPES, SplitFiles
 from sequences.tokens import Tokenizer, vocabulary
 
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
@@ -73,7 +73,7 @@ def finish_vectors(splits: dict[str, SplitFiles], names: tuple[str, ...], source
     without = [names[v] for v in np.flatnonzero(moments.count_V == 0)]
     if without:
         notes.append(f"warning: without any value in the training split: {some(without)}")
-    description = {"names": names, "mean": tuple(moments.mean_V.tolist()), "std": tuple(moments.std_V.tolist())}
+    description = {"names": names} | _description_of(moments)
     return Finished(description, counts, notes + moment_notes(names, moments, far_V))
 
 
@@ -104,9 +104,17 @@ def finish_events(
         if number_V[0]:
             events = counted(int(number_V.sum()), "event")
             notes.append(f"{split}: {number_V[0]:,} of {events} count as {UNKNOWN}, and their values are not used")
-    moments_by_name = {"mean": tuple(moments.mean_V.tolist()), "std": tuple(moments.std_V.tolist())}
-    description = {"names": names, "time_unit": time_unit} | moments_by_name
+    gaps = gap_moments(lambda: _later_gaps(splits["train"]))
+    description = {"names": names, "time_unit": time_unit} | _description_of(moments) | gaps._asdict()
     return Finished(description, counts, notes + moment_notes(names, moments, far_V))
+
+
+def _description_of(moments: Moments) -> dict[str, Any]:
+    return {
+        "mean": tuple(moments.mean_V.tolist()),
+        "std": tuple(moments.std_V.tolist()),
+        "valued": tuple((moments.count_V > 0).tolist()),
+    }
 
 
 def _normalise(
@@ -201,3 +209,13 @@ def _event_pieces(files: SplitFiles, final_V: np.ndarray) -> Pieces:
             yield variables_E, np.where(variables_E == 0, np.nan, values_E)  # what is unknown has no scale of its own
 
     return pieces
+
+
+def _later_gaps(files: SplitFiles) -> Iterator[np.ndarray]:
+    """The gaps of a split but those of first steps, before which there was nothing."""
+    starts_S = np.fromfile(files.directory / OFFSETS, np.int64)
+    done = 0
+    for gaps_T in read_pieces(files.directory / files.entries["gaps"]["file"], FINAL_TYPES["gaps"]):
+        first, behind = np.searchsorted(starts_S, (done, done + len(gaps_T)))
+        yield np.delete(gaps_T, starts_S[first:behind] - done)
+        done += len(gaps_T)

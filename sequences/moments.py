@@ -1,4 +1,5 @@
-"""Mean and standard deviation of each feature or variable over the training split, and what is odd about them."""
+"""Mean and standard deviation of each feature or variable, and of the logarithm of gaps, over the training split, and what
+is odd about them."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -13,6 +14,10 @@ FAR_OUT = 10.0
 """Standard deviations from the mean beyond which a value is counted as an outlier."""
 CONSTANT = 1e-12
 """A standard deviation below this share of the mean is rounding, not variation."""
+
+LEAST_LOG_GAP_STD = 0.1
+"""Gaps that differ by less than a tenth come from a clock: were its wavering taken for the unit, a gap twice as long would lie
+beyond all reckoning."""
 
 Pieces = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
 """Starts over at each call; yields which name, and its value or NaN."""
@@ -36,6 +41,32 @@ def training_moments(pieces: Pieces, names: tuple[str, ...], params_map_path: st
         mean_V, std_V = _given(params_map_path, names, count_V)
     constant_V = std_V <= CONSTANT * np.abs(mean_V)
     return Moments(count_V, mean_V, np.where(constant_V, 1.0, std_V), constant_V)
+
+
+class GapMoments(NamedTuple):
+    """Fields of the DataDescription."""
+
+    log_gap_mean: float
+    log_gap_std: float
+    shortest_gap: float
+
+
+def gap_moments(pieces: Callable[[], Iterator[np.ndarray]]) -> GapMoments:
+    """Of gaps that are not those of first steps.
+
+    The shortest gap that is told apart is half the smallest that is not 0: where times are rounded, less than that becomes 0.
+    """
+    smallest = min((float(gaps_T[gaps_T > 0].min(initial=np.inf)) for gaps_T in pieces()), default=np.inf)
+    if smallest == np.inf:
+        return GapMoments(0.0, 1.0, 1.0)
+    shortest = smallest / 2
+
+    def log_pieces() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for gaps_T in pieces():
+            yield np.zeros(len(gaps_T), np.int64), np.log(np.maximum(gaps_T, shortest, dtype=np.float64))
+
+    _, mean_1, std_1 = _measure(log_pieces, 1)
+    return GapMoments(float(mean_1[0]), max(float(std_1[0]), LEAST_LOG_GAP_STD), shortest)
 
 
 def moment_notes(names: tuple[str, ...], moments: Moments, far_V: np.ndarray) -> list[str]:

@@ -6,12 +6,17 @@ from typing import Any
 
 import hypothesis
 import pytest
+import torch
 
 from sequences.cache import SequenceData, open_cache, prepare_cache
 from sequences.settings import CacheSettings, LengthSettings, SourceSettings
 from tests.parquet_files import Load
 
 REAL_DATA = "SEQVAE_REAL_DATA"
+
+# Tests run side by side and their networks are tiny: threads of one test would only wait for those of another.
+torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the commands that tests start
 
 # A busy machine must not fail a property that holds.
 hypothesis.settings.register_profile("unhurried", deadline=None)

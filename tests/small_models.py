@@ -17,8 +17,10 @@ SMALL = ModelSettings(width=16, depth=2, heads=2, latent_size=3, dropout=0.0)
 NAMES = ("<unknown>", "heart rate", "pH")
 DESCRIPTIONS = {
     "tokens": DataDescription(kind="tokens", vocabulary_size=5),
-    "vectors": DataDescription(kind="vectors", names=NAMES),
-    "events": DataDescription(kind="events", names=NAMES),
+    "vectors": DataDescription(kind="vectors", names=NAMES, valued=(True, True, True)),
+    "events": DataDescription(
+        kind="events", names=NAMES, valued=(True, False, True), log_gap_mean=3.6, log_gap_std=1.0, shortest_gap=0.01
+    ),
 }
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import pickle
 import shutil
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,8 @@ from hypothesis import strategies as st
 from sequences import build as build_module
 from sequences.cache import open_cache, prepare_cache, why_unusable
 from sequences.errors import DataError, StorageError
+from sequences.flat_file import read_pieces
+from sequences.moments import LEAST_LOG_GAP_STD, gap_moments
 from sequences.sequence_set import cut_windows
 from sequences.settings import CacheSettings, LengthSettings, SourceSettings
 from tests.parquet_files import events_of, flip_bit, ids, labels, meds_table, tokens, write, write_splits
@@ -445,6 +449,52 @@ def test_a_split_of_which_nothing_is_left_is_refused(tmp_path, load):
         match="drop leaves nothing of the valid split: all 1 sequences have more than --max_sequence_length 1",
     ):
         load(directory, max_sequence_length=1, long_sequences="drop")
+
+
+def timed(*sequences: list[float]) -> dict[str, list]:
+    """Sequences of one variable at these times."""
+    rows = [(number, time) for number, times in enumerate(sequences) for time in times]
+    return {
+        "id": [f"{len(rows)}-{number}" for number, _ in rows],
+        "time": [time for _, time in rows],
+        "variable": ["x"] * len(rows),
+        "value": [1.0] * len(rows),
+    }
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-6, 1e9])
+def test_gaps_are_measured_over_the_later_steps_of_the_training_split_in_any_unit(tmp_path, load, monkeypatch, unit):
+    monkeypatch.setattr("sequences.finish.read_pieces", partial(read_pieces, items=2))
+    train = [[0, 2, 10], [5], [0, 32]]
+    columns = timed(*([unit * time for time in times] for times in train))
+    found = load(write_splits(tmp_path / "d", train=columns, valid=timed([0.0, 1e5]))).description
+    log_gaps = np.log(unit * np.array([2.0, 8.0, 32.0]))
+    assert found.log_gap_mean == pytest.approx(log_gaps.mean(), rel=1e-6)
+    assert found.log_gap_std == pytest.approx(log_gaps.std(), rel=1e-6)
+    assert found.shortest_gap == pytest.approx(unit)
+
+
+def test_gaps_of_nothing_or_all_alike_have_a_scale_nevertheless():
+    assert gap_moments(lambda: iter([np.zeros(3), np.zeros(0)])) == (0.0, 1.0, 1.0)
+    assert gap_moments(lambda: iter([])) == (0.0, 1.0, 1.0)
+    assert gap_moments(lambda: iter([np.full(3, math.e)])) == pytest.approx((1.0, LEAST_LOG_GAP_STD, math.e / 2))
+
+
+def test_a_gap_of_zero_counts_as_the_shortest():
+    found = gap_moments(lambda: iter([np.array([0.0, 2 * math.e**2])]))
+    assert found.shortest_gap == pytest.approx(math.e**2)
+    assert found.log_gap_mean == pytest.approx(2 + math.log(2) / 2)
+
+
+def test_it_is_known_which_variables_have_values_in_the_training_split(tmp_path, load):
+    columns = events_of(1, 2)
+    columns["value"] = [60.0, None, 70.0] * 2
+    description = load(write_splits(tmp_path / "d", train=columns, valid=events_of(3))).description
+    assert dict(zip(description.names, description.valued, strict=True)) == {
+        "<unknown>": False,
+        "bp": False,
+        "hr": True,
+    }
 
 
 def test_a_window_of_events_begins_without_a_gap(tmp_path, load):

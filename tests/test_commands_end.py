@@ -21,7 +21,6 @@ def start(directory: Path, *words: str, start_new_session: bool = False) -> subp
     places = ("--output_dir", str(directory / "runs"), "--cache_dir", str(directory / "cache"))
     small = ("--width", "16", "--heads", "2", "--depth", "1", "--tokens_per_batch", "1000", "--log_every_n_steps", "1")
     command = [sys.executable, str(ROOT / "train_optimized.py"), *places, *small, *words]
-    pipe = subprocess.PIPE
     return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

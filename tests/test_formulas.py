@@ -14,7 +14,6 @@ from monitors.formulas import (
     aggregate_kl,
     effective_dimensions,
     gaussian_kl,
-    importance_weighted_nll,
     kl_per_dim,
     logmeanexp,
     mean_of_variances,
@@ -180,13 +179,6 @@ def test_effective_dimensions_of_a_nan_are_not_known():
     assert effective_dimensions(torch.tensor([1.0, math.nan])).isnan()
 
 
-def test_logmeanexp_is_the_log_of_the_mean_and_does_not_overflow():
-    values = torch.tensor([[0.1, -2.0, 3.0]], dtype=torch.float64)
-    expected = math.log(sum(math.exp(value) for value in (0.1, -2.0, 3.0)) / 3)
-    assert logmeanexp(values, dim=1).item() == pytest.approx(expected)
-    assert logmeanexp(values + 5000, dim=1).item() == pytest.approx(expected + 5000)
-
-
 def gaussian_log_weights(samples: int, seed: int) -> tuple[Tensor, Tensor]:
     """z ~ N(0, 1), x | z ~ N(z, 1), so that x ~ N(0, 2); and a proposal that is not the true posterior N(x/2, 1/2)."""
     x_N = torch.tensor([0.0, 1.5], dtype=torch.float64)
@@ -197,16 +189,8 @@ def gaussian_log_weights(samples: int, seed: int) -> tuple[Tensor, Tensor]:
     return log_weight_KN, -Normal(torch.zeros_like(x_N), torch.full_like(x_N, math.sqrt(2))).log_prob(x_N)
 
 
-def test_the_importance_weighted_nll_finds_the_exact_likelihood_and_falls_towards_it():
-    log_weight_KN, exact_N = gaussian_log_weights(20_000, seed=0)
-    torch.testing.assert_close(importance_weighted_nll(log_weight_KN), exact_N, rtol=0, atol=0.01)
-    by_samples = [
-        torch.stack([importance_weighted_nll(part) for part in log_weight_KN[:6000].split(k)]).mean()
-        for k in (1, 5, 50)
-    ]
-    assert by_samples[0] > by_samples[1] > by_samples[2]
-
-
-def test_one_importance_sample_is_the_negative_elbo():
-    log_weight_KN = gaussian_log_weights(1, seed=3)[0]
-    torch.testing.assert_close(importance_weighted_nll(log_weight_KN), -log_weight_KN[0])
+def test_logmeanexp_is_the_log_of_the_mean_and_does_not_overflow():
+    values = torch.tensor([[0.1, -2.0, 3.0]], dtype=torch.float64)
+    expected = math.log(sum(math.exp(value) for value in (0.1, -2.0, 3.0)) / 3)
+    assert logmeanexp(values, dim=1).item() == pytest.approx(expected)
+    assert logmeanexp(values + 5000, dim=1).item() == pytest.approx(expected + 5000)

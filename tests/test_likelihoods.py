@@ -8,12 +8,13 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from models.distributions import OUTLIER_SCALE, OUTLIER_SHARE, gap_nll, robust_nll
-from models.embeddings import SHORTEST_GAP, EventEmbedding, GivenVectors, time_features
+from models.distributions import OUTLIER_SHARE, GapScale, gap_nll, robust_nll, student_up_to
+from models.embeddings import EventEmbedding, GivenVectors, time_features
 from models.likelihoods import (
     FEW_VARIABLES,
+    LOGVAR_LIMIT,
     EventLikelihood,
     MomentsOfAll,
     MomentsOfPresent,
@@ -21,11 +22,13 @@ from models.likelihoods import (
     VectorLikelihood,
     by_rows,
 )
+from models.pieces import bounded
 from models.segments import spread_to_events, step_offsets, sum_by_step
 from models.sequence_vae import SequenceVAE
 from sequences.batches import TokenBatch
 from sequences.description import DataDescription
-from tests.small_models import SMALL, make_batch
+from sequences.moments import gap_moments
+from tests.small_models import DESCRIPTIONS, SMALL, make_batch
 
 
 def test_token_sequences_up_to_a_length_and_those_longer_have_probability_one():
@@ -68,27 +71,75 @@ def test_a_missing_value_has_no_say_in_the_likelihood():
 
 
 def test_gaps_are_log_normal():
-    gaps, mean, logvar = torch.tensor([0.5, 7.0, 300.0]), torch.tensor(2.0), torch.tensor(0.6)
-    expected = -torch.distributions.LogNormal(mean, torch.exp(0.5 * logvar)).log_prob(gaps)
-    torch.testing.assert_close(gap_nll(gaps, mean, logvar, shortest=0.1), expected, rtol=0, atol=0.01)
+    gaps, mean, logvar = torch.tensor([0.5, 7.0, 300.0]), torch.tensor(0.5), torch.tensor(0.6)
+    expected = -torch.distributions.LogNormal(1.0 + 2.0 * mean, 2.0 * torch.exp(0.5 * logvar)).log_prob(gaps)
+    torch.testing.assert_close(gap_nll(gaps, mean, logvar, GapScale(1.0, 2.0, 0.1)), expected, rtol=0, atol=0.01)
 
 
-@pytest.mark.parametrize(("mean", "logvar"), [(-1.0, 0.0), (3.0, 1.0), (-8.0, -2.0)])
-def test_gaps_and_those_too_short_to_be_told_apart_have_probability_one(mean, logvar):
-    """What Cauchy outliers have beyond e^30 is known in closed form."""
-    shortest, longest = 0.2, 30.0
-    edges = torch.linspace(math.log(shortest), longest, 100_001, dtype=torch.float64)
+@pytest.mark.parametrize(
+    ("mean", "logvar", "scale"),
+    [
+        (-1.0, 0.0, GapScale(0.0, 1.0, 0.2)),
+        (1.0, -1.0, GapScale(2.0, 1.5, 1.0)),
+        (-8.0, -2.0, GapScale(0.0, 1.0, 0.2)),
+        (0.5, 1.0, GapScale(21.4, 0.3, 5e8)),  # a month in milliseconds
+        (0.5, 1.0, GapScale(-7.3, 2.0, 3e-4)),  # minutes in days
+    ],
+)
+def test_gaps_and_those_too_short_to_be_told_apart_have_probability_one(mean, logvar, scale):
+    """What outliers have beyond the longest is known in closed form."""
+    mean, logvar = torch.tensor([mean, logvar], dtype=torch.float64)
+    longest = math.log(scale.shortest) + 40.0
+    edges = torch.linspace(math.log(scale.shortest), longest, 400_001, dtype=torch.float64)
     gaps = (0.5 * (edges[1:] + edges[:-1])).exp()
-    densities = torch.exp(-gap_nll(gaps, torch.tensor(mean), torch.tensor(logvar), shortest))
-    longer = (densities * gaps).sum() * (edges[1] - edges[0])
-    shorter = shortest * torch.exp(-gap_nll(torch.tensor(0.0), torch.tensor(mean), torch.tensor(logvar), shortest))
-    beyond = OUTLIER_SHARE * (0.5 - math.atan(longest / OUTLIER_SCALE) / math.pi)
+    longer = (torch.exp(-gap_nll(gaps, mean, logvar, scale)) * gaps).sum() * (edges[1] - edges[0])
+    shorter = scale.shortest * torch.exp(-gap_nll(torch.tensor(0.0), mean, logvar, scale))
+    farthest = (longest - scale.log_mean) / scale.log_std
+    beyond = OUTLIER_SHARE * student_up_to((mean - farthest) * torch.exp(-0.5 * logvar))
     assert (longer + shorter + beyond).item() == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("log_mean", "log_std"), [(math.log(43_200), 0.5), (math.log(1e9), 1.0), (math.log(1e-4), 0.1)]
+)
+def test_gaps_reach_their_entropy_in_any_unit(log_mean, log_std):
+    """A month in minutes, 12 days in milliseconds, a tenth of a millisecond in seconds; measured as for the cache."""
+    torch.manual_seed(0)
+    gaps_N = torch.exp(log_mean + log_std * torch.randn(4000))
+    scale = GapScale(*gap_moments(lambda: iter([gaps_N.numpy()])))
+    heads = nn.Linear(8, 2)
+    hidden_NW = torch.randn(4000, 8)
+    optimizer = torch.optim.AdamW(heads.parameters(), lr=2e-3)
+    for _ in range(400):
+        mean_N, logvar_N = heads(hidden_NW).unbind(dim=-1)
+        nll = gap_nll(gaps_N, mean_N, logvar_N, scale).mean()
+        optimizer.zero_grad()
+        nll.backward()
+        optimizer.step()
+    entropy = log_mean + 0.5 * math.log(2 * math.pi * math.e) + math.log(log_std)
+    assert nll.item() == pytest.approx(entropy, abs=0.3)
+
+
+def test_a_rare_value_far_from_the_mean_is_learnt_where_it_can_be_predicted():
+    """1 in 4 % of the steps, else 0: 4.9 standard deviations from the mean, and what causes it stands in the input."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 32), nn.GELU(), nn.Linear(32, 2))
+    optimizer = torch.optim.AdamW(network.parameters(), lr=5e-3)
+    for _ in range(900):
+        inputs_N4 = torch.randn(512, 4)
+        inputs_N4[:, 0] = (torch.rand(512) < 0.04).float()
+        values_N = (inputs_N4[:, 0] - 0.04) / 0.04**0.5 / 0.96**0.5
+        mean_N, logvar_N = network(inputs_N4).unbind(dim=-1)
+        loss = robust_nll(values_N, mean_N, bounded(logvar_N, LOGVAR_LIMIT)).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert mean_N[inputs_N4[:, 0] == 1].mean().item() == pytest.approx(4.9, abs=0.5)
 
 
 def test_gaps_too_short_to_be_told_apart_are_equally_likely_and_learn_from():
     mean = torch.tensor(1.0, requires_grad=True)
-    nll_N = gap_nll(torch.tensor([0.0, 0.1, 0.2]), mean, torch.tensor(0.0), shortest=0.2)
+    nll_N = gap_nll(torch.tensor([0.0, 0.1, 0.2]), mean, torch.tensor(0.0), GapScale(0.0, 1.0, 0.2))
     assert nll_N.unique().numel() == 1
     nll_N.sum().backward()
     assert mean.grad is not None
@@ -97,10 +148,11 @@ def test_gaps_too_short_to_be_told_apart_are_equally_likely_and_learn_from():
 
 @pytest.mark.parametrize(("mean", "logvar"), [(0.0, 0.0), (2.0, -5.0), (-3.0, 4.0)])
 def test_values_have_probability_one(mean, logvar):
-    """What Cauchy outliers have beyond 1,000 is known in closed form."""
+    """What outliers have beyond 1,000 is known in closed form."""
     values = torch.linspace(-1000, 1000, 2_000_001, dtype=torch.float64)
     density = torch.exp(-robust_nll(values, torch.tensor(mean), torch.tensor(logvar)))
-    beyond = OUTLIER_SHARE * (1 - 2 * math.atan(1000 / OUTLIER_SCALE) / math.pi)
+    ends = (torch.tensor([-1000.0, 1000.0]) - mean) * math.exp(-0.5 * logvar)
+    beyond = OUTLIER_SHARE * student_up_to(-ends.abs()).sum().item()
     assert (density.sum() * 0.001).item() + beyond == pytest.approx(1, abs=1e-6)
 
 
@@ -112,7 +164,7 @@ def test_an_ordinary_value_costs_what_a_gaussian_says(logvar):
     torch.testing.assert_close(robust_nll(values, torch.tensor(1.5), torch.tensor(logvar)), expected, rtol=0, atol=0.01)
 
 
-@pytest.mark.parametrize(("value", "most"), [(19.7, 15), (-19.7, 15), (1e3, 25), (1e30, 160)])
+@pytest.mark.parametrize(("value", "most"), [(19.7, 30), (-19.7, 30), (1e3, 45), (1e30, 160)])
 def test_a_wild_value_costs_little_and_leaves_gradients_finite(value, most):
     moments = torch.tensor([0.0, -7.0], requires_grad=True)
     nll = robust_nll(torch.tensor(value), *moments)
@@ -123,20 +175,26 @@ def test_a_wild_value_costs_little_and_leaves_gradients_finite(value, most):
 
 
 def test_a_wild_gap_costs_little():
-    assert gap_nll(torch.tensor(1e9), torch.tensor(0.0), torch.tensor(-7.0), shortest=0.1) < math.log(1e9) + 15
+    nll = gap_nll(torch.tensor(1e9), torch.tensor(0.0), torch.tensor(-7.0), GapScale(0.0, 1.0, 0.1))
+    assert nll < math.log(1e9) + 30
 
 
 def test_the_sets_that_a_step_may_hold_have_probability_one():
     torch.manual_seed(0)
-    likelihood, hidden_1W = EventLikelihood(4, 8), torch.randn(1, 8)
+    likelihood, hidden_1W = EventLikelihood(events_of(4), 8), torch.randn(1, 8)
     subsets_NV = torch.tensor(list(itertools.product([False, True], repeat=4)))
     nll_N = likelihood.bernoulli(hidden_1W.expand(len(subsets_NV), -1), subsets_NV)
     assert torch.exp(-nll_N).sum().item() == pytest.approx(1, abs=1e-5)
 
 
+def events_of(variables: int) -> DataDescription:
+    names = tuple(map(str, range(variables)))
+    return DataDescription(kind="events", names=names, valued=(True,) * variables)
+
+
 def test_an_event_twice_in_a_step_is_present_once():
     torch.manual_seed(0)
-    likelihood, batch = EventLikelihood(3, 8), make_batch("events", [5])
+    likelihood, batch = EventLikelihood(DESCRIPTIONS["events"], 8), make_batch("events", [5])
     doubled = batch._replace(
         variables_E=batch.variables_E.repeat_interleave(2), steps_E=batch.steps_E.repeat_interleave(2)
     )
@@ -147,18 +205,19 @@ def test_an_event_twice_in_a_step_is_present_once():
 def test_the_likelihood_of_a_step_is_that_of_its_gap_its_variables_and_their_values():
     """Held against a loop over the steps and events of one sequence."""
     torch.manual_seed(0)
-    likelihood, batch = EventLikelihood(3, 8), make_batch("events", [5])
+    likelihood, batch = EventLikelihood(DESCRIPTIONS["events"], 8), make_batch("events", [5])
     hidden_BTW = torch.randn(1, 5, 8)
     nll_T = likelihood(hidden_BTW, batch)[0]
+    scale = likelihood.gap_scale
     for step in range(5):
-        features = torch.cat((hidden_BTW[0, step], time_features(batch.gaps_BT[0, step])))
+        features = torch.cat((hidden_BTW[0, step], time_features(batch.gaps_BT[0, step], scale.shortest)))
         hidden_W = hidden_BTW[0, step] + likelihood.after_gap(features)
         mine_E = batch.steps_E == step
         logits_V = likelihood.presence(hidden_W)
         present_V = torch.isin(torch.arange(3), batch.variables_E[mine_E]).float()
         expected = -torch.distributions.Bernoulli(logits=logits_V).log_prob(present_V).sum()
-        gap_moments = likelihood.predict_gaps(hidden_BTW[:, step])
-        expected += gap_nll(batch.gaps_BT[:, step], *gap_moments, SHORTEST_GAP).squeeze() if step > 0 else 0
+        moments = likelihood.predict_gaps(hidden_BTW[:, step])
+        expected += gap_nll(batch.gaps_BT[:, step], *moments, scale).squeeze() if step > 0 else 0
         for variable, value, has_value in zip(
             batch.variables_E[mine_E], batch.values_E[mine_E], batch.has_value_E[mine_E], strict=True
         ):
@@ -179,19 +238,20 @@ def test_moments_of_events_are_those_of_their_step_and_variable(make_moments):
 
 def test_many_variables_have_a_proper_likelihood_that_learns():
     torch.manual_seed(0)
-    likelihood, batch = EventLikelihood(FEW_VARIABLES + 1, 8), make_batch("events", [5, 2])
+    likelihood, batch = EventLikelihood(events_of(FEW_VARIABLES + 1), 8), make_batch("events", [5, 2])
     nll_BT = likelihood(torch.randn(2, 5, 8), batch)
     assert not nll_BT[1, 2:].any()
     nll_BT.sum().backward()
     assert all(p.grad is not None and p.grad.any() for p in likelihood.parameters())
 
 
-def test_variables_that_had_a_value_in_training_are_remembered():
-    likelihood, batch = EventLikelihood(4, 8), make_batch("events", [9])
-    likelihood.eval()(torch.randn(1, 9, 8), batch)
-    assert not likelihood.valued_V.any()
-    likelihood.train()(torch.randn(1, 9, 8), batch)
-    assert likelihood.valued_V.tolist() == [True, False, True, False]
+def test_a_forward_pass_leaves_no_trace_in_the_network():
+    likelihood, batch = EventLikelihood(DESCRIPTIONS["events"], 8).train(), make_batch("events", [9])
+    before = {name: tensor.clone() for name, tensor in (*likelihood.named_parameters(), *likelihood.named_buffers())}
+    likelihood(torch.randn(1, 9, 8), batch)
+    after = dict((*likelihood.named_parameters(), *likelihood.named_buffers()))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert "valued_V" not in likelihood.state_dict()
 
 
 def test_scores_in_slices_equal_scores_at_once(monkeypatch):
@@ -209,7 +269,7 @@ def test_scores_in_slices_equal_scores_at_once(monkeypatch):
 
 def test_the_order_of_the_events_in_a_step_changes_nothing():
     torch.manual_seed(0)
-    embedding, batch = EventEmbedding(3, 16), make_batch("events", [6, 4])
+    embedding, batch = EventEmbedding(DESCRIPTIONS["events"], 16), make_batch("events", [6, 4])
     order = torch.argsort(batch.steps_E * 10 - batch.variables_E)
     shuffled = batch._replace(
         **{name: getattr(batch, name)[order] for name in ("variables_E", "values_E", "has_value_E", "steps_E")}
@@ -219,7 +279,7 @@ def test_the_order_of_the_events_in_a_step_changes_nothing():
 
 def test_a_value_swapped_between_two_variables_changes_the_set():
     torch.manual_seed(0)
-    embedding, batch = EventEmbedding(3, 16), make_batch("events", [1])
+    embedding, batch = EventEmbedding(DESCRIPTIONS["events"], 16), make_batch("events", [1])
     pair = {"variables_E": torch.tensor([0, 2]), "has_value_E": torch.tensor([True, True])}
     pair |= {"steps_E": torch.tensor([0, 0]), "values_E": torch.tensor([-1.0, 1.0])}
     batch = batch._replace(**pair)
@@ -229,7 +289,7 @@ def test_a_value_swapped_between_two_variables_changes_the_set():
 
 def test_a_value_of_zero_is_not_a_missing_value():
     torch.manual_seed(0)
-    embedding, batch = EventEmbedding(3, 16), make_batch("events", [3])
+    embedding, batch = EventEmbedding(DESCRIPTIONS["events"], 16), make_batch("events", [3])
     zeros_E = torch.zeros_like(batch.values_E)
     measured = embedding(batch._replace(values_E=zeros_E, has_value_E=torch.ones_like(batch.has_value_E)))
     unmeasured = embedding(batch._replace(values_E=zeros_E, has_value_E=torch.zeros_like(batch.has_value_E)))
@@ -257,13 +317,16 @@ def test_a_batch_without_events_adds_up_to_nothing():
 
 
 @pytest.mark.parametrize("minutes", [1 / 60, 1.0, 60.0, 24 * 60.0, 30 * 24 * 60.0])
-def test_time_features_tell_a_time_from_one_a_tenth_longer(minutes):
-    distance = (time_features(torch.tensor(minutes)) - time_features(torch.tensor(1.1 * minutes))).norm()
-    assert distance > 0.3
+@pytest.mark.parametrize("unit", [1.0, 60_000.0, 1 / 525_600])
+def test_time_features_tell_a_time_from_one_a_tenth_longer_in_any_unit(minutes, unit):
+    times_2 = torch.tensor([minutes, 1.1 * minutes]) * unit
+    one_F, longer_F = time_features(times_2, shortest=unit / 60)
+    assert (longer_F - one_F).norm() > 0.3
 
 
 def test_given_vectors_tell_variables_apart_on_the_scale_of_drawn_ones():
     torch.manual_seed(0)
-    drawn, given = EventEmbedding(1000, 64), EventEmbedding(1000, 64, GivenVectors(30 * torch.randn(1000, 300), True))
+    drawn = EventEmbedding(events_of(1000), 64)
+    given = EventEmbedding(events_of(1000), 64, GivenVectors(30 * torch.randn(1000, 300), True))
     spread = [module.table().std().item() for module in (drawn, given)]
     assert spread[1] == pytest.approx(spread[0], rel=0.1)

@@ -19,15 +19,6 @@ from tests.small_models import DESCRIPTIONS, KINDS, NAMES, SMALL, change_step, m
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_later_step_changes_no_earlier_output(kind):
-    vae, batch, z_BZ = make_vae(kind), make_batch(kind, [9, 7]), torch.randn(2, 3)
-    changed = change_step(batch, row=0, step=5)
-    before_BS, after_BS = vae.decode(batch, z_BZ), vae.decode(changed, z_BZ)
-    torch.testing.assert_close(after_BS[0, :5], before_BS[0, :5], rtol=0, atol=1e-6)
-    torch.testing.assert_close(after_BS[1], before_BS[1], rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_step_changes_its_own_and_later_outputs(kind):
     vae, batch, z_BZ = make_vae(kind), make_batch(kind, [9, 7]), torch.randn(2, 3)
     difference_S = (vae.decode(change_step(batch, row=0, step=5), z_BZ) - vae.decode(batch, z_BZ))[0].abs()
@@ -77,16 +68,6 @@ def test_an_empty_batch_has_no_weight_and_finite_gradients(kind):
     assert output.posterior_mean.isfinite().all()
     (output.nll_B.sum() + output.posterior_mean.sum() + output.posterior_logvar.sum()).backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in vae.parameters())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_parameter_learns(kind):
-    vae = make_vae(kind, word_dropout=0.5).train()
-    output = vae(make_batch(kind, [8, 5, 3]))
-    (output.nll_B.sum() + output.posterior_logvar.sum()).backward()
-    assert [
-        name for name, p in vae.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())
-    ] == []
 
 
 @pytest.mark.parametrize(("kind", "steps"), [("tokens", [6, 4, 0]), ("vectors", [5, 3, 0]), ("events", [5, 3, 0])])

@@ -19,7 +19,12 @@ from training.module import TrainingModule
 from training.previews import MOST_FILES, Previews, beginning, draw_preview, preview_rows
 from training.settings import ObjectiveSettings, OptimizerSettings
 
-MOMENTS: dict[str, Any] = {"names": NAMES, "mean": (0.0, 80.0, 7.4), "std": (1.0, 10.0, 0.1)}
+MOMENTS: dict[str, Any] = {
+    "names": NAMES,
+    "mean": (0.0, 80.0, 7.4),
+    "std": (1.0, 10.0, 0.1),
+    "valued": (True, True, True),
+}
 DESCRIPTIONS = {
     "tokens": DataDescription(
         kind="tokens", vocabulary_size=5, symbols=("<unknown>", "a", "b", "\x1b", "\n"), tokenizer="words"

@@ -136,10 +136,11 @@ def test_a_run_killed_between_two_epochs_goes_on_exactly(epochs, unbroken, tmp_p
 # --- What may be changed on purpose ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("end", [Ask, Kill])
 @pytest.mark.parametrize("step", [4, 5, 8])
 @pytest.mark.parametrize("changes", [{"val_check_interval": 1.0}, {"val_check_interval": 3}, {"limit_val_batches": 0}])
-def test_a_run_that_validates_at_other_times_when_it_goes_on_learns_the_same(step, changes, unbroken, tmp_path):
-    train(tmp_path, [Ask("on_train_batch_start", 2 * step - 1)])
+def test_a_run_that_validates_at_other_times_when_it_goes_on_learns_the_same(end, step, changes, unbroken, tmp_path):
+    train(tmp_path, [end("on_train_batch_start", 2 * step)])  # killed, it goes on from right behind a validation
     assert_same(go_on(tmp_path, **changes), unbroken)
 
 

@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from models.sequence_vae import SequenceVAE
-from tests.short_runs import DESCRIPTION, MODEL, Ask, short_module, train
+from tests.short_runs import DESCRIPTION, MODEL, short_module, train
 from training.checkpoints import BEST, LAST, PREVIOUS, read_lazily
 from training.differences import differences, some_of
 from training.exit_codes import UsageError
 from training.resume import (
     Start,
     find_checkpoint,
-    finished,
     identity_of,
     load_settings_of,
     load_weights,
@@ -172,16 +171,6 @@ def test_a_path_that_is_no_checkpoint_is_refused(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"^--resume .*: there is no such file"):
         open_run(settings(tmp_path, None, path), "tokens")
-
-
-@pytest.mark.parametrize(("total_steps", "is_finished"), [(3, True), (4, True), (5, False)])
-def test_a_run_is_finished_when_its_steps_are_done(total_steps, is_finished, checkpoint):
-    assert finished(checkpoint, total_steps) == is_finished
-
-
-def test_a_run_is_not_finished_before_its_last_validation(tmp_path):
-    train(tmp_path, [Ask("on_train_batch_start", 7)])
-    assert not finished(tmp_path / LAST, 4)
 
 
 # --- Does it fit? ---------------------------------------------------------------------------------------------------

@@ -51,10 +51,16 @@ TINY = ModelSettings(width=16, depth=1, heads=2, latent_size=2, dropout=0.0)
     ("settings", "change", "flag"),
     [
         (ObjectiveSettings(), {"beta": -1.0}, "--beta"),
+        (ObjectiveSettings(), {"kl_schedule": "cyclical", "kl_warmup": 500, "kl_cycle": 100}, "--kl_warmup 500"),
         (ObjectiveSettings(), {"free_bits": math.nan}, "--free_bits"),
         (OptimizerSettings(), {"lr": 0.0}, "--lr"),
         (RunSettings(), {"max_steps": 0}, "--max_steps"),
         (RunSettings(), {"run_name": "../elsewhere"}, "--run_name"),
+        (RunSettings(), {"run_name": 300 * "x"}, "--run_name"),
+        (RunSettings(), {"resume": "a.ckpt", "init_from": "b.ckpt"}, "--init_from"),
+        (RunSettings(), {"max_time": "soon"}, "--max_time"),
+        (ValidationSettings(), {"val_check_interval": 1.5}, "--val_check_interval"),
+        (ValidationSettings(), {"limit_val_batches": 0, "early_stopping_patience": 3}, "--early_stopping_patience"),
     ],
 )
 def test_impossible_settings_are_refused_by_flag(settings, change, flag):
@@ -76,12 +82,12 @@ def make_batches(sizes: list[int], step_tokens: list[int]) -> list[TokenBatch]:
     return batches
 
 
-def make_module(**changes: Any) -> TrainingModule:
+def make_module(objective: ObjectiveSettings | None = None, **changes: Any) -> TrainingModule:
     torch.manual_seed(0)
     optimizer = OptimizerSettings(lr=0.01, warmup=0, **changes)
     network = SequenceVAE(WORDS, TINY)
     return TrainingModule(
-        network, ObjectiveSettings(), optimizer, total_steps=10, seed=3, origin={"made": "for a test"}
+        network, objective or ObjectiveSettings(), optimizer, total_steps=10, seed=3, origin={"made": "for a test"}
     )
 
 
@@ -130,8 +136,8 @@ def test_two_accumulated_batches_make_the_same_step_as_one_batch_of_both(tmp_pat
     )
     together = TokenBatch(tokens_BT, lengths_B, torch.arange(12), None, step_tokens=0, position=0)
     tokens = int(lengths_B.sum())
-    apart, joint = make_module(gradient_clip=0.0), make_module(gradient_clip=0.0)
-    apart.objective = joint.objective = ObjectiveSettings(free_bits=0.0)
+    bare = ObjectiveSettings(kl_schedule="constant", free_bits=0.0)  # free bits are of a batch, so they do not add up
+    apart, joint = make_module(bare, gradient_clip=0.0), make_module(bare, gradient_clip=0.0)
     batches = [batch._replace(step_tokens=tokens) for batch in (first, second)]
     train(apart, batches, tmp_path, accumulate_grad_batches=2)
     train(joint, [together._replace(step_tokens=tokens)], tmp_path)
@@ -296,7 +302,7 @@ def test_a_finished_run_says_so_and_does_nothing(tmp_path, data_dir, capsys):
 def test_a_finished_run_goes_on_where_more_steps_are_asked_for(tmp_path, data_dir):
     fit(tiny_run(tmp_path, data_dir, max_steps=2))
     fit(tiny_run(tmp_path, data_dir, max_steps=3))
-    assert [(e["event"], e["step"]) for e in read_events(tmp_path / "demo")][-2:] == [("resumed", 0), ("finished", 3)]
+    assert [(e["event"], e["step"]) for e in read_events(tmp_path / "demo")][-2:] == [("resumed", 2), ("finished", 3)]
 
 
 def test_a_run_in_the_place_of_other_data_is_refused(tmp_path, data_dir):
@@ -308,8 +314,9 @@ def test_a_run_in_the_place_of_other_data_is_refused(tmp_path, data_dir):
 def test_the_rate_is_scaled_to_the_tokens_of_a_step(tmp_path, data_dir):
     settings = tiny_run(tmp_path, data_dir, max_steps=1)
     plan = plan_run(replace(settings, optimizer=OptimizerSettings(lr=0.01, scale_lr=True)), make_data(settings), 2)
-    assert plan.tokens_per_step == 1_200
-    assert plan.lr == pytest.approx(0.01 * 1_200 / 8_000)
+    lengths_N = make_data(settings).split("train").lengths_N
+    assert plan.tokens_per_step == pytest.approx(lengths_N.sum() / plan.steps_per_epoch)
+    assert plan.lr == pytest.approx(0.01 * plan.tokens_per_step / 8_000)
 
 
 def test_a_short_look_takes_two_steps_and_one_validation_batch(tmp_path, data_dir):
@@ -340,6 +347,89 @@ def test_a_batch_normalised_posterior_is_refused_where_a_batch_can_hold_one_sequ
     settings = replace(tiny_run(tmp_path, data_dir, max_steps=1), batches=BatchSettings(batch_size=1))
     with pytest.raises(UsageError, match="--posterior batch_norm needs 2 sequences"):
         fit(replace(settings, model=replace(TINY, posterior="batch_norm")))
+
+
+def test_synchronised_batch_norm_needs_nobody_else_where_there_is_one_process(tmp_path, data_dir):
+    settings = tiny_run(tmp_path, data_dir, max_steps=1)
+    fit(
+        replace(
+            settings,
+            batches=BatchSettings(batch_size=8, drop_last=True),
+            model=replace(TINY, posterior="batch_norm"),
+            compute=ComputeSettings(sync_batchnorm=True),
+        )
+    )
+
+
+@pytest.mark.parametrize("accumulate", [1, 16])
+def test_a_run_that_ends_by_the_clock_is_saved_where_it_ended_and_says_so(tmp_path, data_dir, capsys, accumulate):
+    settings = tiny_run(tmp_path, data_dir, max_steps=100_000)
+    settings = replace(
+        settings,
+        run=replace(settings.run, max_time="0:00:01", log_every_n_steps=10**6),
+        optimizer=OptimizerSettings(gradient_accumulation_steps=accumulate),
+        batches=BatchSettings(tokens_per_batch=300),
+        validation=ValidationSettings(limit_val_batches=0),
+    )
+    fit(settings)
+    last = torch.load(tmp_path / "demo" / "checkpoints" / "last.ckpt", weights_only=True)
+    finished = read_events(tmp_path / "demo")[-1]
+    assert (finished["event"], finished["ended_by"], finished["step"]) == ("finished", "max_time", last["global_step"])
+    assert "as --max_time says" in capsys.readouterr().out
+    fit(settings)
+    assert "A larger --max_time goes on" in capsys.readouterr().out
+
+
+def test_a_run_that_no_longer_gets_better_ends_early_and_says_so(tmp_path, data_dir, capsys):
+    settings = tiny_run(tmp_path, data_dir, max_steps=300)
+    fit(
+        replace(
+            settings,
+            optimizer=OptimizerSettings(lr=1e-12),
+            validation=ValidationSettings(early_stopping_patience=2, val_check_interval=1),
+        )
+    )
+    assert read_events(tmp_path / "demo")[-1]["ended_by"] == "early_stopping_patience"
+    assert "as --early_stopping_patience says" in capsys.readouterr().out
+
+
+def test_however_little_is_validated_on_the_way_the_end_is_on_all(tmp_path, data_dir):
+    elbos = []
+    for number, limit in enumerate((1, 2, 0.5, 1.0)):
+        settings = tiny_run(tmp_path, data_dir, max_steps=2)
+        run = replace(settings.run, run_name=f"run{number}")
+        elbos.append(fit(replace(settings, run=run, validation=ValidationSettings(limit_val_batches=limit))).valid_elbo)
+    assert elbos == [elbos[-1]] * 4
+
+
+def test_a_finished_run_of_other_data_is_refused_too(tmp_path, data_dir):
+    fit(tiny_run(tmp_path, data_dir, max_steps=1))
+    with pytest.raises(UsageError, match="--width"):
+        fit(replace(tiny_run(tmp_path, data_dir, max_steps=1), model=replace(TINY, width=8)))
+
+
+def test_a_run_cannot_be_made_shorter_than_it_is(tmp_path, data_dir):
+    fit(tiny_run(tmp_path, data_dir, max_steps=3))
+    settings = tiny_run(tmp_path, data_dir, max_steps=2)
+    run = replace(settings.run, run_name="other", resume=str(tmp_path / "demo" / "checkpoints" / "last.ckpt"))
+    with pytest.raises(UsageError, match="is at step 3"):
+        fit(replace(settings, run=run))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run": {"init_from": "nowhere.ckpt"}},
+        {"compute": {"strategy": "nonsense"}},
+        {"run": {"resume": "nowhere.ckpt"}},
+    ],
+)
+def test_a_refusal_leaves_no_directory_behind(tmp_path, data_dir, change):
+    settings = tiny_run(tmp_path, data_dir, max_steps=1)
+    groups = {name: replace(getattr(settings, name), **values) for name, values in change.items()}
+    with pytest.raises(UsageError, match=r"--(init_from|strategy|resume)"):
+        fit(replace(settings, **groups))
+    assert not (tmp_path / "demo").exists()
 
 
 class Uncompilable:

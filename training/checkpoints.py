@@ -81,6 +81,8 @@ class Checkpoints(Checkpoint):
             self.save_last(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == TrainerFn.VALIDATING:
+            self._have_best(trainer)
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking or not is_between_steps(trainer):
             return
         self._validated_at_step, self._owes_validation = trainer.global_step, False
@@ -90,6 +92,12 @@ class Checkpoints(Checkpoint):
         if (is_best or is_last) and self._has_finite_weights(trainer):
             self._best_elbo = elbo if is_best else self._best_elbo
             self._save(trainer, as_best=is_best, as_last=is_last)
+
+    def _have_best(self, trainer: Trainer) -> None:
+        """A run that was too short for a validation has at least its end to offer."""
+        last, best = self.directory / LAST, self.directory / BEST
+        if trainer.is_global_zero and last.exists() and not best.exists():
+            _give_second_name(last, best)
 
     def save_last(self, trainer: Trainer) -> bool:
         """Save, unless this very state lies in last.ckpt already or the weights are not finite; tells whether it lies there.
@@ -165,8 +173,8 @@ def validate_now(trainer: Trainer) -> None:
 def stand_behind_batch(fit_loop: dict[str, Any], epochs_done: int) -> None:
     """Let a checkpoint's loops say what they say in `on_train_batch_end`, wherever it was saved after the batch.
 
-    Lightning tells from its counters where a checkpoint was saved, and goes on in a different way for each place: without
-    the rest of an epoch that was cut short, or twice through an epoch where validations come at other times than before.
+    Lightning tells from its counters where a checkpoint was saved, and goes on in a different way for each place: from behind
+    a validation not exactly, where validations then come at other times; from within one, it can hang.
     From here it goes on with the next batch, and after an epoch's last one with the next epoch.
     """
     for counts in fit_loop["epoch_progress"].values():

@@ -64,10 +64,11 @@ def describe_objective(objective: ObjectiveSettings, latent_scope: Literal["sequ
 
 def describe_training(settings: TrainingSettings, plan: Plan) -> str:
     optimizer, steps = settings.optimizer, plan.total_steps
+    scaled = f" ({optimizer.lr:g}, scaled)" if optimizer.scale_lr else ""
     epochs = f"{steps / plan.steps_per_epoch:.3g} epochs"
     return (
-        f"{steps:,} optimizer steps ({epochs}) of up to {plan.tokens_per_step:,} steps of sequences "
-        f"({plan.sequences_per_step:.3g} sequences on average); lr {plan.lr:.3g}, {optimizer.lr_schedule}"
+        f"{steps:,} optimizer steps ({epochs}), each of {plan.tokens_per_step:,.0f} tokens in "
+        f"{plan.sequences_per_step:,.3g} sequences on average; lr {plan.lr:.3g}{scaled}, {optimizer.lr_schedule}"
     )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAUROC, MulticlassAveragePrecision
 
-NO_LABEL = -1
+from training.objective import NO_LABEL
 
 
 class ClassCounts(Metric):

@@ -5,7 +5,7 @@ Training logs and prints nothing: `training_step` hands out all that a callback 
 Shapes: B sequences, C classes.
 """
 
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import lightning
 import numpy as np
@@ -54,13 +54,11 @@ class TrainingModule(lightning.LightningModule):
         seed: int,
         origin: dict[str, Any],
         classes: int = 0,
-        latent_scope: Literal["sequence", "step"] = "sequence",
     ) -> None:
         """`origin` goes into every checkpoint: what it takes to build the network again, in types of JSON."""
         super().__init__()
         self.network = network
         self.objective = objective
-        self.free_bits = free_bits_in_force(objective, latent_scope)
         self.optimizer = optimizer
         self.total_steps = total_steps
         self.seed = seed
@@ -78,7 +76,8 @@ class TrainingModule(lightning.LightningModule):
         torch.manual_seed(noise_seed(self.seed, TRAINING, batch.position))
         output: VAEOutput = self.network(batch)
         kl_weight = self.kl_weight(self.global_step)
-        objective = negative_elbo(output, kl_weight, self.free_bits)
+        free_bits = free_bits_in_force(self.objective, "step" if output.posterior_mean.dim() == 3 else "sequence")
+        objective = negative_elbo(output, kl_weight, free_bits)
         loss = objective.loss + self.objective.label_weight * classification_loss(output, batch.labels_B)
         sums = sums_of(objective, output, batch)
         if self.kl_weight.wants_feedback:

@@ -30,7 +30,9 @@ class KnowsItsLayers(Protocol):
     def compile_inner(self, mode: str) -> None: ...
 
 
-def build_network(data: SequenceDataModule, model: ModelSettings, compute: ComputeSettings) -> SequenceVAE:
+def build_network(
+    data: SequenceDataModule, model: ModelSettings, compute: ComputeSettings, world: int = 1
+) -> SequenceVAE:
     """Refuses what the data's batches do not allow."""
     network = SequenceVAE(data.description, model, given_vectors(data))
     if data.fewest_sequences < network.least_sequences:
@@ -39,7 +41,7 @@ def build_network(data: SequenceDataModule, model: ModelSettings, compute: Compu
             f"{data.fewest_sequences}: raise --tokens_per_batch or --batch_size, lower --max_sequence_length, or add "
             "--drop_last"
         )
-    network.synchronise_batch_norm = compute.sync_batchnorm
+    network.synchronise_batch_norm = compute.sync_batchnorm and world > 1
     return network
 
 

@@ -18,8 +18,8 @@ class Plan(NamedTuple):
     total_steps: int
     """Optimizer steps."""
     steps_per_epoch: int
-    tokens_per_step: int
-    """Steps of sequences in an optimizer step, at most, padding included."""
+    tokens_per_step: float
+    """Real steps of sequences in an optimizer step, on average; a token is one step of a sequence."""
     sequences_per_step: float
     """On average."""
     lr: float
@@ -29,13 +29,14 @@ class Plan(NamedTuple):
 def plan_run(settings: TrainingSettings, data: SequenceDataModule, world: int) -> Plan:
     lengths_N = data.split("train").lengths_N
     steps_per_epoch = data.steps_per_epoch(world)
-    tokens_per_step = data.limits.tokens_per_batch * data.accumulate * world
+    tokens = int(lengths_N.sum(dtype=np.int64))
+    tokens_per_step = tokens / steps_per_epoch
     return Plan(
         total_steps=planned_steps(
             settings.run.max_epochs,
             settings.run.max_steps,
             optimizer_steps_per_epoch=steps_per_epoch,
-            sequence_steps_per_epoch=int(lengths_N.sum(dtype=np.int64)),
+            sequence_steps_per_epoch=tokens,
         ),
         steps_per_epoch=steps_per_epoch,
         tokens_per_step=tokens_per_step,

@@ -82,12 +82,6 @@ def find_checkpoint(directory: Path) -> Path | None:
     return None
 
 
-def finished(checkpoint: Path, total_steps: int) -> bool:
-    """Whether all steps of a run lie behind a checkpoint, and the validation at its last one, too."""
-    found = read_lazily(checkpoint)
-    return found["global_step"] >= total_steps and not found["owes_validation"]
-
-
 def identity_of(lengths_N: np.ndarray) -> dict[str, int]:
     """What tells training data from others, whatever the path they lie at; the part "data" of a checkpoint's origin."""
     return {

@@ -1,32 +1,36 @@
-"""From settings to a trained model in a run directory: data, network, Trainer, header, fit, last validation.
+"""From settings to a trained model in a run directory: data, plan, network, place, Trainer, header, fit, last validation.
 
 In: the settings of a run, callbacks that the command adds, and perhaps somebody's own network. Out: `runs/<name>/`, and
 what the run came to.
 """
 
-import math
 import shlex
+import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from lightning import Callback, Trainer
 from torch import nn
 
 from dataset import SequenceDataModule
-from reports.run_files import append_event, environment, read_events, write_environment
+from reports.run_files import append_event, environment, write_environment
+from sequences.errors import SettingsError
+from training.checkpoints import read_lazily
 from training.config_files import to_flat_dict, to_yaml
 from training.console import program
 from training.devices import Devices, resolve_devices
 from training.distributed import decided_by_first, is_first_process
-from training.exit_codes import DivergedError, Stopped, harmless
+from training.exit_codes import DivergedError, Stopped, UsageError, harmless
 from training.header import header
 from training.module import Probeable, ProbeableModule, TrainingModule
 from training.network import build_network, make_ready
+from training.outcome import EndedBy, RunResult, result_of, result_of_finished
 from training.plan import Plan, plan_run
 from training.precision import precision_in_force
 from training.resume import Start, identity_of, load_weights, open_run, refuse_other_run
@@ -34,15 +38,6 @@ from training.settings import TrainingSettings
 from training.trainer import all_callbacks, make_trainer, previews_of
 
 UNMONITORED = "off: a posterior collapse will neither be seen nor named, and there will be no posterior.jsonl"
-
-
-class RunResult(NamedTuple):
-    """What a run came to."""
-
-    directory: Path
-    valid_elbo: float
-    """In nats per sequence, at weight 1, with one sample for each sequence of the whole validation split."""
-    valid_kl: float
 
 
 def fit(
@@ -56,21 +51,26 @@ def fit(
     torch.manual_seed(settings.run.seed)
     previews = []
     if network is None:
-        network = build_network(data, settings.model, settings.compute)
+        network = build_network(data, settings.model, settings.compute, devices.world)
         previews = [previews_of(data, settings.run.seed)]
     module = make_module(network, settings, plan, data)
-    start = start_of(settings, data, devices)  # not before all that could be refused without a run
-    if (result := result_of_finished(start, settings, plan)) is not None:
-        return result
-    if start.checkpoint is not None:
-        refuse_other_run(start.checkpoint, module.origin)
-    elif settings.run.init_from is not None:
-        load_weights(network, Path(settings.run.init_from).expanduser(), data.description)
-    remark = make_ready(network, settings.compute)
-    resume_command = f"python {program()} --config {shlex.quote(str(start.directory / 'config.yaml'))}"
-    everything = all_callbacks([*callbacks, *previews], settings, data, plan, start.directory, resume_command)
-    precision = precision_in_force(settings.compute.precision, devices.accelerator)
-    trainer = make_trainer(settings, data, plan, devices, precision, start.directory, everything)
+    start = start_of(settings, data, devices)
+    with nothing_left_if_refused(start.directory):
+        if start.checkpoint is not None:
+            refuse_other_run(start.checkpoint, module.origin)
+            if (finished := result_of_finished(start.directory, settings, plan)) is not None:
+                result, said = finished
+                if is_first_process():
+                    print(said)
+                return result
+            refuse_longer_run(start.checkpoint, plan)
+        elif settings.run.init_from is not None:
+            load_weights(network, Path(settings.run.init_from).expanduser(), data.description)
+        remark = make_ready(network, settings.compute)
+        resume_command = f"python {program()} --config {shlex.quote(str(start.directory / 'config.yaml'))}"
+        everything = all_callbacks([*callbacks, *previews], settings, data, plan, start.directory, resume_command)
+        precision = precision_in_force(settings.compute.precision, devices.accelerator)
+        trainer = make_trainer(settings, data, plan, devices, precision, start.directory, everything)
     if is_first_process():
         write_files(settings, start)
         more = [
@@ -80,7 +80,20 @@ def fit(
             ("to go on", resume_command),
         ]
         print(harmless(header(settings, data, network, plan, devices, precision, more)), flush=True)
-    return train(trainer, module, data, settings, plan, start)
+    if devices.nodes > 1:
+        wait_for_other_machines(devices)
+    return train(trainer, module, data, settings, plan, start, resume_command)
+
+
+@contextmanager
+def nothing_left_if_refused(directory: Path) -> Iterator[None]:
+    """A directory that was made for a run that then could not be is removed again."""
+    try:
+        yield
+    except (UsageError, SettingsError):
+        with suppress(OSError):  # it holds something, so it was there before
+            directory.rmdir()
+        raise
 
 
 def shortened(settings: TrainingSettings) -> TrainingSettings:
@@ -114,29 +127,22 @@ def start_of(settings: TrainingSettings, data: SequenceDataModule, devices: Devi
     return Start(Path(directory), None if checkpoint is None else Path(checkpoint))
 
 
-def result_of_finished(start: Start, settings: TrainingSettings, plan: Plan) -> RunResult | None:
-    """What a run came to that has nothing left to do; None for one that has."""
-    events = read_events(start.directory) if start.checkpoint is not None else []
-    if not events or events[-1]["event"] != "finished":
-        return None
-    last = events[-1]
-    if last["extent"] != extent_of(settings) or plan.total_steps > last["total_steps"]:
-        return None
-    if is_first_process():
-        print(
-            f"{start.directory} is finished (step {last['step']:,} of {last['total_steps']:,}, validation ELBO "
-            f"{last['valid_elbo']:.3f}): nothing left to do. A larger --max_epochs or --max_steps goes on, another "
-            "--run_name begins anew."
+def refuse_longer_run(checkpoint: Path, plan: Plan) -> None:
+    step = read_lazily(checkpoint)["global_step"]
+    if step > plan.total_steps:
+        raise UsageError(
+            f"{checkpoint} is at step {step:,}, but --max_steps and --max_epochs make a run of {plan.total_steps:,}: "
+            "raise them, or begin anew with another --run_name"
         )
-    return RunResult(start.directory, last["valid_elbo"], last["valid_kl"])
 
 
-def extent_of(settings: TrainingSettings) -> dict[str, Any]:
-    """What else than its steps can end a run."""
-    return {
-        "max_time": settings.run.max_time,
-        "early_stopping_patience": settings.validation.early_stopping_patience,
-    }
+def wait_for_other_machines(devices: Devices) -> None:
+    """Training begins when all processes are there. Until then nothing can be lost, and torch waits where no handler of
+    Python's is called: a signal ends the process at once."""
+    if is_first_process():
+        print(f"waiting for the processes of {devices.nodes} machines", flush=True)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def make_module(network: nn.Module, settings: TrainingSettings, plan: Plan, data: SequenceDataModule) -> TrainingModule:
@@ -154,7 +160,6 @@ def make_module(network: nn.Module, settings: TrainingSettings, plan: Plan, data
             "data": identity_of(data.split("train").lengths_N),
         },
         classes=len(description.classes),
-        latent_scope=settings.model.latent_scope,
     )
 
 
@@ -172,54 +177,50 @@ def train(
     settings: TrainingSettings,
     plan: Plan,
     start: Start,
+    resume_command: str,
 ) -> RunResult:
     """Fit, validate on everything, say what it came to; what happens on the way goes into events.jsonl."""
 
-    def note(event: str, **fields: Any) -> None:
+    def note(event: str, step: int, **fields: Any) -> None:
         if trainer.is_global_zero:
-            append_event(start.directory, event, step=trainer.global_step, **fields)
+            append_event(start.directory, event, step=step, **fields)
 
-    note("started" if start.checkpoint is None else "resumed")
+    if start.checkpoint is None:
+        note("started", 0)
+    else:
+        note("resumed", read_lazily(start.checkpoint)["global_step"])
     try:
         with warnings.catch_warnings():
             # Lightning 2.6.6 asks torch 2.13 in ways that torch calls deprecated.
             warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")
-            warnings.filterwarnings("ignore", message=".*functional.all_gather is deprecated.*")
-            trainer.fit(module, datamodule=data, ckpt_path=start.checkpoint, weights_only=True)
+            warnings.filterwarnings("ignore", message=r".*torch.distributed.nn.functional.\w+ is deprecated.*")
+            trainer.fit(module, datamodule=data, ckpt_path=start.checkpoint)
             validate_on_all(trainer, module, data, settings)
-        result = result_of(trainer, start.directory)
-    except Stopped:
-        note("interrupted")
+        return result_of(trainer, plan, settings, start.directory, ended_by(trainer, plan))
+    except Stopped as stop:
+        note("interrupted", trainer.global_step)
+        if not stop.said:  # in the last validation, when all that was trained was saved
+            raise Stopped(stop.number, f" in the last validation. To go on:\n{resume_command}") from stop
         raise
     except DivergedError as error:
-        note("diverged", said=str(error))
+        note("diverged", trainer.global_step, said=str(error))
         raise
-    ended = {"valid_elbo": result.valid_elbo, "valid_kl": result.valid_kl, "extent": extent_of(settings)}
-    note("finished", total_steps=plan.total_steps, **ended)
-    return result
+
+
+def ended_by(trainer: Trainer, plan: Plan) -> EndedBy:
+    if trainer.global_step >= plan.total_steps:
+        return "steps"
+    early = trainer.early_stopping_callback
+    return "early_stopping_patience" if early is not None and early.wait_count >= early.patience else "max_time"
 
 
 def validate_on_all(
     trainer: Trainer, module: TrainingModule, data: SequenceDataModule, settings: TrainingSettings
 ) -> None:
     """Unless that is what the last validation was."""
-    is_partial = settings.validation.limit_val_batches != 1.0 and not settings.run.fast_dev_run
+    is_partial = not settings.validation.is_on_all and not settings.run.fast_dev_run
     if is_partial:
         data.limit_val_batches = 1.0
     if is_partial or module.validated_at_step != trainer.global_step:
         trainer.limit_val_batches = 1.0  # with --limit_val_batches 0 there was none so far
         trainer.validate(module, datamodule=data, verbose=False)
-
-
-def result_of(trainer: Trainer, directory: Path) -> RunResult:
-    """Say what the run came to."""
-    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    if not math.isfinite(metrics["valid_elbo"]):
-        raise DivergedError(f"the validation ELBO is {metrics['valid_elbo']}: training diverged. Lower --lr.")
-    if trainer.is_global_zero:
-        print(
-            f"done: validation ELBO {metrics['valid_elbo']:.3f} nats per sequence "
-            f"(NLL {metrics['valid_nll']:.3f}, KL {metrics['valid_kl']:.3f}); {directory / 'checkpoints' / 'last.ckpt'}",
-            flush=True,
-        )
-    return RunResult(directory, metrics["valid_elbo"], metrics["valid_kl"])

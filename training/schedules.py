@@ -30,14 +30,14 @@ def planned_steps(
 
 
 def steps_of(amount: float, total_steps: int) -> int:
-    """A number of steps, or, below 1, a fraction of the run; a part of a step counts as one.
+    """A number of steps, or, up to 1, a fraction of the run; a part of a step counts as one.
 
     Rounded up, so that a cycle of a quarter of the run comes four times and not once more for a step or two.
 
     >>> steps_of(300, total_steps=1000), steps_of(0.1, total_steps=1000), steps_of(0.25, total_steps=1001)
     (300, 100, 251)
     """
-    return math.ceil(round(amount * total_steps if amount < 1 else amount, 6))
+    return math.ceil(round(amount * total_steps if amount <= 1 else amount, 6))
 
 
 # --- The weight of the KL ---------------------------------------------------------------------------------------------

@@ -25,10 +25,10 @@ class ObjectiveSettings:
     """How the weight gets to --beta: at once, evenly, along an S, or again and again from 0."""
 
     kl_warmup: float = 0.2
-    """The weight rises over this many optimizer steps, or, below 1, this fraction of the run (cyclical: of each cycle)."""
+    """The weight rises over this many optimizer steps, or, up to 1, this fraction of the run (cyclical: of each cycle)."""
 
     kl_cycle: float = 0.25
-    """Length of a cycle of --kl_schedule cyclical, in optimizer steps, or, below 1, as a fraction of the run."""
+    """Length of a cycle of --kl_schedule cyclical, in optimizer steps, or, up to 1, as a fraction of the run."""
 
     free_bits: float | None = None
     """KL of each latent dimension that costs nothing, in nats, on average over a batch: the room for the latent to come to
@@ -47,6 +47,10 @@ class ObjectiveSettings:
                 raise ValueError(f"--{name} must be 0 or more, got {value}")
         if self.kl_cycle == 0:
             raise ValueError("--kl_cycle must be above 0, got 0")
+        if self.kl_schedule == "cyclical" and self.kl_warmup > self.kl_cycle > 1:
+            raise ValueError(
+                f"--kl_warmup {self.kl_warmup:g} is longer than --kl_cycle {self.kl_cycle:g}: the weight would never reach --beta"
+            )
         if self.target_kl is not None and not 0 < self.target_kl < float("inf"):
             raise ValueError(f"--target_kl must be above 0, got {self.target_kl}")
 
@@ -65,7 +69,7 @@ class OptimizerSettings:
     """How the rate goes on after --warmup: down to 0 at the end of the run along a cosine or a line, or not at all."""
 
     warmup: float = 0.02
-    """The learning rate rises over this many optimizer steps, or, below 1, this fraction of the run."""
+    """The learning rate rises over this many optimizer steps, or, up to 1, this fraction of the run."""
 
     weight_decay: float = 0.01
     """Pull on the weight matrices towards 0, in units of the learning rate."""
@@ -170,8 +174,15 @@ class ValidationSettings:
                 raise ValueError(f"--{name} is a fraction up to 1.0 or a whole number, got {value}")
         if self.val_check_interval == 0:
             raise ValueError("--val_check_interval must be above 0, got 0; --limit_val_batches 0 validates not at all")
+        if self.limit_val_batches == 0 and self.early_stopping_patience is not None:
+            raise ValueError("--early_stopping_patience needs validations, but --limit_val_batches is 0")
         _refuse_below(0, self, "sanity_checks")
         _refuse_below(1, self, "early_stopping_patience", "checkpoint_every_n_steps")
+
+    @property
+    def is_on_all(self) -> bool:
+        """Whether each validation goes through all batches; the whole number 1 is one batch."""
+        return isinstance(self.limit_val_batches, float) and self.limit_val_batches == 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +251,10 @@ class RunSettings:
             raise ValueError(f"--seed must be 0 or more and below 2^32, got {self.seed}")
         if self.run_name is not None and (not self.run_name.strip(". ") or set(self.run_name) & set("/\\\0")):
             raise ValueError(f"--run_name must be the name of a directory, not a path, got {self.run_name!r}")
+        if self.run_name is not None and len(self.run_name.encode()) > 255:
+            raise ValueError("--run_name is longer than the 255 bytes that a directory's name may have")
+        if self.init_from is not None and self.resume not in ("auto", "never"):
+            raise ValueError("--init_from and --resume with a path exclude each other: weights alone, or the whole run")
         if self.max_time is not None and not self.time_limit:
             raise ValueError(f"--max_time must be a time like 0:45:00 or 2:12:00:00, got {self.max_time!r}")
 

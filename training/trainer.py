@@ -1,15 +1,18 @@
 """Lightning's Trainer for a run, with everything that watches it, shows it and saves it."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from lightning import Callback, Trainer
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import EarlyStopping
 
 from dataset import SequenceDataModule
 from training.checkpoints import AtomicCheckpointIO, Checkpoints
 from training.devices import Devices, make_precision, make_strategy
+from training.exit_codes import UsageError
 from training.interrupts import StopWhenAsked
 from training.loggers import make_logger
 from training.plan import Plan
@@ -18,6 +21,7 @@ from training.previews import Previews
 from training.progress import Progress
 from training.resume import OptimizerAsSet
 from training.settings import ComputeSettings, TrainingSettings
+from training.time_limit import TimeLimit
 from training.validation import validation_cadence
 
 PREVIEWED_SEQUENCES = 6
@@ -43,9 +47,9 @@ def make_trainer(
         accumulate=data.accumulate,
     )
     own_precision = make_precision(precision, devices, compute.initial_loss_scale)
-    return Trainer(
+    made_by_lightning = partial(
+        Trainer,
         accelerator=devices.accelerator,
-        strategy=make_strategy(compute.strategy, devices),
         devices=devices.per_node,
         num_nodes=devices.nodes,
         precision=None if own_precision else precision.precision,
@@ -53,7 +57,6 @@ def make_trainer(
         sync_batchnorm=compute.sync_batchnorm and devices.world > 1,
         max_epochs=-1,
         max_steps=plan.total_steps,
-        max_time=settings.run.time_limit,
         accumulate_grad_batches=data.accumulate,
         check_val_every_n_epoch=cadence.epochs,
         val_check_interval=cadence.batches or 1.0,
@@ -73,6 +76,12 @@ def make_trainer(
         detect_anomaly=compute.detect_anomaly,
         default_root_dir=directory,
     )
+    try:
+        return made_by_lightning(strategy=make_strategy(compute.strategy, devices))
+    except (ValueError, MisconfigurationException) as error:
+        if compute.strategy in ("auto", "ddp"):
+            raise
+        raise UsageError(f"--strategy {compute.strategy}: {error}") from error
 
 
 def all_callbacks(
@@ -94,7 +103,9 @@ def all_callbacks(
         time_limit=settings.run.time_limit,
     )
     checkpoints = Checkpoints(directory / "checkpoints", validation.checkpoint_every_n_steps)
-    early = []
+    early: list[Callback] = []
+    if settings.run.time_limit is not None:
+        early.append(TimeLimit(settings.run.time_limit))
     if validation.early_stopping_patience is not None:
         early.append(
             EarlyStopping(

@@ -1,16 +1,18 @@
 """Somebody's own model in the same pipeline: data, batches, objective, monitors, checkpoints and resume stay as they are.
 
 python -m examples.own_model                        # demo data
-python -m examples.own_model --data_dir my_data     # every flag of the training commands
+python -m examples.own_model --data_dir my_data     # tokens or text, with the flags of the training commands
 """
 
 import sys
+
+import torch
 
 from examples.own_model.model import BagToGRU
 from monitors import PosteriorMetricsMonitor
 from training.command_line import parse_command_line
 from training.console import set_up_output
-from training.exit_codes import run_command
+from training.exit_codes import UsageError, run_command
 from training.run import fit, make_data
 from training.settings import TrainingSettings
 
@@ -20,8 +22,13 @@ PROG = "python -m examples.own_model"
 def main() -> None:
     settings = parse_command_line(TrainingSettings, sys.argv[1:], prog=PROG, description=__doc__ or "")
     set_up_output()
-    network = BagToGRU(make_data(settings).description.vocabulary_size)
-    fit(settings, [PosteriorMetricsMonitor(update_frequency=100)], network=network)
+    description = make_data(settings).description
+    if description.kind != "tokens":
+        raise UsageError(f"BagToGRU is a model of tokens, but these are {description.kind}: choose other data")
+    torch.manual_seed(settings.run.seed)  # the network is drawn here, not in fit
+    network = BagToGRU(description.vocabulary_size)
+    monitor = PosteriorMetricsMonitor(update_frequency=settings.monitoring.update_frequency or 100)
+    fit(settings, [] if settings.monitoring.disable_metrics_monitoring else [monitor], network=network)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,77 @@
+"""What a run came to, and what ended it: said on the console, kept in events.jsonl, read back when the run is asked for again."""
+
+import math
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from lightning import Trainer
+
+from reports.run_files import append_event, read_events
+from training.exit_codes import DivergedError
+from training.plan import Plan
+from training.settings import TrainingSettings
+
+FINISHED = "finished"
+EndedBy = Literal["steps", "max_time", "early_stopping_patience"]
+
+
+class RunResult(NamedTuple):
+    """What a run came to."""
+
+    directory: Path
+    valid_elbo: float
+    """In nats per sequence, at weight 1, with one sample for each sequence of the whole validation split."""
+    valid_kl: float
+
+
+def result_of(
+    trainer: Trainer, plan: Plan, settings: TrainingSettings, directory: Path, ended_by: EndedBy
+) -> RunResult:
+    """After the last validation."""
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    if not math.isfinite(metrics["valid_elbo"]):
+        raise DivergedError(f"the validation ELBO is {metrics['valid_elbo']}: training diverged. Lower --lr.")
+    result = RunResult(directory, metrics["valid_elbo"], metrics["valid_kl"])
+    if trainer.is_global_zero:
+        early = f" after step {trainer.global_step:,} of {plan.total_steps:,}, as --{ended_by} says"
+        print(
+            f"done{'' if ended_by == 'steps' else early}: validation ELBO {result.valid_elbo:.3f} nats per sequence "
+            f"(NLL {metrics['valid_nll']:.3f}, KL {result.valid_kl:.3f}); {directory / 'checkpoints' / 'last.ckpt'}",
+            flush=True,
+        )
+        append_event(
+            directory,
+            FINISHED,
+            step=trainer.global_step,
+            total_steps=plan.total_steps,
+            ended_by=ended_by,
+            limit=limit_of(settings, ended_by),
+            valid_elbo=result.valid_elbo,
+            valid_kl=result.valid_kl,
+        )
+    return result
+
+
+def result_of_finished(directory: Path, settings: TrainingSettings, plan: Plan) -> tuple[RunResult, str] | None:
+    """What a run came to that has nothing left to do, and words for that; None for a run that has."""
+    events = read_events(directory)
+    if not events or events[-1]["event"] != FINISHED:
+        return None
+    last = events[-1]
+    ended_by: EndedBy = last["ended_by"]
+    is_longer = plan.total_steps > last["total_steps"]
+    if is_longer if ended_by == "steps" else last["limit"] != limit_of(settings, ended_by):
+        return None
+    flag = "larger --max_epochs or --max_steps" if ended_by == "steps" else f"larger --{ended_by}"
+    said = (
+        f"{directory} is finished (step {last['step']:,} of {last['total_steps']:,}, validation ELBO "
+        f"{last['valid_elbo']:.3f}): nothing left to do. A {flag} goes on, another --run_name begins anew."
+    )
+    return RunResult(directory, last["valid_elbo"], last["valid_kl"]), said
+
+
+def limit_of(settings: TrainingSettings, ended_by: EndedBy) -> str | int | None:
+    """What the flag said that ended a run before its last step."""
+    if ended_by == "max_time":
+        return settings.run.max_time
+    return settings.validation.early_stopping_patience if ended_by == "early_stopping_patience" else None
