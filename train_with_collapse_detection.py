@@ -22,8 +22,6 @@ from training.settings import OptimizerSettings, TrainingSettings
 PROG = "train_with_collapse_detection.py"
 EVERY_N_STEPS, FAST_EVERY_N_STEPS = 20, 50
 """Optimizer steps between two readings of the posterior, without and with --fast_detection."""
-PROBE_EVERY = 10
-"""With --fast_detection, readings between two that ask whether the decoder uses the latent: those cost a few steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +41,10 @@ def main() -> None:
 
     set_up_output()  # after Lightning, which sets the levels of its loggers when it is imported
     watch = settings.monitoring
-    if watch.disable_metrics_monitoring:
-        fit(settings)
-        return
-    every_n_steps = watch.update_frequency or (FAST_EVERY_N_STEPS if watch.fast_detection else EVERY_N_STEPS)
-    probe_every = PROBE_EVERY if watch.fast_detection else 1
     monitor = PosteriorMetricsMonitor(
-        update_frequency=every_n_steps, probe_every_n_readings=probe_every, verbose=not watch.fast_detection
+        **watch.cadence(EVERY_N_STEPS, FAST_EVERY_N_STEPS), verbose=not watch.fast_detection
     )
-    fit(settings, [monitor])
+    fit(settings, [] if watch.disable_metrics_monitoring else [monitor])
 
 
 if __name__ == "__main__":

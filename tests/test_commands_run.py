@@ -14,6 +14,8 @@ FULL = (
     "--precision 16-mixed"
 )
 LIMITS = "--max_steps 2 --limit_val_batches 1"
+SHORTER = "--fast_dev_run"
+"""As many steps, but without the validation on all data at the end, which takes long one sequence at a time."""
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +23,10 @@ def cache_dir(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
-def run(folder: Path, cache_dir: Path, words: str, command: str = "train_optimized.py") -> str:
+def run(folder: Path, cache_dir: Path, words: str, command: str = "train_optimized.py", limits: str = LIMITS) -> str:
     """What it printed."""
     places = ["--output_dir", str(folder), "--cache_dir", str(cache_dir), "--run_name", "run"]
-    line = [sys.executable, str(ROOT / command), *words.split(), *LIMITS.split(), *places]
+    line = [sys.executable, str(ROOT / command), *words.split(), *limits.split(), *places]
     done = subprocess.run(line, capture_output=True, text=True, cwd=folder, timeout=250)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -58,16 +60,16 @@ def test_the_full_command_without_monitoring_and_compiled(tmp_path, cache_dir):
     ],
 )
 def test_the_commands_of_the_readme(tmp_path, cache_dir, words):
-    assert run(tmp_path, cache_dir, words).splitlines()[-1].startswith("done: ")
+    assert run(tmp_path, cache_dir, words, limits=SHORTER).splitlines()[-1].startswith("done: ")
 
 
 @pytest.mark.parametrize("preset", ["recommended", "memory_limited", "high_memory", "debug"])
 def test_every_preset_trains(tmp_path, cache_dir, preset):
-    run(tmp_path, cache_dir, f"--preset {preset}")
+    run(tmp_path, cache_dir, f"--preset {preset}", limits=SHORTER)
 
 
 def test_the_reference_command_is_plain_and_talkative(tmp_path, cache_dir):
-    out = run(tmp_path, cache_dir, "", "train_with_collapse_detection.py")
+    out = run(tmp_path, cache_dir, "", "train_with_collapse_detection.py", limits=SHORTER)
     assert "32-true" in out
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert (config["batch_size"], config["bucketing"], config["fused_optimizer"]) == (4, False, False)

@@ -6,7 +6,7 @@ The groups of the data stand in `sequences/settings.py`, that of the model in `m
 import re
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from models.settings import ModelSettings
 from sequences.settings import BatchSettings, CacheSettings, LengthSettings, LoadingSettings, SourceSettings
@@ -201,6 +201,14 @@ class MonitoringSettings:
 
     def __post_init__(self) -> None:
         _refuse_below(1, self, "update_frequency")
+
+    def cadence(self, every_n_steps: int, when_fast: int) -> dict[str, Any]:
+        """How often a command's monitor looks, by the names of its arguments; without and with --fast_detection, where only
+        one reading in ten asks whether the decoder uses the latent: that costs a few steps."""
+        return {
+            "update_frequency": self.update_frequency or (when_fast if self.fast_detection else every_n_steps),
+            "probe_every_n_readings": 10 if self.fast_detection else 1,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
