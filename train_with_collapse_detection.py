@@ -26,10 +26,10 @@ EVERY_N_STEPS, FAST_EVERY_N_STEPS = 20, 50
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceSettings(TrainingSettings):
-    """The plain recipe. Batches of four want a lower rate than batches of 8,000 tokens."""
+    """The plain recipe."""
 
     batches: BatchSettings = field(default_factory=partial(BatchSettings, batch_size=4, bucketing=False))
-    optimizer: OptimizerSettings = field(default_factory=partial(OptimizerSettings, lr=5e-4, fused_optimizer=False))
+    optimizer: OptimizerSettings = field(default_factory=partial(OptimizerSettings, fused_optimizer=False))
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ from training.command_line import parse_command_line
 from training.objective import free_bits_in_force, negative_elbo
 from training.precision import precision_in_force
 from training.run import make_data
-from training.settings import TrainingSettings
+from training.settings import RATE_TOKENS, TrainingSettings
 
 TEN_MILLION = ("--width", "448", "--depth", "2")
 """As many weights as SeqSetVAE, and as many layers: two to encode, two to decode."""
@@ -113,7 +113,7 @@ class SequenceVAETraining:
         self.precision = precision_in_force(settings.compute.precision, "cpu").precision
         torch.manual_seed(0)
         self.network = SequenceVAE(self.data.description, settings.model)
-        self.optimizer = AdamW(self.network.parameters(), settings.optimizer.lr, fused=True)
+        self.optimizer = AdamW(self.network.parameters(), settings.optimizer.rate(RATE_TOKENS), fused=True)
         self.batches = self._endless()
 
     @property

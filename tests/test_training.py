@@ -319,6 +319,13 @@ def test_the_rate_is_scaled_to_the_tokens_of_a_step(tmp_path, data_dir):
     assert plan.lr == pytest.approx(0.01 * plan.tokens_per_step / 8_000)
 
 
+def test_the_default_rate_is_lower_for_small_steps_and_never_higher():
+    rates = [OptimizerSettings().rate(tokens) for tokens in (80, 500, 8_000, 64_000)]
+    assert rates == pytest.approx([3e-3 * 0.01**0.25, 1.5e-3, 3e-3, 3e-3])
+    assert OptimizerSettings(lr=0.1).rate(80) == 0.1
+    assert OptimizerSettings(scale_lr=True).rate(16_000) == pytest.approx(6e-3)
+
+
 def test_a_short_look_takes_two_steps_and_one_validation_batch(tmp_path, data_dir):
     settings = tiny_run(tmp_path, data_dir, max_steps=50)
     fit(replace(settings, run=replace(settings.run, fast_dev_run=True)))

@@ -64,7 +64,7 @@ def describe_objective(objective: ObjectiveSettings, latent_scope: Literal["sequ
 
 def describe_training(settings: TrainingSettings, plan: Plan) -> str:
     optimizer, steps = settings.optimizer, plan.total_steps
-    scaled = f" ({optimizer.lr:g}, scaled)" if optimizer.scale_lr else ""
+    scaled = " (scaled)" if optimizer.scale_lr else ""
     epochs = f"{steps / plan.steps_per_epoch:.3g} epochs"
     return (
         f"{steps:,} optimizer steps ({epochs}), each of {plan.tokens_per_step:,.0f} tokens in "

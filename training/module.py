@@ -22,7 +22,7 @@ from training.kl_weight import KLWeight
 from training.label_metrics import LabelMetrics
 from training.objective import Objective, classification_loss, free_bits_in_force, negative_elbo
 from training.schedules import learning_rate_factor
-from training.settings import ObjectiveSettings, OptimizerSettings
+from training.settings import RATE_TOKENS, ObjectiveSettings, OptimizerSettings
 
 TRAINING, VALIDATION = 0, 1
 """Two streams of noise, so that validation is the same however often it runs."""
@@ -133,7 +133,7 @@ class TrainingModule(lightning.LightningModule):
             {"params": [p for p in weights if p.dim() >= 2], "weight_decay": settings.weight_decay},
             {"params": [p for p in weights if p.dim() < 2], "weight_decay": 0.0},
         ]
-        optimizer = AdamW(groups, lr=settings.lr, betas=(0.9, 0.98), fused=settings.fused_optimizer)
+        optimizer = AdamW(groups, lr=settings.rate(RATE_TOKENS), betas=(0.9, 0.98), fused=settings.fused_optimizer)
         schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, self.total_steps, settings))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

@@ -15,7 +15,7 @@ from training.settings import ObjectiveSettings
 
 NO_LABEL = -1
 
-FREE_BITS = {"sequence": 0.15, "step": 0.01}
+FREE_BITS = {"sequence": 0.1, "step": 0.01}
 """Nats of each dimension that cost nothing, for a latent of each sequence and of each step: `docs/training.md` has the reason."""
 
 

@@ -8,9 +8,6 @@ from dataset import SequenceDataModule
 from training.schedules import planned_steps
 from training.settings import TrainingSettings
 
-RATE_TOKENS = 8_000
-"""Tokens of an optimizer step that --lr is stated for, where --scale_lr scales it."""
-
 
 class Plan(NamedTuple):
     """Of a whole run."""
@@ -41,5 +38,5 @@ def plan_run(settings: TrainingSettings, data: SequenceDataModule, world: int) -
         steps_per_epoch=steps_per_epoch,
         tokens_per_step=tokens_per_step,
         sequences_per_step=len(lengths_N) / steps_per_epoch,
-        lr=settings.optimizer.lr * (tokens_per_step / RATE_TOKENS if settings.optimizer.scale_lr else 1),
+        lr=settings.optimizer.rate(tokens_per_step),
     )

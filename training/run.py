@@ -151,7 +151,7 @@ def make_module(network: nn.Module, settings: TrainingSettings, plan: Plan, data
     return kind(
         network,
         settings.objective,
-        replace(settings.optimizer, lr=plan.lr),
+        replace(settings.optimizer, lr=plan.lr, scale_lr=False),
         total_steps=plan.total_steps,
         seed=settings.run.seed,
         origin={
