@@ -103,6 +103,11 @@ class SequenceDataModule(lightning.LightningDataModule):
         return cut_batches(lengths_N, self.limits, bucketing=settings.bucketing, drop_last=settings.drop_last)
 
     @property
+    def longest(self) -> int:
+        """Return the steps of the longest training sequence, as it is padded."""
+        return self.limits.pad_to or int(self.split("train").lengths_N.max())
+
+    @property
     def fewest_sequences(self) -> int:
         """Return how many sequences the smallest training batch holds."""
         return int(np.diff(self.cut.starts_K1).min())

@@ -70,13 +70,15 @@ class PosteriorMetricsMonitor(Callback):
         """The latest."""
         self._forget()
 
-    def __str__(self) -> str:
-        """For a run's header."""
-        reading = f"a reading of {self.posteriors:,} posteriors every {self.update_frequency} steps"
+    def describe(self, total_steps: int) -> str:
+        """For the header of a run of so many optimizer steps."""
+        every = steps_between_readings(self.update_frequency, total_steps)
+        steps = "step" if every == 1 else f"{every:,} steps"
+        reading = f"a reading of up to {self.posteriors:,} posteriors every {steps}"
         if not self.probe_decoder:
-            return f"{reading} (at least {FEWEST_READINGS} in a run), without decoder use"
+            return f"{reading}, without decoder use"
         nth = "each" if self.probe_every_n_readings == 1 else f"one in {self.probe_every_n_readings}"
-        return f"{reading} (at least {FEWEST_READINGS} in a run), decoder use at {nth}"
+        return f"{reading}, decoder use at {nth}"
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":  # a checkpoint is loaded after this

@@ -250,18 +250,16 @@ def assert_alike(two: Reading, one: Reading) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "total_steps", "words"),
     [
-        ({}, "a reading of 1,024 posteriors every 100 steps (at least 50 in a run), decoder use at each"),
-        ({"probe_every_n_readings": 10}, "decoder use at one in 10"),
-        (
-            {"probe_decoder": False, "update_frequency": 20},
-            "every 20 steps (at least 50 in a run), without decoder use",
-        ),
+        ({}, 10_000, "a reading of up to 1,024 posteriors every 100 steps, decoder use at each"),
+        ({}, 1_000, "every 20 steps, decoder use at each"),
+        ({"probe_every_n_readings": 10}, 60, "every step, decoder use at one in 10"),
+        ({"probe_decoder": False, "update_frequency": 20}, 10_000, "every 20 steps, without decoder use"),
     ],
 )
-def test_a_monitor_says_in_a_line_what_it_will_do(options, words):
-    assert str(PosteriorMetricsMonitor(**options)).endswith(words)
+def test_a_monitor_says_in_a_line_what_it_will_do(options, total_steps, words):
+    assert PosteriorMetricsMonitor(**options).describe(total_steps).endswith(words)
 
 
 @pytest.mark.parametrize("name", ["update_frequency", "posteriors", "probe_every_n_readings"])

@@ -8,6 +8,7 @@ from typing import Any
 import lightning
 import pytest
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from models.sequence_vae import SequenceVAE
@@ -74,6 +75,7 @@ def end_validation(previews: Previews, module: TrainingModule, directory: Path, 
         "is_global_zero": True,
     }
     usual["callback_metrics"] = {"valid_elbo": torch.tensor(-1.0)}
+    usual["state"] = SimpleNamespace(fn=TrainerFn.FITTING)
     trainer: Any = SimpleNamespace(**usual | of_trainer)
     previews.on_validation_end(trainer, module)
 
@@ -162,6 +164,8 @@ def test_a_validation_that_comes_too_soon_goes_without(tmp_path, monkeypatch):
         end_validation(previews, module, tmp_path, step)
         clock.now += 40
     assert steps == [0, 3]  # 2 seconds are 2 % of 100
+    end_validation(previews, module, tmp_path, 6, state=SimpleNamespace(fn=TrainerFn.VALIDATING))
+    assert steps == [0, 3, 6]  # what a run came to is shown in any case
 
 
 def test_previews_can_be_had_at_every_nth_validation(tmp_path):

@@ -135,7 +135,7 @@ def test_on_a_terminal_there_is_a_bar_with_the_validations_above_it(tmp_path, mo
         run(tmp_path, now=second_by_second())
         assert sys.stdout is window.stream
         *validations, bar, end = window.screen
-    assert ["validation: elbo" in line for line in validations] == [True] * 5
+    assert [": elbo" in line for line in validations] == [True] * 5
     assert bar.startswith("100% ▕███")
     assert "15/15" in bar
     assert "loss " in bar

@@ -26,7 +26,10 @@ MOST_DIFFERENCES = 5
 
 
 def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
-    """What must be the same and is not, each in a few words."""
+    """What must be the same and is not, each in a few words; of data of another kind nothing more need be said."""
+    kinds = (there["description"]["kind"], here["description"]["kind"])
+    if kinds[0] != kinds[1]:
+        return [_difference("data", *kinds)]
     flags = [(f"--{name}", there["settings"][name], here["settings"][name]) for name in MUST_BE_THE_SAME]
     data = [(f"data: {name}", there["data"][name], here["data"][name]) for name in here["data"]]
     described = [

@@ -1,8 +1,9 @@
 """What will run, in some lines that a run begins with: everything a reader of the output would otherwise have to ask."""
 
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal, Protocol, runtime_checkable
 
+from lightning import Callback
 from torch import nn
 
 from dataset import SequenceDataModule
@@ -13,6 +14,15 @@ from training.objective import free_bits_in_force
 from training.plan import Plan
 from training.precision import InForce
 from training.settings import ObjectiveSettings, TrainingSettings
+
+UNMONITORED = "off: a posterior collapse will neither be seen nor named, and there will be no posterior.jsonl"
+
+
+@runtime_checkable
+class Describes(Protocol):
+    """A callback that says what it does in a run of so many optimizer steps."""
+
+    def describe(self, total_steps: int) -> str: ...
 
 
 def header(
@@ -57,7 +67,10 @@ def describe_objective(objective: ObjectiveSettings, latent_scope: Literal["sequ
     elif objective.kl_schedule == "constant":
         weight = f"{objective.beta:g}"
     else:
-        weight = f"{objective.kl_schedule} to {objective.beta:g} (--kl_schedule, --kl_warmup {objective.kl_warmup:g})"
+        cycle = f", --kl_cycle {objective.kl_cycle:g}" if objective.kl_schedule == "cyclical" else ""
+        weight = (
+            f"{objective.kl_schedule} to {objective.beta:g} (--kl_schedule, --kl_warmup {objective.kl_warmup:g}{cycle})"
+        )
     free_bits = free_bits_in_force(objective, latent_scope)
     return f"negative ELBO; KL weight {weight}; {free_bits:g} nats of each dimension free (--free_bits)"
 
@@ -73,6 +86,10 @@ def describe_training(settings: TrainingSettings, plan: Plan) -> str:
 
 
 def describe_devices(settings: TrainingSettings, devices: Devices, precision: InForce) -> str:
-    compiled = f", compiled ({settings.compute.compile_mode})" if settings.compute.compile_model else ""
     reason = f" in place of {settings.compute.precision}: {precision.reason}" if precision.reason else ""
-    return f"{devices}, {precision.precision}{reason}{compiled}"
+    return f"{devices}, {precision.precision}{reason}"
+
+
+def describe_monitoring(callbacks: Sequence[Callback], total_steps: int) -> str:
+    said = [callback.describe(total_steps) for callback in callbacks if isinstance(callback, Describes)]
+    return "; ".join(said) or UNMONITORED

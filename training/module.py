@@ -118,6 +118,7 @@ class TrainingModule(lightning.LightningModule):
             "valid_nll": total.nll / total.sequences,
             "valid_kl": total.kl / total.sequences,
             "valid_nll_per_step": total.nll / total.predicted_steps,
+            "valid_sequences": total.sequences,
         }
         metrics |= self.label_metrics.compute_and_reset()
         self.log_dict(metrics, sync_dist=True, logger=False)  # it is Progress that tells the loggers

@@ -38,8 +38,8 @@ def build_network(
     if data.fewest_sequences < network.least_sequences:
         raise UsageError(
             f"--posterior {model.posterior} needs {network.least_sequences} sequences in every batch, but here one holds "
-            f"{data.fewest_sequences}: raise --tokens_per_batch or --batch_size, lower --max_sequence_length, or add "
-            "--drop_last"
+            f"{data.fewest_sequences}: give --tokens_per_batch {network.least_sequences * data.longest} or more (and "
+            "--drop_last where it is the last batch of an epoch that is short)"
         )
     network.synchronise_batch_norm = compute.sync_batchnorm and world > 1
     return network
@@ -66,7 +66,7 @@ def compile_in_place(network: nn.Module, mode: str) -> str:
         network.compile_inner(mode)
     else:
         network.compile(mode=mode, dynamic=True)
-    return f"compiled ({mode}): the first steps take longer"
+    return f"compiled ({mode}): the first steps of training and validation take up to a minute, which pays on long runs"
 
 
 def why_nothing_compiles() -> str:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import lightning
 import torch
 from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from models.records import Record, to_records
@@ -77,7 +78,10 @@ class Previews(lightning.Callback):
             return
         self._validations += 1
         started = self.clock()
-        if (self._validations - 1) % self.every_n_validations or started < self._not_before:
+        is_end = (
+            trainer.state.fn == TrainerFn.VALIDATING
+        )  # the last validation of a run: what it came to is always shown
+        if not is_end and ((self._validations - 1) % self.every_n_validations or started < self._not_before):
             return
         if not math.isfinite(trainer.callback_metrics["valid_elbo"]):
             return  # there are no probabilities to draw from; whoever watches the run will say so
@@ -154,7 +158,7 @@ def preview_rows(shown: Shown, description: DataDescription) -> list[PreviewRow]
     """The features that the originals have most values of, in the order of the data."""
     tracks = [[tracks_of(record, description) for record in records[:MOST_COLUMNS]] for records in shown]
     seen = Counter({name: sum(len(of[name].values) for of in tracks[0]) for name in description.names})
-    frequent = {name for name, _ in seen.most_common(MOST_ROWS)}
+    frequent = {name for name, values in seen.most_common(MOST_ROWS) if values}
     names = [name for name in description.names if name in frequent]
     return [PreviewRow(name, *([of[name] for of in some] for some in tracks)) for name in names]
 

@@ -25,11 +25,12 @@ from training.throughput import Stopwatch
 
 COLUMNS = (
     *("step", "epoch", "seconds", "loss", "nll_per_step", "kl", "kl_weight", "lr", "gradient_norm", "steps_per_second"),
-    *("valid_elbo", "valid_nll", "valid_kl", "valid_nll_per_step"),
+    *("valid_elbo", "valid_nll", "valid_kl", "valid_nll_per_step", "valid_sequences"),
 )
 """Of metrics.csv. Training: means since the last row, in nats, loss and NLL per step of a sequence, KL per sequence; the KL's
 weight, the learning rate and the gradient's norm (before clipping) are those of the row's own step.
 `seconds`: of the whole run; only the time between an interruption and its resumption does not count.
+`valid_sequences`: how many sequences a validation was on; the last one of a run is on all.
 `steps_per_second`: real steps of sequences (tokens), of all processes, in a second of training. Waiting for data counts,
 validation does not."""
 LABEL_COLUMNS = ("valid_auroc", "valid_auprc")
@@ -188,6 +189,8 @@ class Progress(Callback):
             self._write(trainer, row)
             if self._display is not None:
                 self._display.validation(trainer.global_step, row)
+        if not math.isfinite(row["valid_elbo"]):
+            raise DivergedError(f"step {trainer.global_step}: the validation ELBO is {row['valid_elbo']}. Lower --lr.")
 
     def _write(self, trainer: Trainer, row: dict[str, float]) -> None:
         place = {"step": trainer.global_step, "epoch": trainer.current_epoch, "seconds": f"{self._watch.seconds:.2f}"}

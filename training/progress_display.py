@@ -78,8 +78,8 @@ class Display:
         self._newest |= row
         labels = "".join(f"  {name.removeprefix('valid_')} {row[name]:.3f}" for name in LABELS if name in row)
         print(
-            f"{self._place(step)}  validation: elbo {row['valid_elbo']:.3f}  nll {row['valid_nll']:.3f}  "
-            f"kl {row['valid_kl']:.2f}  nll/{self.unit} {row['valid_nll_per_step']:.4f}{labels}",
+            f"{self._place(step)}  validation on {row['valid_sequences']:,.0f}: elbo {row['valid_elbo']:.3f}  "
+            f"nll {row['valid_nll']:.3f}  kl {row['valid_kl']:.2f}  nll/{self.unit} {row['valid_nll_per_step']:.4f}{labels}",
             flush=True,
         )
 

@@ -19,7 +19,7 @@ from lightning import Callback, Trainer
 from torch import nn
 
 from dataset import SequenceDataModule
-from reports.run_files import append_event, environment, write_environment
+from reports.run_files import append_event, command_line, environment, write_environment
 from sequences.errors import SettingsError
 from training.checkpoints import read_lazily
 from training.config_files import to_flat_dict, to_yaml
@@ -27,7 +27,7 @@ from training.console import program
 from training.devices import Devices, resolve_devices
 from training.distributed import decided_by_first, is_first_process
 from training.exit_codes import DivergedError, Stopped, UsageError, harmless
-from training.header import header
+from training.header import describe_monitoring, header
 from training.module import Probeable, ProbeableModule, TrainingModule
 from training.network import build_network, make_ready
 from training.outcome import EndedBy, RunResult, result_of, result_of_finished
@@ -36,8 +36,6 @@ from training.precision import precision_in_force
 from training.resume import Start, identity_of, load_weights, open_run, refuse_other_run
 from training.settings import TrainingSettings
 from training.trainer import all_callbacks, make_trainer, previews_of
-
-UNMONITORED = "off: a posterior collapse will neither be seen nor named, and there will be no posterior.jsonl"
 
 
 def fit(
@@ -75,7 +73,7 @@ def fit(
         write_files(settings, start)
         more = [
             *([("compiler", remark)] if remark else []),
-            ("monitoring", "; ".join(str(callback) for callback in callbacks) or UNMONITORED),
+            ("monitoring", describe_monitoring(callbacks, plan.total_steps)),
             ("run", str(start.directory) + (f", goes on from {start.checkpoint.name}" if start.checkpoint else "")),
             ("to go on", resume_command),
         ]
@@ -167,7 +165,8 @@ def write_files(settings: TrainingSettings, start: Start) -> None:
     """What another person needs to run the same, and the same command to go on: both with the name that the run got."""
     run = replace(settings.run, run_name=start.directory.name, output_dir=str(start.directory.parent), resume="auto")
     (start.directory / "config.yaml").write_text(to_yaml(replace(settings, run=run)), encoding="utf-8")
-    write_environment(start.directory, environment(sys.argv, threads=torch.get_num_threads()))
+    if start.checkpoint is None:  # the command of a later session stands in events.jsonl
+        write_environment(start.directory, environment(sys.argv, threads=torch.get_num_threads()))
 
 
 def train(
@@ -188,7 +187,7 @@ def train(
     if start.checkpoint is None:
         note("started", 0)
     else:
-        note("resumed", read_lazily(start.checkpoint)["global_step"])
+        note("resumed", read_lazily(start.checkpoint)["global_step"], command=command_line(sys.argv))
     try:
         with warnings.catch_warnings():
             # Lightning 2.6.6 asks torch 2.13 in ways that torch calls deprecated.
@@ -223,4 +222,6 @@ def validate_on_all(
         data.limit_val_batches = 1.0
     if is_partial or module.validated_at_step != trainer.global_step:
         trainer.limit_val_batches = 1.0  # with --limit_val_batches 0 there was none so far
+        if trainer.is_global_zero and is_partial:
+            print(f"last validation, on all {len(data.split('valid')):,} sequences", flush=True)
         trainer.validate(module, datamodule=data, verbose=False)
