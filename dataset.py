@@ -129,7 +129,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         )
         at_most = f"at most {self.limits.tokens_per_batch:,} steps"
         if self.limits.batch_size is not None:
-            at_most += f" and {self.limits.batch_size:,} sequences"
+            at_most += f" and {self.limits.batch_size:,} sequence{'s' * (self.limits.batch_size != 1)}"
         workers = f"{self.loading.workers} worker{'s' * (self.loading.workers != 1)} ({self.loading.worker_type})"
         lines = [
             f"{len(lengths_N):,} training sequences (mean {lengths_N.mean():.1f} steps, longest "

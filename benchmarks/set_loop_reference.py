@@ -8,9 +8,10 @@ our own. In: an `EventBatch`, as the loader makes it. Out: the loss of a trainin
         all of the patient's sets            -> causal transformer over their latents
         for each set:                        state -> as many vectors as it has events -> Chamfer distances to its events
 
-What SeqSetVAE does beside that and what would only make this slower is left out: a Python loop over the events of each batch
-that looks vectors up and normalises values, spectral normalisation of six layers, materialised attention weights, and
-targets that are computed twice.
+SeqSetVAE also does what its loss hardly needs: it reconstructs each set from its own latent and uses nothing of it, it works
+each set's vectors out twice, divides five weights by their spectral norms, and has attention weights materialised that nobody
+reads. `lean` leaves that out. Both leave out its Python loop over the events of a batch that looks vectors up and
+normalises values.
 
 Shapes: E events of one set, S sets of one patient, W width, G width of the given vectors, M induced points, V variables.
 """
@@ -20,6 +21,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 from sequences.batches import EventBatch
 
@@ -32,15 +34,16 @@ FREE_BITS, KL_WEIGHT = 0.1, 0.1
 class Attention(nn.Module):
     """Queries look at keys; then a feed-forward network. Normalised after each of the two."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, lean: bool) -> None:
         super().__init__()
+        self.lean = lean
         self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
         self.attention_norm = nn.LayerNorm(WIDTH)
         self.feed_forward = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
         self.feed_forward_norm = nn.LayerNorm(WIDTH)
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
-        attended, _ = self.attention(queries, keys, keys, need_weights=False)
+        attended, _ = self.attention(queries, keys, keys, need_weights=not self.lean)
         hidden = self.attention_norm(queries + attended)
         return self.feed_forward_norm(hidden + self.feed_forward(hidden))
 
@@ -48,10 +51,10 @@ class Attention(nn.Module):
 class InducedAttention(nn.Module):
     """A few learned points look at the set, and the set looks at them: linear in the size of the set."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, lean: bool) -> None:
         super().__init__()
         self.points_1MW = nn.Parameter(torch.randn(1, INDUCED, WIDTH))
-        self.gather, self.spread = Attention(), Attention()
+        self.gather, self.spread = Attention(lean=lean), Attention(lean=lean)
 
     def forward(self, set_1EW: Tensor) -> Tensor:
         return self.spread(set_1EW, self.gather(self.points_1MW, set_1EW))
@@ -60,10 +63,10 @@ class InducedAttention(nn.Module):
 class NoisePooling(nn.Module):
     """As many vectors as asked for: noise that looks at the set."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, lean: bool) -> None:
         super().__init__()
         self.projection = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.LayerNorm(WIDTH))
-        self.attention = Attention()
+        self.attention = Attention(lean=lean)
         self.dropout = nn.Dropout(0.1)
 
     def forward(self, set_1EW: Tensor, count: int) -> Tensor:
@@ -74,10 +77,10 @@ class NoisePooling(nn.Module):
 class SetDecoder(nn.Module):
     """One vector -> a set of vectors, through LEVELS layers of induced attention and pooling."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, lean: bool) -> None:
         super().__init__()
-        self.induced = nn.ModuleList(InducedAttention() for _ in range(LEVELS))
-        self.pooling = nn.ModuleList(NoisePooling() for _ in range(LEVELS))
+        self.induced = nn.ModuleList(InducedAttention(lean=lean) for _ in range(LEVELS))
+        self.pooling = nn.ModuleList(NoisePooling(lean=lean) for _ in range(LEVELS))
         self.out = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, state_1W: Tensor, count: int) -> Tensor:
@@ -93,20 +96,25 @@ class SetPosterior(NamedTuple):
 
 
 class SetVAE(nn.Module):
-    """A set's events -> the posterior of its latent, and the set reconstructed from that latent."""
+    """A set's events -> the posterior of its latent; on the side, the set reconstructed from that latent."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, lean: bool) -> None:
         super().__init__()
+        self.lean = lean
         self.lift = nn.Linear(WIDTH, WIDTH)
-        self.layers = nn.ModuleList(InducedAttention() for _ in range(LEVELS))
-        self.pool = NoisePooling()
+        self.layers = nn.ModuleList(InducedAttention(lean=lean) for _ in range(LEVELS))
+        self.pool = NoisePooling(lean=lean)
         self.moments = nn.Sequential(
             *(nn.Linear(WIDTH, 2 * WIDTH), nn.LayerNorm(2 * WIDTH), nn.GELU(), nn.Dropout(0.1)),
             nn.Linear(2 * WIDTH, 2 * WIDTH),
         )
-        self.decoder = SetDecoder()
+        self.decoder = SetDecoder(lean=lean)
+        if not lean:
+            for layer in (self.lift, *self.moments, self.decoder.out):
+                if isinstance(layer, nn.Linear):
+                    spectral_norm(layer)
 
-    def forward(self, events_1EW: Tensor, *, reconstruct: bool) -> tuple[SetPosterior, Tensor | None]:
+    def forward(self, events_1EW: Tensor) -> SetPosterior:
         lifted_1EW = hidden_1EW = self.lift(events_1EW)
         posteriors = []
         for layer in self.layers:
@@ -114,31 +122,30 @@ class SetVAE(nn.Module):
             mean_1W, logvar_1W = self.moments(self.pool(hidden_1EW, 1)[:, 0]).chunk(2, dim=-1)
             posteriors.append(SetPosterior(mean_1W, logvar_1W.clamp(-10, 10)))
         last = posteriors[-1]
-        if not reconstruct:
-            return last, None
-        z_1W = last.mean_1W + torch.exp(0.5 * last.logvar_1W) * torch.randn_like(last.mean_1W)
-        return last, self.decoder(z_1W, events_1EW.shape[1])
+        if not self.lean:
+            z_1W = last.mean_1W + torch.exp(0.5 * last.logvar_1W) * torch.randn_like(last.mean_1W)
+            self.decoder(z_1W, events_1EW.shape[1])
+        return last
 
 
 class SetLoopVAE(nn.Module):
-    """The whole of it. `reconstruct_twice`: also reconstruct each set from its own latent alone.
-
-    SeqSetVAE does so in every step and uses nothing of it: its loss sees the reconstruction from the state alone.
-    """
+    """The whole of it."""
 
     given_VG: Tensor
 
-    def __init__(self, variables: int, *, reconstruct_twice: bool) -> None:
+    def __init__(self, variables: int, *, lean: bool) -> None:
         super().__init__()
-        self.reconstruct_twice = reconstruct_twice
+        self.lean = lean
         self.register_buffer("given_VG", torch.randn(variables, GIVEN_WIDTH))
         self.reduce = nn.Linear(GIVEN_WIDTH, WIDTH)
-        self.set_vae = SetVAE()
+        if not lean:
+            spectral_norm(self.reduce)
+        self.set_vae = SetVAE(lean=lean)
         layer = nn.TransformerEncoderLayer(
             *(WIDTH, HEADS, WIDTH), dropout=0.1, activation="gelu", batch_first=True, norm_first=True
         )
         self.history = nn.TransformerEncoder(layer, HISTORY_LAYERS, enable_nested_tensor=False)
-        self.decoder = SetDecoder()
+        self.decoder = SetDecoder(lean=lean)
 
     def forward(self, batch: EventBatch) -> Tensor:
         steps_E, counts_S = torch.unique_consecutive(batch.steps_E, return_counts=True)
@@ -156,13 +163,15 @@ class SetLoopVAE(nn.Module):
         targets, means, kl = [], [], torch.zeros(())
         for variables_E, values_E in zip(variables, values, strict=True):
             target_1EW = self.embed(variables_E, values_E)[None]
-            posterior, _ = self.set_vae(target_1EW, reconstruct=self.reconstruct_twice)
+            posterior = self.set_vae(target_1EW)
             targets.append(target_1EW)
             means.append(posterior.mean_1W)
             kl = kl + clamped_kl(posterior)
         states_1SW = self.add_history(torch.stack(means, dim=1), times_S)
         distance = torch.zeros(())
         for number, target_1EW in enumerate(targets):
+            if not self.lean:
+                target_1EW = self.embed(variables[number], values[number])[None]
             distance = distance + chamfer(self.decoder(states_1SW[:, number], target_1EW.shape[1]), target_1EW)
         return (distance + KL_WEIGHT * kl) / len(targets)
 

@@ -95,7 +95,7 @@ class _FirstPass:
                         files = splits[split] if split in splits else self._new_split(split, stack)
                         files.append(encoded.keep(keep_S), block)
                         splits[split] = files
-            log.info("%s: %d files read", group, len(paths))
+            log.info("%s: %d file%s read", group, len(paths), "" if len(paths) == 1 else "s")
         for files in splits.values():
             files.close()
         return splits

@@ -100,14 +100,14 @@ def test_the_loop_sees_each_set_of_each_patient(monkeypatch: pytest.MonkeyPatch)
         seen.append(([one.tolist() for one in variables], [one.tolist() for one in values], times_S.tolist()))
         return torch.zeros(())
 
-    loop = SetLoopVAE(variables=4, reconstruct_twice=True)
+    loop = SetLoopVAE(variables=4, lean=False)
     monkeypatch.setattr(loop, "patient_loss", note)
     loop(two_patients())
     assert seen == [([[1, 2], [1]], [[0.5, -0.5], [1.0]], [0.0, 30.0]), ([[3]], [[2.0]], [0.0])]
 
 
 def test_the_loop_has_ten_million_weights_and_trains_all_but_those_of_the_unused_half():
-    loop = SetLoopVAE(variables=4, reconstruct_twice=True)
+    loop = SetLoopVAE(variables=4, lean=False)
     loss = loop(two_patients())
     loss.backward()
     untrained = {name.split(".")[1] for name, weight in loop.named_parameters() if weight.grad is None}
