@@ -72,8 +72,10 @@ def side_by_side(steps_BTW: Tensor, shifts: Sequence[int]) -> Tensor:
              [2., 3.]]])
     """
     length = steps_BTW.shape[1]
-    # No further than the sequence is long, or most of a short one's copy would be zeros. sym_min, because compiled code would be
-    # compiled anew for either answer of min.
-    starts = [torch.sym_min(shift, length) if shift > 0 else -torch.sym_min(-shift, length) for shift in shifts]
+    starts = list(shifts)
+    if not torch.compiler.is_compiling():
+        # No further than the sequence is long, or most of a short one's copy would be zeros. Compiled code makes no such copy, and
+        # would be compiled anew for lengths on either side of a shift.
+        starts = [max(-length, min(shift, length)) for shift in shifts]
     padded = F.pad(steps_BTW, (0, 0, starts[0], -starts[-1]))
     return torch.cat([padded[:, starts[0] - start : starts[0] - start + length] for start in starts], dim=-1)
