@@ -4,6 +4,7 @@ Threads are the default: numpy's copies release the GIL, and what a thread makes
 than they bring once the data lie in the cache; they are there for those who add heavy work of their own.
 """
 
+import atexit
 import ctypes
 import multiprocessing
 import os
@@ -138,12 +139,15 @@ class _Lane:
         self._over = False
         self._thread = threading.Thread(target=self._work, name="batches", daemon=True)
         self._thread.start()
+        # A command that ends in mid-epoch: torch aborts the process, exit code and all, if a thread is inside it by then.
+        atexit.register(self.close)
 
     def close(self) -> None:
         """Leave the requests that still wait, and end the thread."""
         self._over = True
         self.requests.put(None)
         self._thread.join()
+        atexit.unregister(self.close)
 
     def _work(self) -> None:
         while (request := self.requests.get()) is not None and not self._over:

@@ -296,7 +296,7 @@ def test_worker_processes_outlive_signals_that_are_meant_for_the_parent():
 LEAVING = """
 import tests.test_loader as t
 
-loader = t.make_loader(t.WAYS["two processes"])
+loader = t.make_loader(t.WAYS["{way}"], sequences=t.Laborious(t.LENGTHS))
 batches = iter(loader)
 next(batches)
 held = [batches]
@@ -305,9 +305,19 @@ held.append(held)  # a cycle that nobody collects
 """
 
 
+class Laborious(FakeSequences):
+    """Works in torch for so long that a program ends in the midst of it."""
+
+    def gather(self, sequences_B: np.ndarray, pad_to: int | None = None) -> TokenBatch:
+        for _ in range(30_000):
+            torch.ones(2_000).add(1)
+        return super().gather(sequences_B, pad_to)
+
+
+@pytest.mark.parametrize("way", ["two processes", "three threads"])
 @pytest.mark.parametrize(("ending", "code"), [("", 0), ("raise KeyboardInterrupt", -signal.SIGINT)])
-def test_a_program_that_ends_without_closing_its_loader_does_end(ending, code):
-    program = [sys.executable, "-c", LEAVING.format(ending=ending)]
+def test_a_program_that_ends_without_closing_its_loader_does_end(way, ending, code):
+    program = [sys.executable, "-c", LEAVING.format(way=way, ending=ending)]
     assert subprocess.run(program, cwd=ROOT, capture_output=True, timeout=60).returncode == code
 
 
