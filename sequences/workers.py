@@ -153,7 +153,7 @@ class _Lane:
         while (request := self.requests.get()) is not None and not self._over:
             try:
                 self.batches.put(self._make(request))
-            except BaseException as error:
+            except BaseException as error:  # whatever it is: who waits for the batch would wait for ever
                 self.batches.put(error)
 
 

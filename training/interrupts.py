@@ -59,9 +59,7 @@ class StopWhenAsked(Callback):
         if not number:
             return
         is_saved = self.checkpoints.save_last(trainer)
-        if (
-            trainer.global_step < trainer.max_steps
-        ):  # else nothing is left but a validation, and then the run ends by itself
+        if trainer.global_step < trainer.max_steps:  # else a validation is all that is left
             self._stop(trainer, number, is_saved)
 
     def _agreed(self, trainer: Trainer) -> int:

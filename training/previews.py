@@ -78,9 +78,7 @@ class Previews(lightning.Callback):
             return
         self._validations += 1
         started = self.clock()
-        is_end = (
-            trainer.state.fn == TrainerFn.VALIDATING
-        )  # the last validation of a run: what it came to is always shown
+        is_end = trainer.state.fn == TrainerFn.VALIDATING  # what a run came to is always shown
         if not is_end and ((self._validations - 1) % self.every_n_validations or started < self._not_before):
             return
         if not math.isfinite(trainer.callback_metrics["valid_elbo"]):

@@ -61,7 +61,7 @@ def fit(
                 if is_first_process():
                     print(said)
                 return result
-            refuse_longer_run(start.checkpoint, plan)
+            refuse_run_past_its_end(start.checkpoint, plan)
         elif settings.run.init_from is not None:
             load_weights(network, Path(settings.run.init_from).expanduser(), data.description)
         remark = make_ready(network, settings.compute)
@@ -125,7 +125,7 @@ def start_of(settings: TrainingSettings, data: SequenceDataModule, devices: Devi
     return Start(Path(directory), None if checkpoint is None else Path(checkpoint))
 
 
-def refuse_longer_run(checkpoint: Path, plan: Plan) -> None:
+def refuse_run_past_its_end(checkpoint: Path, plan: Plan) -> None:
     step = read_lazily(checkpoint)["global_step"]
     if step > plan.total_steps:
         raise UsageError(
