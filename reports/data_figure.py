@@ -247,8 +247,9 @@ def _draw_coverage(axes: Axes, panel: Coverage) -> None:
     ranks_U = np.arange(1, len(covered_U) + 1)
     axes.step(ranks_U, covered_U, where="post", color=DARK, linewidth=1.8)
     axes.fill_between(ranks_U, covered_U, step="post", color=LIGHT, alpha=0.4)
-    for share in (0.5, 0.9, 0.99):
-        rank = int(np.searchsorted(covered_U, share)) + 1
+    # One label a place: where two shares are reached at once, the larger says it all.
+    share_at = {int(np.searchsorted(covered_U, share)) + 1: share for share in (0.5, 0.9, 0.99)}
+    for rank, share in share_at.items():
         axes.plot(rank, covered_U[rank - 1], "o", color=MIDDLE, markersize=5)
         label = f"{share:.0%}".replace("%", " %") + f": {rank:,}"
         late = rank > len(ranks_U) / 2
