@@ -7,7 +7,7 @@ A library of its own: it imports nothing of the application, so any Lightning pr
 from .callback import PosteriorMetricsMonitor
 from .contract import StepOutputs
 from .decoder_probe import Probeable
-from .readings import Reading
+from .reading import Reading
 from .readings_file import read_readings
 
 __all__ = ["PosteriorMetricsMonitor", "Probeable", "Reading", "StepOutputs", "read_readings"]

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from .contract import ReadOutputs, checked, from_training_step
 from .decoder_probe import DecoderUse, Probeable, choose_batch, decoder_use, undisturbed
-from .readings import Moment, Reading, line_of, take_reading
+from .reading import Reading, line_of, numbers_of
 from .readings_file import ReadingsFile
+from .take_reading import Moment, take_reading
 from .window import PosteriorWindow
 
 FEWEST_READINGS = 50
@@ -164,12 +165,6 @@ def gathered(own: Tensor, trainer: Trainer) -> Tensor:
     rows = own.new_zeros((trainer.world_size, *own.shape), device=trainer.strategy.root_device)
     rows[trainer.global_rank] = own
     return trainer.strategy.reduce(rows, reduce_op="sum")
-
-
-def numbers_of(reading: Reading) -> dict[str, float]:
-    """Return what a logger can draw: the single numbers that were told, without the place in the run."""
-    values = reading._asdict().items()
-    return {name: value for name, value in values if isinstance(value, int | float) and name not in ("step", "epoch")}
 
 
 def planned_steps(trainer: Trainer) -> int | None:

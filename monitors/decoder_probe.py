@@ -40,6 +40,7 @@ class DecoderUse(NamedTuple):
     """Sums over sequences; whoever wants the mean divides, after adding up over processes."""
 
     nll_lost: Tensor
+    nll_lost_squared: Tensor
     sequences: Tensor
 
 
@@ -56,7 +57,7 @@ def decoder_use(module: Probeable, batch: Any) -> DecoderUse:
             f"let it return ({len(mean)},), the NLL of each sequence, summed over its steps"
         )
     lost_B = torch.where(real_B, others_B.float() - own_B.float(), 0.0)
-    return DecoderUse(lost_B.sum(), real_B.sum())
+    return DecoderUse(lost_B.sum(), lost_B.square().sum(), real_B.sum())
 
 
 def z_of_another(z: Tensor, mask: Tensor) -> Tensor:

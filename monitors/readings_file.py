@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from .readings import Reading
+from .reading import Reading
 
 NAME = "posterior.jsonl"
 

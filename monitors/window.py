@@ -6,13 +6,10 @@ with its mask and sorted out at the reading.
 Shapes: B sequences, S steps, Z latent dimensions, N posteriors, C rows of the ring, W numbers in a row.
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-Scope = Literal["sequence", "step"]
-"""What has a posterior of its own."""
+from .reading import Scope
 
 MICRO_BATCHES = 4
 """The fewest micro-batches that a full window is made of. One of them alone is no fair sample: its sequences may be of one

@@ -12,8 +12,9 @@ from torch import Tensor
 from monitors import StepOutputs, formulas, read_readings
 from monitors.contract import checked, from_training_step
 from monitors.decoder_probe import DecoderUse, choose_batch, decoder_use, z_of_another
-from monitors.readings import Moment, line_of, read, take_reading
+from monitors.reading import line_of
 from monitors.readings_file import ReadingsFile, from_row, to_row
+from monitors.take_reading import Moment, read, take_reading
 from monitors.window import MICRO_BATCHES, PosteriorWindow, Ring
 from tests.tiny_vaes import TinyVAE, make_batches
 
@@ -139,13 +140,26 @@ def test_a_reading_says_what_the_step_adds_and_none_for_what_nobody_told():
     bare = take_reading(window, Moment(1, 0))
     assert (bare.kl_weight, bare.nll, bare.decoder_use) == (None, None, None)
     window.push(torch.ones(2, 1), torch.ones(2, 1), None, torch.tensor([3.0, 5.0]))
-    told = take_reading(window, Moment(1, 0, torch.tensor(0.6), DecoderUse(torch.tensor(9.0), torch.tensor(6))))
-    assert (told.kl_weight, told.nll, told.decoder_use) == (0.6, 4.0, 1.5)
+    lost_B = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    use = DecoderUse(lost_B.sum(), lost_B.square().sum(), torch.tensor(4))
+    told = take_reading(window, Moment(1, 0, torch.tensor(0.6), use))
+    assert (told.kl_weight, told.nll, told.decoder_use) == (0.6, 4.0, 2.5)
+    assert told.decoder_use_error == pytest.approx(float(lost_B.std() / 2), rel=1e-5)
+
+
+def test_the_error_of_a_decoder_use_of_one_sequence_is_not_known():
+    window = PosteriorWindow(8)
+    window.push(torch.ones(2, 1), torch.ones(2, 1))
+    use = DecoderUse(torch.tensor(3.0), torch.tensor(9.0), torch.tensor(1))
+    reading = take_reading(window, Moment(1, 0, None, use))
+    assert reading.decoder_use == 3.0
+    assert reading.decoder_use_error is not None
+    assert math.isnan(reading.decoder_use_error)
 
 
 def test_windows_of_several_processes_are_read_as_one():
     apart, together = (PosteriorWindow(20), PosteriorWindow(20)), PosteriorWindow(40)
-    probes = [DecoderUse(torch.tensor(6.0), torch.tensor(2)), DecoderUse(torch.tensor(1.0), torch.tensor(5))]
+    probes = [DecoderUse(*torch.tensor(sums)) for sums in ([6.0, 20.0, 2.0], [1.0, 9.0, 5.0])]
     for window, rows_NZ in zip(apart, torch.randn(2, 5, 3).unbind(), strict=True):
         for one in (window, together):
             one.push(rows_NZ, -rows_NZ.abs(), None, rows_NZ.sum(dim=1))
@@ -158,7 +172,7 @@ def test_windows_of_several_processes_are_read_as_one():
     for window, probe in zip(apart, probes, strict=True):
         take_reading(window, Moment(9, 1, 0.5, probe), send)
     both = [take_reading(window, Moment(9, 1, 0.5), lambda _: torch.stack(sent)) for window in apart]
-    expected = take_reading(together, Moment(9, 1, 0.5, DecoderUse(torch.tensor(7.0), torch.tensor(7))))
+    expected = take_reading(together, Moment(9, 1, 0.5, DecoderUse(*torch.tensor([7.0, 29.0, 7.0]))))
     assert both == [expected, expected]
 
 
@@ -289,15 +303,18 @@ def test_every_real_step_is_told_a_real_step_of_another_sequence():
 
 def test_decoder_use_is_the_mean_difference_of_the_definition():
     module, batch = TinyVAE().eval(), make_batches(1)[0]
-    lost, count = decoder_use(module, batch)
+    lost, squares, count = decoder_use(module, batch)
     mean, logvar = module.posterior_of(batch)
     z = mean + (0.5 * logvar).exp() * torch.randn(mean.shape, generator=torch.Generator().manual_seed(0))
-    expected = sum(
-        module.nll_given_z(batch[i : i + 1], z[i - 1 : i] if i else z[-1:])
-        - module.nll_given_z(batch[i : i + 1], z[i, None])
-        for i in range(16)
+    expected_B = torch.cat(
+        [
+            module.nll_given_z(batch[i : i + 1], z[i - 1 : i] if i else z[-1:])
+            - module.nll_given_z(batch[i : i + 1], z[i, None])
+            for i in range(16)
+        ]
     )
-    torch.testing.assert_close(lost, torch.as_tensor(expected).squeeze())
+    torch.testing.assert_close(lost, expected_B.sum())
+    torch.testing.assert_close(squares, expected_B.square().sum())
     assert count == 16
 
 
@@ -309,8 +326,9 @@ def test_padding_has_no_part_in_decoder_use():
             return *super().posterior_of(batch.nan_to_num()), batch[:, 0].isfinite()
 
     padded = torch.cat((make_batches(1)[0], torch.full((2, 4), math.nan)))
-    lost, count = decoder_use(Padded().eval(), padded)
+    lost, squares, count = decoder_use(Padded().eval(), padded)
     assert lost.isfinite()
+    assert squares.isfinite()
     assert count == 16
 
 

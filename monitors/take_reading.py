@@ -1,9 +1,9 @@
-"""A reading: what a window of posteriors says about a model at one optimizer step.
+"""From a window of posteriors to a reading: the formulas, applied once for all processes.
 
-In: the window, what the step adds, and a way to gather over processes. Out: a `Reading` of plain numbers, the same in every
-process. One wait for the device in all of it; the formulas then run in float64 on the CPU (10 ms for 1,024 x 16).
+In: the window, what the step adds, and a way to gather over processes. Out: a `Reading`, the same in every process. One
+wait for the device in all of it; the formulas then run in float64 on the CPU (10 ms for 1,024 x 16).
 
-Shapes: N posteriors, Z latent dimensions, P numbers of a process.
+Shapes: N posteriors, Z latent dimensions, P numbers of a process, E of them beside the window.
 """
 
 import math
@@ -15,41 +15,14 @@ from torch import Tensor
 
 from . import formulas
 from .decoder_probe import DecoderUse
-from .window import PosteriorWindow, Scope
+from .reading import Reading, Scope
+from .window import PosteriorWindow
 
 Gather = Callable[[Tensor], Tensor]
 """A tensor of one process -> those of all, one after the other in memory."""
 
 DIGITS = 6
 """Of every number in a reading. Rounded here, so that a row of posterior.jsonl is the reading itself."""
-
-
-class Reading(NamedTuple):
-    """In nats. A number that cannot be known is NaN; what a module does not tell, or was not asked for, is None."""
-
-    step: int
-    """Optimizer steps done."""
-    epoch: int
-    scope: Scope
-    """What has a posterior: a sequence or a step. All but the NLL and the decoder use is per posterior."""
-    posteriors: int
-    """How many the reading is made of: the N of the mutual information."""
-    rate: float
-    kl_per_dim: tuple[float, ...]
-    active_units: int | None
-    """None: fewer than two posteriors, or a NaN among them."""
-    mutual_information: float
-    mutual_information_cap: float
-    """log N: more cannot be seen."""
-    aggregate_kl: float
-    variance_of_means: tuple[float, ...]
-    """Of each dimension, like the next."""
-    mean_of_variances: tuple[float, ...]
-    effective_dimensions: float
-    kl_weight: float | None = None
-    nll: float | None = None
-    """Reconstruction NLL per sequence, over as many of the last sequences as the window holds."""
-    decoder_use: float | None = None
 
 
 class Moment(NamedTuple):
@@ -70,14 +43,15 @@ def take_reading(window: PosteriorWindow, moment: Moment, gather: Gather = lambd
     parts = [posteriors_CW.flatten(), nll_CW.flatten(), _extras(moment, posteriors_CW)]
     everything = gather(torch.cat(parts)).cpu().double()  # sync: the only one, once a reading
     sizes = [part.numel() for part in parts]
-    posteriors_RP, nll_RP, extras_R3 = everything.reshape(-1, sum(sizes)).split(sizes, dim=1)
+    posteriors_RP, nll_RP, extras_RE = everything.reshape(-1, sum(sizes)).split(sizes, dim=1)
     mean_NZ, logvar_NZ = _real(posteriors_RP.reshape(-1, posteriors_CW.shape[1])).chunk(2, dim=1)
     nll_N = _real(nll_RP.reshape(-1, 2))[:, 0]
-    nll_lost, probed = extras_R3[:, 1:].sum(dim=0).tolist()
+    use, use_error = _mean_and_error(*extras_RE[:, 1:].sum(dim=0).tolist())
     return read(mean_NZ, logvar_NZ, moment.step, moment.epoch, window.scope)._replace(
-        kl_weight=None if moment.kl_weight is None else _rounded(extras_R3[0, 0]),
+        kl_weight=None if moment.kl_weight is None else _rounded(extras_RE[0, 0]),
         nll=_rounded(nll_N.mean()) if len(nll_N) else None,
-        decoder_use=_rounded(nll_lost / probed) if probed else None,
+        decoder_use=use,
+        decoder_use_error=use_error,
     )
 
 
@@ -104,22 +78,19 @@ def read(mean_NZ: Tensor, logvar_NZ: Tensor, step: int, epoch: int, scope: Scope
     )
 
 
-def line_of(reading: Reading) -> str:
-    """Say a reading in one line."""
-    parts = [
-        f"step {reading.step:,}",
-        f"rate {reading.rate:.2f}",
-        f"MI {reading.mutual_information:.2f} of at most {reading.mutual_information_cap:.2f}",
-        f"active units {'?' if reading.active_units is None else reading.active_units}/{len(reading.kl_per_dim)}",
-    ]
-    told = (("decoder use", reading.decoder_use), ("NLL", reading.nll), ("KL weight", reading.kl_weight))
-    return "posterior: " + "  ".join([*parts, *(f"{name} {value:.2f}" for name, value in told if value is not None)])
-
-
 def _extras(moment: Moment, like: Tensor) -> Tensor:
-    """KL weight, NLL lost, sequences probed; zeros for what there is none of."""
-    told = [moment.kl_weight, *(moment.decoder_use or (0.0, 0.0))]
+    """KL weight and the sums of the decoder's probe; zeros for what there is none of."""
+    told = [moment.kl_weight, *(moment.decoder_use or (0.0, 0.0, 0.0))]
     return torch.stack([torch.as_tensor(0.0 if value is None else value).to(like) for value in told])
+
+
+def _mean_and_error(total: float, squares: float, count: float) -> tuple[float | None, float | None]:
+    """A mean and its standard error, from sums; of nothing neither."""
+    if not count:
+        return None, None
+    mean = total / count
+    variance = max(squares - count * mean * mean, 0.0) / (count - 1) if count > 1 else math.nan
+    return _rounded(mean), _rounded(math.sqrt(variance / count))
 
 
 def _real(rows_NW: Tensor) -> Tensor:
