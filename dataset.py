@@ -15,6 +15,7 @@ from typing import Any
 import lightning
 import numpy as np
 
+from sequences.batches import Batch
 from sequences.cache import SequenceData, open_cache, prepare_cache
 from sequences.description import DataDescription
 from sequences.errors import DataError, SettingsError
@@ -25,6 +26,10 @@ from sequences.sequence_set import SequenceSet
 from sequences.settings import BatchSettings, CacheSettings, LengthSettings, LoadingSettings, SourceSettings
 from sequences.side_tables import read_variable_embeddings
 from sequences.workers import resolve_loading
+
+PROBE_SEQUENCES, FEWEST_PROBE_SEQUENCES = 32, 8
+PROBE_STEPS = 2048
+"""How large a sample for monitors is: as many sequences as fit into so many steps, padding included."""
 
 
 class SequenceDataModule(lightning.LightningDataModule):
@@ -177,6 +182,17 @@ class SequenceDataModule(lightning.LightningDataModule):
         plan = plan_in_order(lengths_N, limits)
         return self._make_loader("predict", self.predict_split, lambda _: plan, plan.batches, limits)
 
+    def probe_batches(self) -> list[Batch]:
+        """Return a small sample of the validation sequences, the same in every process and after a resume, in one batch.
+
+        It is for monitors that ask the model about a few sequences again and again.
+        """
+        if "valid" not in self.data.splits:
+            return []
+        stored = self.split("valid")
+        chosen_B = choose_sample(stored.lengths_N, self.seed)
+        return [stored.gather(chosen_B)._replace(step_tokens=int(stored.lengths_N[chosen_B].sum()))]
+
     def state_dict(self) -> dict[str, Any]:
         if "train" not in self._loaders:
             return self._resumed or {}
@@ -224,6 +240,20 @@ class SequenceDataModule(lightning.LightningDataModule):
         if self.trainer is not None and (state["world"], state["batches"]) != (loader.world, loader.batches):
             at_end = state["delivered"] >= state["batches"]
             _move_batch_progress(self.trainer, len(loader) if at_end else loader.rounds_done)
+
+
+def choose_sample(lengths_N: np.ndarray, seed: int) -> np.ndarray:
+    """Choose sequences at random, short ones first, so that neighbours are of similar length.
+
+    Where they are too long together, the longest are left out; from a set of long sequences, 8 of the shorter ones are taken.
+    """
+    fewest = min(FEWEST_PROBE_SEQUENCES, len(lengths_N))
+    longest = max(PROBE_STEPS // FEWEST_PROBE_SEQUENCES, int(np.partition(lengths_N, fewest - 1)[fewest - 1]))
+    short_P = np.flatnonzero(lengths_N <= longest)
+    chosen_C = np.random.default_rng(seed).permutation(short_P)[:PROBE_SEQUENCES]
+    sorted_C = chosen_C[np.argsort(lengths_N[chosen_C], kind="stable")]
+    fitting = np.count_nonzero(np.arange(1, len(sorted_C) + 1) * lengths_N[sorted_C] <= PROBE_STEPS)
+    return sorted_C[: max(fitting, fewest)]
 
 
 def _move_batch_progress(trainer: lightning.Trainer, done: int) -> None:

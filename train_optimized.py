@@ -18,11 +18,12 @@ from functools import partial
 from training.command_line import parse_command_line
 from training.console import set_up_output, share_cores
 from training.exit_codes import run_command
-from training.settings import ComputeSettings, OptimizerSettings, TrainingSettings, ValidationSettings
+from training.settings import ComputeSettings, OptimizerSettings, TrainingSettings, ValidationSettings, Watch
 
 PROG = "train_optimized.py"
-EVERY_N_STEPS, FAST_EVERY_N_STEPS = 100, 200
-"""Optimizer steps between two readings of the posterior, without and with --fast_detection."""
+WATCH = Watch(every_n_steps=100, plot_every_n_steps=1000, window=50, probe_every_n_readings=4)
+FAST_WATCH = Watch(every_n_steps=200, plot_every_n_steps=2000, window=50, probe_every_n_readings=None)
+"""Without and with --fast_detection."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +41,14 @@ def main() -> None:
     settings = parse_command_line(OptimizedSettings, sys.argv[1:], prog=PROG, description=__doc__ or "")
     share_cores()
 
-    from monitors import PosteriorMetricsMonitor  # only now: torch and Lightning take seconds, which --help must not
+    from monitors import PosteriorMetricsMonitor, ThroughputMonitor  # only now: torch and Lightning take seconds, which --help must not
     from training.run import fit
 
     set_up_output()  # after Lightning, which sets the levels of its loggers when it is imported
     watch = settings.monitoring
-    monitor = PosteriorMetricsMonitor(**watch.cadence(EVERY_N_STEPS, FAST_EVERY_N_STEPS))
-    fit(settings, [] if watch.disable_metrics_monitoring else [monitor])
+    monitor = PosteriorMetricsMonitor(**watch.monitor_arguments(WATCH, FAST_WATCH))
+    speed = ThroughputMonitor(every_n_steps=settings.run.log_every_n_steps)
+    fit(settings, [] if watch.disable_metrics_monitoring else [monitor, speed])
 
 
 if __name__ == "__main__":

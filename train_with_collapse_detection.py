@@ -17,11 +17,12 @@ from sequences.settings import BatchSettings
 from training.command_line import parse_command_line
 from training.console import set_up_output, share_cores
 from training.exit_codes import run_command
-from training.settings import OptimizerSettings, TrainingSettings
+from training.settings import OptimizerSettings, TrainingSettings, Watch
 
 PROG = "train_with_collapse_detection.py"
-EVERY_N_STEPS, FAST_EVERY_N_STEPS = 20, 50
-"""Optimizer steps between two readings of the posterior, without and with --fast_detection."""
+WATCH = Watch(every_n_steps=20, plot_every_n_steps=200, window=100, probe_every_n_readings=1)
+FAST_WATCH = Watch(every_n_steps=50, plot_every_n_steps=500, window=100, probe_every_n_readings=None)
+"""Without and with --fast_detection."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +37,16 @@ def main() -> None:
     settings = parse_command_line(ReferenceSettings, sys.argv[1:], prog=PROG, description=__doc__ or "")
     share_cores()
 
-    from monitors import PosteriorMetricsMonitor  # only now: torch and Lightning take seconds, which --help must not
+    from monitors import PosteriorMetricsMonitor, ThroughputMonitor  # only now: torch and Lightning take seconds, which --help must not
     from training.run import fit
 
     set_up_output()  # after Lightning, which sets the levels of its loggers when it is imported
     watch = settings.monitoring
     monitor = PosteriorMetricsMonitor(
-        **watch.cadence(EVERY_N_STEPS, FAST_EVERY_N_STEPS), verbose=not watch.fast_detection
+        **watch.monitor_arguments(WATCH, FAST_WATCH), verbose=not watch.fast_detection
     )
-    fit(settings, [] if watch.disable_metrics_monitoring else [monitor])
+    speed = ThroughputMonitor(every_n_steps=settings.run.log_every_n_steps)
+    fit(settings, [] if watch.disable_metrics_monitoring else [monitor, speed])
 
 
 if __name__ == "__main__":

@@ -1,33 +1,59 @@
-"""The monitor as a Lightning callback: takes in every micro-batch's posteriors, reads them every few optimizer steps.
+"""The monitor as a Lightning callback: takes in every micro-batch's posteriors, reads them every few optimizer steps, judges them.
 
     Trainer(callbacks=[PosteriorMetricsMonitor(update_frequency=100)])
 
-In: what `training_step` returns (`contract.py` says what). Out: one line of posterior.jsonl a reading, `posterior/...` in the
-Trainer's loggers, and with `verbose` a line on the console. Training itself is the same with and without it.
+In: what `training_step` returns (`contract.py` says what). Out: what `publisher.py` publishes, and `.verdict`. Training itself is
+the same with and without it, unless it is told to stop a run that has collapsed.
 """
 
-import math
-from collections.abc import Iterator
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 
-from .contract import ReadOutputs, checked, from_training_step
-from .decoder_probe import DecoderUse, Probeable, choose_batch, decoder_use, undisturbed
-from .reading import Reading, line_of, numbers_of
-from .readings_file import ReadingsFile
-from .take_reading import Moment, take_reading
+from .ask_decoder import DecoderProbe
+from .cadence import planned_steps, steps_between_readings
+from .contract import ReadOutputs, StepOutputs, checked, from_training_step
+from .decoder_probe import DecoderUse
+from .detector import FEWEST_IN_WINDOW, Detector
+from .kl_schedule import KLSchedule
+from .publisher import Publisher
+from .reading import Reading
+from .take_reading import Moment, take_reading, with_decoder_use
+from .thresholds import Thresholds
+from .verdict import COLLAPSES, UNHARMED, Verdict, spoken
 from .window import PosteriorWindow
 
-FEWEST_READINGS = 50
-"""Of a run whose length is known: a short one is read more often than `update_frequency` says."""
+COLLAPSED_EXIT_CODE = 7
+
+
+class PosteriorCollapsed(SystemExit):
+    """Raised out of `Trainer.fit` by on_collapse="stop", once a checkpoint is saved. Ends a script with exit code 7."""
+
+    def __init__(self, verdict: Verdict, code: int = COLLAPSED_EXIT_CODE) -> None:
+        super().__init__(code)
+        self.verdict = verdict
+
+
+@runtime_checkable
+class KnowsKLSchedule(Protocol):
+    """A module that can say beforehand what the KL will weigh; the monitor then knows when to begin to judge."""
+
+    def kl_weight_at(self, step: int) -> float | None:
+        """Return the weight in an optimizer step; None: a controller steers it towards some KL."""
+
+
+@runtime_checkable
+class SavesLast(Protocol):
+    """A callback that saves runs where they can be resumed from."""
+
+    def save_last(self, trainer: Trainer) -> bool: ...
 
 
 class PosteriorMetricsMonitor(Callback):
-    """Reads the posterior while a model trains.
+    """Reads and judges the posterior while a model trains.
 
     Under several processes all see the same reading, made of `posteriors` posteriors of all of them, and the first one writes.
     """
@@ -36,32 +62,47 @@ class PosteriorMetricsMonitor(Callback):
         self,
         *,
         update_frequency: int = 100,
+        plot_frequency: int | None = 1000,
+        window_size: int = 50,
         log_dir: str | Path | None = None,
         verbose: bool = False,
+        on_collapse: Literal["warn", "stop"] = "warn",
+        thresholds: Thresholds | None = None,
         posteriors: int = 1024,
         probe_decoder: bool = True,
-        probe_every_n_readings: int = 1,
+        probe_every_n_readings: int | None = 1,
         probe_batch: Any = None,
         read_outputs: ReadOutputs = from_training_step,
     ) -> None:
-        """`update_frequency` is in optimizer steps, however many micro-batches make one.
+        """`update_frequency` and `plot_frequency` are in optimizer steps, however many micro-batches make one; `window_size`,
+        what trends are judged on, is in readings. A run's end is always read, and drawn unless `plot_frequency` is None.
 
-        `log_dir` is where posterior.jsonl goes, by default the Trainer's default_root_dir. It belongs to one run: a run that
-        starts at step 0 starts the file anew.
-        `probe_decoder` reads decoder use, where the module is `Probeable`, at every n-th reading and the last; on
-        `probe_batch`, or one that is chosen from the first validation batches and then kept.
+        `log_dir` is where posterior.jsonl, events.jsonl and plots/ go, by default the Trainer's default_root_dir. It belongs to
+        one run: a run that starts at step 0 starts the files anew.
+        `on_collapse="stop"` saves a checkpoint and raises `PosteriorCollapsed`.
+        `probe_decoder` reads decoder use, where the module has `nll_given_z`: at every n-th reading, and whenever a suspicion
+        has to be confirmed before the verdict changes; `probe_every_n_readings=None`: only then. It is read on `probe_batch`, or
+        on a few sequences that are chosen from the first validation batches and then kept.
         """
         counts = (
-            ("update_frequency", update_frequency),
-            ("posteriors", posteriors),
-            ("probe_every_n_readings", probe_every_n_readings),
+            ("update_frequency", update_frequency, 1),
+            ("plot_frequency", plot_frequency, 1),
+            ("window_size", window_size, FEWEST_IN_WINDOW),
+            ("posteriors", posteriors, 1),
+            ("probe_every_n_readings", probe_every_n_readings, 1),
         )
-        for name, value in counts:
-            if value < 1:
-                raise ValueError(f"{name} must be 1 or more, got {value}")
+        for name, value, least in counts:
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be {least} or more, got {value}")
+        if on_collapse not in ("warn", "stop"):
+            raise ValueError(f'on_collapse must be "warn" or "stop", got {on_collapse!r}')
         self.update_frequency = update_frequency
+        self.plot_frequency = plot_frequency
+        self.window_size = window_size
         self.log_dir = log_dir
         self.verbose = verbose
+        self.on_collapse = on_collapse
+        self.thresholds = thresholds
         self.posteriors = posteriors
         self.probe_decoder = probe_decoder
         self.probe_every_n_readings = probe_every_n_readings
@@ -69,17 +110,34 @@ class PosteriorMetricsMonitor(Callback):
         self.read_outputs = read_outputs
         self.reading: Reading | None = None
         """The latest."""
+        self._loaded: dict[str, Any] | None = None
+        """A checkpoint's, of the detector."""
+        self._publisher: Publisher | None = None
+        """In the first process, while a run goes on."""
         self._forget()
+
+    @property
+    def verdict(self) -> Verdict:
+        """The one in force."""
+        return self._detector.verdict
+
+    def is_unharmed(self) -> bool:
+        """Whether a checkpoint saved now is worth going back to."""
+        return self.verdict.name in UNHARMED
 
     def describe(self, total_steps: int) -> str:
         """For the header of a run of so many optimizer steps."""
         every = steps_between_readings(self.update_frequency, total_steps)
         steps = "step" if every == 1 else f"{every:,} steps"
         reading = f"a reading of up to {self.posteriors:,} posteriors every {steps}"
+        end = ", stops when the posterior has collapsed" if self.on_collapse == "stop" else ""
         if not self.probe_decoder:
-            return f"{reading}, without decoder use"
-        nth = "each" if self.probe_every_n_readings == 1 else f"one in {self.probe_every_n_readings}"
-        return f"{reading}, decoder use at {nth}"
+            return f"{reading}, without decoder use{end}"
+        nth = {None: "on suspicion", 1: "at each"}
+        asked = nth.get(self.probe_every_n_readings, f"at one in {self.probe_every_n_readings} and on suspicion")
+        return f"{reading}, decoder use {asked}{end}"
+
+    # --- A run ------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":  # a checkpoint is loaded after this
@@ -88,73 +146,143 @@ class PosteriorMetricsMonitor(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._last_step = planned_steps(trainer)
         self._every_n_steps = steps_between_readings(self.update_frequency, self._last_step)
-        self._step_read = trainer.global_step  # a checkpoint is saved after the reading of its step
-        self._file = ReadingsFile(Path(self.log_dir or trainer.default_root_dir))
+        self._step_read = self._step_drawn = trainer.global_step  # a checkpoint is saved after the reading of its step
+        self._asks = self.probe_decoder and self._decoder.can_ask(pl_module)
+        self._detector = Detector(
+            self.thresholds, self.window_size, schedule_of(pl_module, self._last_step), can_probe=self._asks
+        )
+        if self._loaded is not None:
+            self._detector.load_state_dict(self._loaded)
         if trainer.is_global_zero:
-            self._file.start_after(trainer.global_step)
-            if self.verbose and self.probe_decoder and not isinstance(pl_module, Probeable):
-                name = type(pl_module).__name__
-                print(f"posterior: no decoder use, since {name} has no posterior_of(batch) and nll_given_z(batch, z)")
+            directory = Path(self.log_dir or trainer.default_root_dir)
+            draws = self.plot_frequency is not None
+            self._publisher = Publisher(directory, trainer.loggers, verbose=self.verbose, draws=draws)
+            self._publisher.start_after(trainer.global_step)
+            if self.probe_decoder and not self._asks:
+                self._publisher.silence(trainer.global_step, type(pl_module).__name__)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        if not outputs and self._detector.has_begun:
+            return  # training_step left this batch out
         told = checked(pl_module, self.read_outputs(pl_module, outputs, batch))
         self._window.push(told.posterior_mean, told.posterior_logvar, told.posterior_mask, told.nll)
         step = trainer.global_step
         if step == self._step_read or (step % self._every_n_steps and step != self._last_step):
             return
         self._step_read = step
-        moment = Moment(step, trainer.current_epoch, told.kl_weight, self._probe(trainer, pl_module, step))
-        self.reading = take_reading(self._window, moment, lambda own: gathered(own, trainer))
-        if trainer.is_global_zero:
-            self._publish(trainer, self.reading)
+        reading = self._read(trainer, pl_module, batch, told)
+        before = self.verdict
+        self._detector.judge(reading)
+        self.reading = reading
+        if self._publisher is not None:
+            self._publisher.reading(reading, self.verdict)
+            self._tell_of_change(before, step)
+            if self.plot_frequency is not None and step - self._step_drawn >= self.plot_frequency:
+                self._step_drawn = step
+                self._publisher.draw(self._window, step)
+        if self.on_collapse == "stop" and self.verdict.name in COLLAPSES and self.verdict.name != before.name:
+            self._stop(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._finish()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """A run that ends in NaN may do so before a reading shows it."""
+        if self._publisher is None:
+            return
+        may_look = trainer.strategy.root_device.type == "cpu" or not isinstance(exception, RuntimeError)
+        if may_look and not self._window.is_finite():  # a device that failed would fail again
+            before = self.verdict
+            self._detector.diverged(trainer.global_step, "the last posteriors hold NaN or infinity")
+            self._tell_of_change(before, trainer.global_step)
+        self._finish()
+
+    # --- Checkpoints ------------------------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Store the windows of all processes. All take part in saving anyway: Lightning has a barrier there."""
-        own = self._window.state_dict()
-        if own:
-            checkpoint["callbacks"][self.state_key] = {name: gathered(value, trainer) for name, value in own.items()}
+        windows = {name: gathered(value, trainer) for name, value in self._window.state_dict().items()}
+        checkpoint["callbacks"][self.state_key] = {"windows": windows, "detector": self._detector.state_dict()}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Go on with the window of this process; among another number of processes windows begin empty and fill up anew."""
-        windows = checkpoint["callbacks"].get(self.state_key)
+        state = checkpoint["callbacks"].get(self.state_key)
+        if state is None:
+            return
+        self._loaded = state["detector"]
+        windows = state["windows"]
         expected = (trainer.world_size, self._window.posteriors.capacity)
-        if windows is not None and windows["posteriors"].shape[:2] == expected:
+        if windows and windows["posteriors"].shape[:2] == expected:
             self._window.load_state_dict({name: value[trainer.global_rank] for name, value in windows.items()})
+
+    # --- Parts ------------------------------------------------------------------------------------------------------
 
     def _forget(self, world_size: int = 1) -> None:
         """Begin a run. The capacity is shared out, so that N, and with it log N, is the same for any number of processes."""
-        self._window = PosteriorWindow(-(-self.posteriors // world_size))
-        self._chosen_batch: Any = None
-        self._has_chosen = False
         self.reading = None
+        self._window = PosteriorWindow(-(-self.posteriors // world_size))
+        self._decoder = DecoderProbe(self.read_outputs, self.probe_batch)
+        self._detector = Detector(self.thresholds, self.window_size)
+        self._loaded = None
+        self._publisher = None
 
-    def _probe(self, trainer: Trainer, module: LightningModule, step: int) -> DecoderUse | None:
-        due = step // self._every_n_steps % self.probe_every_n_readings == 0 or step == self._last_step
-        if not (due and self.probe_decoder and isinstance(module, Probeable)):
-            return None
-        with undisturbed(module, trainer.strategy.root_device, trainer.precision_plugin.forward_context()):
-            if not self._has_chosen and (self.probe_batch is not None or trainer.val_dataloaders is not None):
-                self._chosen_batch = choose_batch(module, self._candidates(trainer))
-                self._has_chosen = True
-            return None if self._chosen_batch is None else decoder_use(module, self._chosen_batch)
+    def _read(self, trainer: Trainer, module: LightningModule, batch: Any, told: StepOutputs) -> Reading:
+        def ask() -> DecoderUse:
+            return self._decoder.ask(trainer, module, batch, told)
 
-    def _candidates(self, trainer: Trainer) -> Iterator[Any]:
-        """Batches to probe on, where the model is."""
-        batches = (
-            CombinedLoader(trainer.val_dataloaders).flattened[0] if self.probe_batch is None else [self.probe_batch]
+        def gather(own: Tensor) -> Tensor:
+            return gathered(own, trainer)
+
+        step, nth = trainer.global_step, self.probe_every_n_readings
+        is_due = nth is not None and (step // self._every_n_steps % nth == 0 or step == self._last_step)
+        is_due = is_due or not self._detector.has_begun  # a wrong nll_given_z is refused at once
+        use = ask() if self._asks and is_due else None
+        reading = take_reading(self._window, Moment(step, trainer.current_epoch, told.kl_weight, use), gather)
+        if self._asks and use is None and self._detector.wants_decoder_use(reading):
+            reading = with_decoder_use(reading, ask(), gather)  # sync: a second one, where there is a suspicion
+        return reading
+
+    def _tell_of_change(self, before: Verdict, step: int) -> None:
+        if self._publisher is not None and self.verdict.name != before.name:
+            self._publisher.change(self.verdict, before.name, step)
+
+    def _stop(self, trainer: Trainer) -> None:
+        """All processes come here at the same step, since all have the same readings."""
+        path = Path(self.log_dir or trainer.default_root_dir) / "collapsed.ckpt"
+        savers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, SavesLast)]
+        for saver in savers:
+            saver.save_last(trainer)
+        if not savers:
+            trainer.save_checkpoint(path)
+        if self._publisher is None:
+            raise PosteriorCollapsed(self.verdict, code=0)  # another would make a launcher kill the first process
+        self._publisher.event("stopped", trainer.global_step, verdict=self.verdict.name)
+        where = "" if savers else f" as {path}"
+        print(
+            f"stopped after step {trainer.global_step:,}, which is saved{where}: {spoken(self.verdict.name)}",
+            file=sys.stderr,
+            flush=True,
         )
-        for batch in batches:
-            yield trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
+        raise PosteriorCollapsed(self.verdict)
 
-    def _publish(self, trainer: Trainer, reading: Reading) -> None:
-        self._file.append(reading)
-        metrics = {f"posterior/{name}": value for name, value in numbers_of(reading).items()}
-        for logger in trainer.loggers:
-            logger.log_metrics(metrics, step=reading.step)
-        if self.verbose:
-            print(line_of(reading), flush=True)
+    def _finish(self) -> None:
+        """Draw what there is, once."""
+        publisher, self._publisher = self._publisher, None
+        if publisher is not None and self.reading is not None:
+            publisher.finish()  # of figures begun before
+            publisher.draw(self._window, self.reading.step)
+            publisher.finish()
+
+
+def schedule_of(module: LightningModule, total_steps: int | None) -> KLSchedule:
+    """What the module knows beforehand."""
+    if not isinstance(module, KnowsKLSchedule):
+        return KLSchedule(total_steps)
+    if module.kl_weight_at(0) is None:
+        return KLSchedule(total_steps, is_steered=True)
+    return KLSchedule(total_steps, lambda step: float(module.kl_weight_at(step) or 0.0))
 
 
 def gathered(own: Tensor, trainer: Trainer) -> Tensor:
@@ -162,25 +290,8 @@ def gathered(own: Tensor, trainer: Trainer) -> Tensor:
 
     As a sum, in which every process fills its own row: Lightning's `all_gather` goes through what torch 2.13 calls deprecated.
     """
+    if trainer.world_size == 1:
+        return own[None]
     rows = own.new_zeros((trainer.world_size, *own.shape), device=trainer.strategy.root_device)
     rows[trainer.global_rank] = own
     return trainer.strategy.reduce(rows, reduce_op="sum")
-
-
-def planned_steps(trainer: Trainer) -> int | None:
-    """Return the optimizer steps that the whole run will have, where that is known."""
-    known = [trainer.max_steps] if trainer.max_steps > 0 else []
-    epochs, batches = trainer.max_epochs or -1, trainer.num_training_batches
-    if epochs > 0 and math.isfinite(batches):
-        known.append(epochs * math.ceil(batches / trainer.accumulate_grad_batches))
-    return min(known, default=None)
-
-
-def steps_between_readings(update_frequency: int, last_step: int | None) -> int:
-    """
-    >>> steps_between_readings(100, None), steps_between_readings(100, 1_000), steps_between_readings(100, 20)
-    (100, 20, 1)
-    """
-    if last_step is None:
-        return update_frequency
-    return max(1, min(update_frequency, last_step // FEWEST_READINGS))

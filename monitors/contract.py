@@ -6,7 +6,7 @@ wait for no device and are done at every step.
 Shapes: B sequences, S steps, Z latent dimensions.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ class StepOutputs(NamedTuple):
     posterior_logvar: Tensor
     """As large."""
     posterior_mask: Tensor | None = None
-    """(B,) or (B, S), true for what is real; none: all of it."""
+    """(B,) or (B, S), true for what is real; none: all of it. The real steps of a sequence come first."""
     nll: Tensor | None = None
     """(B,): -log p(x | z) of each sequence in nats, summed over its steps."""
     kl_weight: Tensor | float | None = None
@@ -54,38 +54,46 @@ def from_training_step(module: object, outputs: object, batch: object) -> StepOu
 
 def checked(module: object, outputs: StepOutputs) -> StepOutputs:
     """Refuse what is no posterior."""
-    mean, logvar, mask, nll, kl_weight = outputs
-    _check_tensor(module, "posterior_mean", mean)
-    _check_tensor(module, "posterior_logvar", logvar)
-    if mean.dim() not in (2, 3):
-        raise _refusal(module, f"a posterior_mean of shape {tuple(mean.shape)}")
-    if logvar.shape != mean.shape:
-        raise _refusal(
-            module, f"a posterior_mean of shape {tuple(mean.shape)} and a posterior_logvar of {tuple(logvar.shape)}"
+    if not isinstance(outputs, StepOutputs):
+        raise ValueError(
+            f"read_outputs returned a {type(outputs).__name__}: let it return posterior_monitors.StepOutputs"
         )
-    if mask is not None:
-        _check_tensor(module, "posterior_mask", mask, floating=False)
-        _check_shape(module, "posterior_mask", mask, mean.shape[:-1])
-    if nll is not None:
-        _check_tensor(module, "nll", nll)
-        _check_shape(module, "nll", nll, mean.shape[:1])
-    if isinstance(kl_weight, Tensor):
-        _check_shape(module, "kl_weight", kl_weight, torch.Size(()))
-    elif not isinstance(kl_weight, float | int | None):
-        raise _refusal(module, f"a kl_weight that is a {type(kl_weight).__name__}")
+    for fault in faults_of(outputs):
+        raise _refusal(module, fault)
     return outputs
 
 
-def _check_tensor(module: object, name: str, value: object, *, floating: bool = True) -> None:
+def faults_of(outputs: StepOutputs) -> Iterator[str]:
+    """What is wrong, in words, the worst first; each fault holds as long as those before it are not there."""
+    mean, logvar, mask, nll, kl_weight = outputs
+    yield from _type_faults("posterior_mean", mean)
+    yield from _type_faults("posterior_logvar", logvar)
+    if mean.dim() not in (2, 3) or mean.shape[-1] == 0:
+        yield f"a posterior_mean of shape {tuple(mean.shape)}"
+    if logvar.shape != mean.shape:
+        yield f"a posterior_mean of shape {tuple(mean.shape)} and a posterior_logvar of {tuple(logvar.shape)}"
+    if mask is not None:
+        yield from _type_faults("posterior_mask", mask, boolean=True)
+        yield from _shape_faults("posterior_mask", mask, mean.shape[:-1])
+    if nll is not None:
+        yield from _type_faults("nll", nll)
+        yield from _shape_faults("nll", nll, mean.shape[:1])
+    if isinstance(kl_weight, Tensor):
+        yield from _shape_faults("kl_weight", kl_weight, torch.Size(()))
+    elif not isinstance(kl_weight, float | int | None):
+        yield f"a kl_weight that is a {type(kl_weight).__name__}"
+
+
+def _type_faults(name: str, value: object, *, boolean: bool = False) -> Iterator[str]:
     if not isinstance(value, Tensor):
-        raise _refusal(module, f"a {name} that is a {type(value).__name__}, not a tensor")
-    if floating != value.is_floating_point() or (not floating and value.dtype != torch.bool):
-        raise _refusal(module, f"a {name} of {value.dtype}")
+        yield f"a {name} that is a {type(value).__name__}, not a tensor"
+    elif value.dtype != torch.bool if boolean else not value.is_floating_point():
+        yield f"a {name} of {value.dtype}"
 
 
-def _check_shape(module: object, name: str, value: Tensor, shape: torch.Size) -> None:
+def _shape_faults(name: str, value: Tensor, shape: torch.Size) -> Iterator[str]:
     if value.shape != shape:
-        raise _refusal(module, f"a {name} of shape {tuple(value.shape)} where {tuple(shape)} was wanted")
+        yield f"a {name} of shape {tuple(value.shape)} where {tuple(shape)} was wanted"
 
 
 def _refusal(module: object, found: str) -> ValueError:

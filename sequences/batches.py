@@ -64,3 +64,15 @@ class EventBatch(NamedTuple):
 
 
 Batch = TokenBatch | VectorBatch | EventBatch
+
+
+def padded_steps(batch: Batch) -> int:
+    """How many steps a network computes on, padding included."""
+    match batch:
+        case TokenBatch():
+            grid = batch.tokens_BT
+        case VectorBatch():
+            grid = batch.values_BTD
+        case EventBatch():
+            grid = batch.gaps_BT
+    return grid.shape[0] * grid.shape[1]

@@ -1,6 +1,7 @@
 """What several test files share: the real data sets, and the way from a directory of Parquet to an opened cache."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the commands that tests sta
 # A busy machine must not fail a property that holds.
 hypothesis.settings.register_profile("unhurried", deadline=None)
 hypothesis.settings.load_profile("unhurried")
+
+
+@pytest.fixture(autouse=True)
+def no_drawing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Monitors of this process draw nothing but in tests marked `draws`: each drawing is a process and takes seconds."""
+    if "monitors.publisher" in sys.modules and request.node.get_closest_marker("draws") is None:
+        monkeypatch.setattr("monitors.publisher.Drawing.start", lambda *_: False)
 
 
 @pytest.fixture(scope="session")

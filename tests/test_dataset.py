@@ -16,9 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from lightning.pytorch.callbacks import Callback
 
-from dataset import SequenceDataModule
+from dataset import SequenceDataModule, choose_sample
+from monitors.ask_decoder import OffersProbeBatches
 from sequences.cache import SequenceData
 from sequences.description import DataDescription
 from sequences.errors import DataError
@@ -287,6 +290,35 @@ def test_the_steps_of_an_epochs_last_optimizer_step_are_those_of_the_batches_lef
         group = seen[first : first + 4]
         real = sum(int(TRAIN[sequences].sum()) for _, sequences, _ in group)
         assert {step_tokens for *_, step_tokens in group} == {real}
+
+
+@given(lengths=st.lists(st.integers(1, 3000), min_size=1, max_size=200), seed=st.integers(0, 3))
+def test_a_sample_for_monitors_is_small_and_has_eight_sequences_if_there_are_as_many(lengths, seed):
+    lengths_N = np.array(lengths, dtype=np.int32)
+    chosen = choose_sample(lengths_N, seed).tolist()
+    taken = lengths_N[chosen].tolist()
+    assert len(set(chosen)) == len(chosen) <= 32
+    assert len(chosen) >= min(8, len(lengths))
+    assert taken == sorted(taken)
+    assert len(taken) * taken[-1] <= max(2048, 8 * sorted(lengths)[:8][-1])
+    assert choose_sample(lengths_N, seed).tolist() == chosen
+
+
+def test_a_sample_for_monitors_is_as_large_as_short_sequences_allow():
+    assert len(choose_sample(np.full(1000, 64), seed=0)) == 32
+    assert len(choose_sample(np.full(1000, 128), seed=0)) == 16
+    assert len(choose_sample(np.full(1000, 1000), seed=0)) == 8
+    assert set(choose_sample(np.array([1000] * 100 + [100] * 8), seed=0)) == set(range(100, 108))
+
+
+def test_the_data_offer_a_monitor_one_batch_of_validation_sequences():
+    data = InMemoryData()
+    (batch,) = data.probe_batches()
+    assert isinstance(data, OffersProbeBatches)
+    assert batch.sequences_B.tolist() == choose_sample(VALID, seed=0).tolist()
+    assert batch.lengths_B.tolist() == VALID[batch.sequences_B].tolist()
+    assert batch.step_tokens == batch.lengths_B.sum()
+    assert InMemoryData({"train": TRAIN}).probe_batches() == []
 
 
 def test_the_summary_says_what_will_run():

@@ -45,6 +45,19 @@ def test_the_kl_keeps_a_tiny_difference_from_the_prior_in_float32():
     torch.testing.assert_close(gaussian_kl(torch.zeros(2), logvar_N), torch.full((2,), 2.5e-7), rtol=0.05, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_the_kl_of_the_prior_itself_is_exactly_zero(dtype):
+    assert gaussian_kl(torch.zeros(3, dtype=dtype), torch.zeros(3, dtype=dtype)).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_the_kl_of_half_precision_does_not_overflow():
+    """300 squared and exp(12) are no numbers of float16."""
+    kl_Z = gaussian_kl(torch.tensor([300.0, 0.0]).half(), torch.tensor([0.0, 12.0]).half())
+    assert kl_Z.tolist() == pytest.approx([45_000, 0.5 * (math.exp(12) - 13)])
+    assert mean_of_variances(torch.full((2, 1), 12.0).half()).item() == pytest.approx(math.exp(12))
+    assert variance_of_means(torch.tensor([[300.0], [-300.0]]).half()).item() == pytest.approx(180_000)
+
+
 def test_the_rate_is_the_sum_over_dimensions():
     mean_NZ, logvar_NZ = some_posteriors()
     expected = sum(gaussian_kl(mean_NZ[i], logvar_NZ[i]).sum() for i in range(40)) / 40
@@ -67,6 +80,16 @@ def test_mutual_information_is_its_definition():
     mean_NZ, logvar_NZ = some_posteriors()
     expected = slow_mutual_information(mean_NZ, logvar_NZ, seeded(5))
     assert mutual_information(mean_NZ, logvar_NZ, seeded(5)).item() == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 1e3])
+@pytest.mark.parametrize("logvar", [3.0, 0.0, -12.0])
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+def test_mutual_information_is_its_definition_however_narrow_and_far_apart_the_posteriors_are(spread, logvar, offset):
+    mean_NZ = offset + spread * some_posteriors(count=20)[0]
+    logvar_NZ = torch.full_like(mean_NZ, logvar)
+    expected = slow_mutual_information(mean_NZ, logvar_NZ, seeded(5))
+    assert mutual_information(mean_NZ, logvar_NZ, seeded(5)).item() == pytest.approx(expected, abs=1e-5)
 
 
 def test_mutual_information_is_the_closed_form_where_the_aggregate_is_a_gaussian():
@@ -135,6 +158,28 @@ def test_the_aggregate_kl_is_what_the_rate_has_beyond_the_information():
     mean_NZ, logvar_NZ = torch.full((50, 2), 2.0), torch.zeros(50, 2)
     paid = rate(kl_per_dim(mean_NZ, logvar_NZ))
     assert aggregate_kl(paid, mutual_information(mean_NZ, logvar_NZ, seeded())).item() == pytest.approx(4.0)
+
+
+def test_the_aggregate_kl_is_the_integral_over_the_mixture():
+    """Four posteriors, a thousand times each, in one dimension."""
+    mean_N1 = torch.tensor([-2.0, -0.5, 0.0, 1.5], dtype=torch.float64).repeat(1000)[:, None]
+    logvar_N1 = torch.tensor([-3.0, -1.0, 0.5, -2.0], dtype=torch.float64).repeat(1000)[:, None]
+    z_G1 = torch.linspace(-12, 12, 20_001, dtype=torch.float64)[:, None]
+    log_q_G4 = Normal(mean_N1[:4, 0], (0.5 * logvar_N1[:4, 0]).exp()).log_prob(z_G1)
+    log_q_G, log_p_G = logmeanexp(log_q_G4, dim=1), Normal(0.0, 1.0).log_prob(z_G1[:, 0])
+    integral = torch.trapezoid(log_q_G.exp() * (log_q_G - log_p_G), z_G1[:, 0])
+    paid = rate(kl_per_dim(mean_N1, logvar_N1))
+    found = aggregate_kl(paid, mutual_information(mean_N1, logvar_N1, seeded()))
+    assert found.item() == pytest.approx(integral.item(), abs=0.03)
+
+
+def test_infinity_is_told_of_its_dimension_and_leaves_the_information_unknown():
+    mean_NZ, logvar_NZ = some_posteriors()
+    mean_NZ[3, 1] = math.inf
+    assert kl_per_dim(mean_NZ, logvar_NZ).isinf().tolist() == [False, True, False]
+    assert variance_of_means(mean_NZ).isnan().tolist() == [False, True, False]
+    assert mutual_information(mean_NZ, logvar_NZ, seeded()).isnan()
+    assert effective_dimensions(kl_per_dim(mean_NZ, logvar_NZ)).isnan()
 
 
 def test_the_variances_are_those_of_means_and_the_mean_of_those_of_posteriors():

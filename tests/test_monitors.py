@@ -9,7 +9,9 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 
 from monitors import PosteriorMetricsMonitor, Reading, StepOutputs, read_readings
-from monitors.callback import planned_steps, steps_between_readings
+from monitors.cadence import planned_steps, steps_between_readings
+from monitors.detector import Detector
+from monitors.json_lines import read_rows
 from monitors.readings_file import to_row
 from tests.tiny_vaes import (
     LATENT,
@@ -101,12 +103,12 @@ def test_posteriors_of_steps_are_read_without_their_padding(tmp_path):
 
 
 def test_a_module_that_returns_nothing_is_told_at_the_first_step_what_to_return(tmp_path):
-    trainer = make_trainer(tmp_path, [PosteriorMetricsMonitor()], max_steps=4)
+    trainer = make_trainer(tmp_path, [PosteriorMetricsMonitor()], max_steps=4, accumulate_grad_batches=3)
     with pytest.raises(
         ValueError, match=r"SilentVAE.training_step returned .*Let training_step return a dict with"
     ) as refused:
         trainer.fit(SilentVAE(), Batches(make_batches(4)))
-    assert trainer.global_step == 1
+    assert trainer.global_step == 0  # at the first micro-batch of the first step
     for name in StepOutputs._fields:
         assert f'"{name}"' in str(refused.value)
 
@@ -155,8 +157,8 @@ def test_a_resumed_run_has_the_readings_of_an_unbroken_one_without_doubles_or_ho
 def test_among_another_number_of_processes_a_window_begins_empty(tmp_path):
     train_shared(tmp_path, posteriors=64)
     checkpoint = torch.load(tmp_path / "saved.ckpt", weights_only=True)
-    state = checkpoint["callbacks"]["PosteriorMetricsMonitor"]
-    state |= {name: value.repeat(2, *[1] * (value.dim() - 1)) for name, value in state.items()}
+    windows = checkpoint["callbacks"]["PosteriorMetricsMonitor"]["windows"]
+    windows |= {name: value.repeat(2, *[1] * (value.dim() - 1)) for name, value in windows.items()}
     torch.save(checkpoint, tmp_path / "saved.ckpt")
     train_shared(tmp_path, posteriors=64, ckpt_path=tmp_path / "saved.ckpt")
     assert [reading.posteriors for reading in rows_of(tmp_path)] == [16, 32, 16, 32]
@@ -170,9 +172,11 @@ def test_a_new_run_in_the_directory_of_another_starts_the_file_anew(tmp_path):
     assert [(reading.step, reading.posteriors) for reading in readings] == [(1, 16), (2, 32), (3, 48)]
 
 
-def test_the_decoder_is_probed_at_every_nth_reading_and_the_last(tmp_path):
+def test_the_decoder_is_probed_at_the_first_every_nth_and_the_last_reading(tmp_path, monkeypatch):
+    monkeypatch.setattr(Detector, "wants_decoder_use", lambda *_: False)
     monitors = {
-        "throttled": PosteriorMetricsMonitor(probe_every_n_readings=3),
+        "at every third": PosteriorMetricsMonitor(probe_every_n_readings=3),
+        "on suspicion": PosteriorMetricsMonitor(probe_every_n_readings=None),
         "never": PosteriorMetricsMonitor(probe_decoder=False),
     }
     probed = {}
@@ -180,7 +184,7 @@ def test_the_decoder_is_probed_at_every_nth_reading_and_the_last(tmp_path):
         trainer = make_trainer(tmp_path / name, [monitor], max_steps=8)
         trainer.fit(TinyVAE(), Batches(make_batches(8)), Batches(make_batches(1)))
         probed[name] = [reading.step for reading in rows_of(tmp_path / name) if reading.decoder_use is not None]
-    assert probed == {"throttled": [3, 6, 8], "never": []}
+    assert probed == {"at every third": [1, 3, 6, 8], "on suspicion": [1], "never": []}
 
 
 def test_a_given_batch_is_probed_on_without_any_validation(tmp_path):
@@ -196,7 +200,7 @@ def test_readings_go_to_the_logger_in_one_call_each_and_to_the_console_when_aske
         def log_metrics(self, metrics: Any, step: int | None = None) -> None:
             calls.append((dict(metrics), step))
 
-    monitor = PosteriorMetricsMonitor(verbose=True)
+    monitor = PosteriorMetricsMonitor(verbose=True, probe_decoder=False)
     trainer = make_trainer(tmp_path, [monitor], max_steps=2, logger=Spy(tmp_path), log_every_n_steps=1)
     trainer.fit(TinyVAE(), Batches(make_batches(4)))
     assert [step for _, step in calls] == [1, 2]
@@ -210,12 +214,12 @@ def test_readings_go_to_the_logger_in_one_call_each_and_to_the_console_when_aske
     ]
 
 
-def test_a_module_without_the_methods_for_it_is_told_once_that_decoder_use_is_not_read(tmp_path, capsys):
-    trainer = make_trainer(tmp_path, [PosteriorMetricsMonitor(verbose=True)], max_steps=2)
+def test_a_module_without_the_method_for_it_is_told_once_what_is_not_offered(tmp_path, capsys):
+    trainer = make_trainer(tmp_path, [PosteriorMetricsMonitor()], max_steps=2)
     trainer.fit(OpaqueVAE(), Batches(make_batches(4)), Batches(make_batches(1)))
-    assert (
-        capsys.readouterr().out.count("no decoder use, since OpaqueVAE has no posterior_of(batch) and nll_given_z") == 1
-    )
+    said = "OpaqueVAE has no nll_given_z(batch, z), so decoder use is not read"
+    assert capsys.readouterr().out.count(said) == 1
+    assert [said in event["said"] for event in read_rows(tmp_path / "events.jsonl") if "said" in event] == [True]
     assert [reading.decoder_use for reading in rows_of(tmp_path)] == [None, None]
 
 
@@ -254,7 +258,9 @@ def assert_alike(two: Reading, one: Reading) -> None:
     [
         ({}, 10_000, "a reading of up to 1,024 posteriors every 100 steps, decoder use at each"),
         ({}, 1_000, "every 20 steps, decoder use at each"),
-        ({"probe_every_n_readings": 10}, 60, "every step, decoder use at one in 10"),
+        ({"probe_every_n_readings": 10}, 60, "every step, decoder use at one in 10 and on suspicion"),
+        ({"probe_every_n_readings": None}, 60, "decoder use on suspicion"),
+        ({"on_collapse": "stop"}, 60, "decoder use at each, stops when the posterior has collapsed"),
         ({"probe_decoder": False, "update_frequency": 20}, 10_000, "every 20 steps, without decoder use"),
     ],
 )

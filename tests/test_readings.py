@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +12,11 @@ from torch import Tensor
 
 from monitors import StepOutputs, formulas, read_readings
 from monitors.contract import checked, from_training_step
-from monitors.decoder_probe import DecoderUse, choose_batch, decoder_use, z_of_another
+from monitors.decoder_probe import DecoderUse, decoder_use, posterior_of, z_of_another
 from monitors.reading import line_of
 from monitors.readings_file import ReadingsFile, from_row, to_row
 from monitors.take_reading import Moment, read, take_reading
-from monitors.window import MICRO_BATCHES, PosteriorWindow, Ring
+from monitors.window import MICRO_BATCHES, LastRows, PosteriorWindow
 from tests.tiny_vaes import TinyVAE, make_batches
 
 # --- The window -----------------------------------------------------------------------------------------------------
@@ -27,7 +28,7 @@ def numbered(first: int, count: int) -> Tensor:
 
 @given(capacity=st.integers(1, 9), sizes=st.lists(st.integers(0, 25), max_size=12))
 def test_a_ring_holds_the_last_rows_whatever_the_sizes_of_the_pushes(capacity, sizes):
-    ring, pushed = Ring(capacity), 0
+    ring, pushed = LastRows(capacity), 0
     ring.push(numbered(1, 0))
     for size in sizes:
         ring.push(numbered(1 + pushed, size))
@@ -104,6 +105,24 @@ def test_a_window_goes_on_from_its_state_as_if_it_had_never_stopped(before, afte
         for batch in batches[before:]:
             window.push(batch, batch - 1, None, batch.flatten(1).sum(dim=1))
     assert repr(take_reading(resumed, Moment(7, 1))) == repr(take_reading(unbroken, Moment(7, 1)))  # NaN is not itself
+
+
+def test_a_window_holds_no_more_memory_than_its_rows_and_a_micro_batch_need():
+    """None of its blocks is a look into a micro-batch, which would keep all of it."""
+    window = PosteriorWindow(20)
+    for size in (3, 50, 1, 2, 3, 4_000, 4, 5, 6):
+        window.push(torch.ones(size, 2), torch.ones(size, 2), None, torch.ones(size))
+        for rows, width in ((window.posteriors, 5), (window.nll, 2)):
+            assert sum(block.untyped_storage().nbytes() for block in rows._blocks) <= (20 + 6) * width * 4
+
+
+def test_a_window_knows_whether_its_real_posteriors_are_finite():
+    window = PosteriorWindow(8)
+    assert window.is_finite()
+    window.push(torch.tensor([[1.0], [math.nan]]), torch.zeros(2, 1), torch.tensor([True, False]))
+    assert window.is_finite()
+    window.push(torch.ones(1, 1), torch.full((1, 1), math.inf))
+    assert not window.is_finite()
 
 
 def test_a_state_is_not_moved_by_what_is_pushed_later():
@@ -192,19 +211,78 @@ def test_nothing_but_padding_reads_as_not_known():
     assert (reading.active_units, reading.nll) == (None, None)
 
 
-def test_a_nan_in_one_dimension_leaves_the_kl_of_the_others():
-    mean_NZ = torch.randn(10, 2)
-    mean_NZ[4, 1] = math.nan
-    reading = read(mean_NZ, torch.zeros(10, 2), step=1, epoch=0)
-    assert [math.isnan(kl) for kl in reading.kl_per_dim] == [False, True]
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_in_one_dimension_leaves_what_is_known_of_the_others(bad):
+    mean_NZ, logvar_NZ = torch.randn(10, 2), torch.zeros(10, 2)
+    mean_NZ[4, 1] = bad
+    reading = read(mean_NZ, logvar_NZ, step=1, epoch=0)
+    alone = read(mean_NZ[:, :1], logvar_NZ[:, :1], step=1, epoch=0)
+    for per_dim in ("kl_per_dim", "variance_of_means", "mean_of_variances"):
+        assert getattr(reading, per_dim)[0] == getattr(alone, per_dim)[0]
+    assert not math.isfinite(reading.kl_per_dim[1])
+    assert not math.isfinite(reading.rate)
     assert math.isnan(reading.mutual_information)
+    assert math.isnan(reading.effective_dimensions)
     assert reading.active_units is None
+
+
+def test_posteriors_that_are_the_prior_read_as_exactly_nothing():
+    window = PosteriorWindow(1024)
+    for _ in range(9):
+        window.push(torch.zeros(120, 16), torch.zeros(120, 16))
+    reading = take_reading(window, Moment(1, 0))
+    assert (reading.posteriors, reading.rate, reading.active_units, reading.effective_dimensions) == (1024, 0.0, 0, 0.0)
+    assert reading.mutual_information == pytest.approx(0, abs=1e-12)
+
+
+def test_a_window_of_one_sequence_knows_its_rate_and_no_more():
+    window = PosteriorWindow(1)
+    for _ in range(3):
+        window.push(torch.ones(8, 2), torch.zeros(8, 2), None, torch.ones(8))
+    reading = take_reading(window, Moment(1, 0))
+    assert (reading.posteriors, reading.rate, reading.mutual_information_cap, reading.nll) == (1, 1.0, 0.0, 1.0)
+    assert reading.active_units is None
+
+
+def test_one_latent_dimension_is_read_like_many():
+    reading = read(10.0 * torch.arange(50.0)[:, None], torch.full((50, 1), -4.0), step=1, epoch=0)
+    assert (reading.active_units, reading.effective_dimensions) == (1, 1.0)
+    assert reading.mutual_information == reading.mutual_information_cap == pytest.approx(math.log(50), rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_reads_like_the_same_numbers_in_full(dtype):
+    """300 squared and exp(12) are no numbers of float16."""
+    mean_NZ = torch.stack((torch.linspace(-300, 300, 100), torch.randn(100)), dim=1).to(dtype)
+    logvar_NZ = torch.tensor([12.0, -12.0]).expand(100, 2).to(dtype)
+    halved = PosteriorWindow(400)
+    halved.push(mean_NZ, logvar_NZ)
+    reading = take_reading(halved, Moment(1, 0))
+    assert reading == read(mean_NZ.double(), logvar_NZ.double(), step=1, epoch=0)
+    assert math.isfinite(reading.mutual_information)
+    assert reading.rate > 45_000
+
+
+def test_precisions_may_change_from_one_micro_batch_to_the_next():
+    window = PosteriorWindow(20)
+    for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.float32):
+        window.push(torch.ones(2, 1, dtype=dtype), torch.zeros(2, 1), None, torch.ones(2, dtype=dtype))
+    reading = take_reading(window, Moment(1, 0))
+    assert (reading.posteriors, reading.rate, reading.nll) == (8, 0.5, 1.0)
 
 
 def test_four_thousand_dimensions_read_exactly_zero_at_collapse():
     reading = read(torch.zeros(64, 4096), torch.zeros(64, 4096), step=1, epoch=0)
     assert (reading.rate, reading.active_units, reading.effective_dimensions) == (0.0, 0, 0.0)
     assert reading.mutual_information == pytest.approx(0, abs=1e-9)
+
+
+def test_of_a_large_latent_fewer_posteriors_are_read_evenly_and_the_reading_says_how_many():
+    mean_NZ = torch.arange(1024.0)[:, None] * torch.ones(4096)
+    reading = read(mean_NZ, torch.zeros(1024, 4096), step=1, epoch=0)
+    assert reading.posteriors == 256
+    assert reading.mutual_information == reading.mutual_information_cap == pytest.approx(math.log(256), rel=1e-5)
+    assert reading.variance_of_means[0] == pytest.approx(float(mean_NZ[::4, 0].var()), rel=1e-5)
 
 
 def test_a_line_says_what_is_known():
@@ -223,8 +301,9 @@ def test_a_row_is_strict_json_and_gives_the_reading_back(tmp_path):
     readings.append(read(mean_NZ, torch.zeros(10, 2), step=2, epoch=0))
     file = ReadingsFile(tmp_path)
     for reading in readings:
-        file.append(reading)
+        file.append(reading, "healthy")
     rows = [json.loads(line, parse_constant=pytest.fail) for line in file.path.read_text().splitlines()]
+    assert [row["verdict"] for row in rows] == ["healthy", "healthy"]
     assert rows[0]["decoder_use"] is None
     assert "kl_weight" not in rows[0]
     assert rows[1]["kl_per_dim"][0] is None
@@ -241,11 +320,11 @@ def test_rows_beyond_a_step_and_half_a_line_are_dropped(tmp_path):
     file = ReadingsFile(tmp_path / "new")
     file.start_after(0)
     for step in (10, 20, 30):
-        file.append(read(torch.ones(2, 1), torch.ones(2, 1), step=step, epoch=0))
+        file.append(read(torch.ones(2, 1), torch.ones(2, 1), step=step, epoch=0), "collapsed")
     with file.path.open("a") as stream:
         stream.write('{"step": 40, "ep')
     file.start_after(20)
-    file.append(read(torch.ones(2, 1), torch.ones(2, 1), step=30, epoch=0))
+    file.append(read(torch.ones(2, 1), torch.ones(2, 1), step=30, epoch=0), "collapsed")
     assert [reading.step for reading in read_readings(file.path)] == [10, 20, 30]
 
 
@@ -260,14 +339,26 @@ MEAN = torch.zeros(4, 5, 3)
         ({}, "returned nothing, and no posterior_mean and no posterior_logvar"),
         ({"loss": 1.0, "posterior_mean": MEAN}, 'returned "loss", "posterior_mean", and no posterior_logvar'),
         (None, "a NoneType"),
+        (torch.zeros(()), "a Tensor"),
+        ((MEAN, MEAN), "a tuple"),
+        ({"loss": 1.0, "posterior_mean": None, "posterior_logvar": MEAN}, "posterior_mean that is a NoneType"),
+        ({"posterior_mean": MEAN.numpy(), "posterior_logvar": MEAN}, "posterior_mean that is a ndarray, not a tensor"),
         ({"posterior_mean": [0.0], "posterior_logvar": MEAN}, "posterior_mean that is a list"),
         ({"posterior_mean": MEAN.long(), "posterior_logvar": MEAN}, "posterior_mean of torch.int64"),
         ({"posterior_mean": MEAN[0, 0], "posterior_logvar": MEAN[0, 0]}, r"posterior_mean of shape \(3,\)"),
         ({"posterior_mean": MEAN, "posterior_logvar": MEAN[:3]}, r"a posterior_logvar of \(3, 5, 3\)"),
         (StepOutputs(MEAN, MEAN, MEAN[..., 0])._asdict(), "posterior_mask of torch.float32"),
         (StepOutputs(MEAN, MEAN, MEAN[:, 0, 0] == 0)._asdict(), r"\(4,\) where \(4, 5\) was wanted"),
+        ({"posterior_mean": MEAN[..., :0], "posterior_logvar": MEAN[..., :0]}, r"posterior_mean of shape \(4, 5, 0\)"),
+        ({"posterior_mean": MEAN[None], "posterior_logvar": MEAN[None]}, r"posterior_mean of shape \(1, 4, 5, 3\)"),
+        (StepOutputs(MEAN, MEAN, nll=MEAN.sum().long())._asdict(), "nll of torch.int64"),
         (StepOutputs(MEAN, MEAN, nll=MEAN.sum())._asdict(), r"nll of shape \(\) where \(4,\) was wanted"),
-        (StepOutputs(MEAN, MEAN, kl_weight=torch.ones(2))._asdict(), "kl_weight of shape"),
+        (StepOutputs(MEAN, MEAN, nll=MEAN[..., 0])._asdict(), r"nll of shape \(4, 5\) where \(4,\) was wanted"),
+        (
+            StepOutputs(MEAN, MEAN, kl_weight=torch.ones(1))._asdict(),
+            r"kl_weight of shape \(1,\) where \(\) was wanted",
+        ),
+        ({"posterior_mean": MEAN, "posterior_logvar": MEAN, "kl_weight": "1.0"}, "kl_weight that is a str"),
     ],
 )
 def test_what_is_no_posterior_is_refused_with_what_to_return(outputs, words):
@@ -282,8 +373,17 @@ def test_what_a_posterior_may_be_is_taken():
         StepOutputs(MEAN, MEAN, mask_BS, nll_B, torch.tensor(0.5)),
         StepOutputs(MEAN[0].half(), MEAN[0].half(), mask_BS[0], None, 1),
         StepOutputs(MEAN[0], MEAN[0]),
+        StepOutputs(MEAN[0] / 0, MEAN[0]),  # not a number: that is for the reading to say
     ):
-        assert checked("module", from_training_step("module", outputs._asdict() | {"loss": 1.0}, None)) == outputs
+        taken = checked("module", from_training_step("module", outputs._asdict() | {"loss": 1.0}, None))
+        assert all(part is given for part, given in zip(taken, outputs, strict=True))
+
+
+@pytest.mark.parametrize("returned", [None, {"posterior_mean": MEAN}, (MEAN, MEAN)])
+def test_a_function_that_finds_no_step_outputs_is_told_so(returned):
+    words = f"read_outputs returned a {type(returned).__name__}: let it return posterior_monitors.StepOutputs"
+    with pytest.raises(ValueError, match=words):
+        checked("module", returned)
 
 
 # --- Does the decoder listen? ---------------------------------------------------------------------------------------
@@ -303,7 +403,7 @@ def test_every_real_step_is_told_a_real_step_of_another_sequence():
 
 def test_decoder_use_is_the_mean_difference_of_the_definition():
     module, batch = TinyVAE().eval(), make_batches(1)[0]
-    lost, squares, count = decoder_use(module, batch)
+    lost, squares, count = decoder_use(module, batch, posterior_of(module, batch))
     mean, logvar = module.posterior_of(batch)
     z = mean + (0.5 * logvar).exp() * torch.randn(mean.shape, generator=torch.Generator().manual_seed(0))
     expected_B = torch.cat(
@@ -318,34 +418,80 @@ def test_decoder_use_is_the_mean_difference_of_the_definition():
     assert count == 16
 
 
+@pytest.mark.parametrize("padding", [0, 2])
+def test_a_sequence_that_is_alone_has_nothing_to_exchange(padding):
+    mask_B = torch.arange(1 + padding) == 0
+    batch = torch.ones(1 + padding, 4)
+    use = decoder_use(TinyVAE().eval(), batch, StepOutputs(torch.ones(1 + padding, 3), batch[:, :3], mask_B))
+    assert use == (0.0, 0.0, 0)
+
+
 def test_padding_has_no_part_in_decoder_use():
-    """The module returns NaN for a sequence of padding."""
+    """The posterior of padding is not a number, and the module would spoil every NLL if it were told so."""
 
     class Padded(TinyVAE):
-        def posterior_of(self, batch: Tensor) -> tuple[Tensor, ...]:
-            return *super().posterior_of(batch.nan_to_num()), batch[:, 0].isfinite()
-
-    padded = torch.cat((make_batches(1)[0], torch.full((2, 4), math.nan)))
-    lost, squares, count = decoder_use(Padded().eval(), padded)
-    assert lost.isfinite()
-    assert squares.isfinite()
-    assert count == 16
-
-
-def test_a_probe_that_returns_no_nll_for_each_sequence_is_refused():
-    class Summed(TinyVAE):
         def nll_given_z(self, batch: Tensor, z: Tensor) -> Tensor:
-            return super().nll_given_z(batch, z).sum()
+            return super().nll_given_z(batch, z) + 0 * z.sum()
 
-    with pytest.raises(
-        ValueError, match=r"Summed.nll_given_z returned shape \(\) for a batch of 16: let it return \(16,\)"
-    ):
-        decoder_use(Summed(), make_batches(1)[0])
+    batch = make_batches(1)[0]
+    module, whole = Padded().eval(), posterior_of(TinyVAE().eval(), batch)
+    fringe = torch.full((2, 3), math.nan)
+    mean, logvar = (torch.cat((part, fringe)) for part in whole[:2])
+    padded = StepOutputs(mean, logvar, torch.arange(18) < 16)
+    use = decoder_use(module, torch.cat((batch, torch.ones(2, 4))), padded)
+    assert use.sequences == 16
+    assert use.nll_lost.isfinite()
+    assert use.nll_lost_squared.isfinite()
 
 
-def test_the_batch_to_probe_on_has_enough_sequences_or_the_most_and_never_just_one():
-    sizes = [1, 3, 2, 40, 50]
-    batches = [torch.zeros(size, 4) for size in sizes]
-    assert choose_batch(TinyVAE(), batches) is batches[3]
-    assert choose_batch(TinyVAE(), batches[:3]) is batches[1]
-    assert choose_batch(TinyVAE(), batches[:1]) is None
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_the_decoder_is_told_a_z_of_the_type_of_the_posterior(dtype):
+    told: list[Tensor] = []
+
+    class Listening(TinyVAE):
+        def nll_given_z(self, batch: Tensor, z: Tensor) -> Tensor:
+            told.append(z)
+            return z.sum(dim=1)
+
+    mean_BZ = torch.ones(4, 3, dtype=dtype)
+    use = decoder_use(Listening(), None, StepOutputs(mean_BZ, mean_BZ))
+    assert [z.dtype for z in told] == [dtype, dtype]
+    assert use.nll_lost.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (torch.tensor(1.0), r"returned shape \(\) for a batch of 16: let it return \(16,\)"),
+        (torch.ones(16, 4), r"returned shape \(16, 4\) for a batch of 16: let it return \(16,\)"),
+        (3.0, r"returned a float for a batch of 16: let it return \(16,\)"),
+    ],
+)
+def test_a_probe_that_returns_no_nll_for_each_sequence_is_refused(returned, words):
+    class Wrong(TinyVAE):
+        def nll_given_z(self, batch: Tensor, z: Tensor) -> Any:
+            return returned
+
+    batch = make_batches(1)[0]
+    with pytest.raises(ValueError, match=f"Wrong.nll_given_z {words}"):
+        decoder_use(Wrong(), batch, posterior_of(TinyVAE(), batch))
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (None, "returned a NoneType, not a tuple of two or three"),
+        (MEAN, "returned a Tensor, not a tuple of two or three"),
+        ((MEAN,), "returned a tuple, not a tuple of two or three"),
+        ((MEAN, MEAN[:3]), r"returned a posterior_mean of shape \(4, 5, 3\) and a posterior_logvar of \(3, 5, 3\)"),
+        ((MEAN, MEAN, MEAN[:, 0, 0] == 0), r"returned a posterior_mask of shape \(4,\) where \(4, 5\) was wanted"),
+        ((MEAN.numpy(), MEAN), "returned a posterior_mean that is a ndarray"),
+    ],
+)
+def test_a_module_that_tells_no_posterior_when_asked_is_refused(returned, words):
+    class Wrong(TinyVAE):
+        def posterior_of(self, batch: Tensor) -> Any:
+            return returned
+
+    with pytest.raises(ValueError, match=f"Wrong.posterior_of {words}.*: let it return mean and logvar"):
+        posterior_of(Wrong(), None)

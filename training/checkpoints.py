@@ -1,7 +1,8 @@
 """Checkpoints: when a run is saved and as what, how that gets to disk whole, and how it is read.
 
-In: a Trainer between two optimizer steps. Out: `last.ckpt`, `previous.ckpt` (the last one before it) and `best.ckpt` in one
-directory, from which a run goes on exactly; damage is noticed, and nothing that lies in them is run.
+In: a Trainer between two optimizer steps. Out: `last.ckpt`, `previous.ckpt` (the last one before it), `best.ckpt` and
+`healthy.ckpt` (the last one whose posterior was not found harmed) in one directory, from which a run goes on exactly; damage
+is noticed, and nothing that lies in them is run.
 """
 
 import logging
@@ -11,8 +12,9 @@ import pickle
 import shutil
 import struct
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from lightning import LightningModule, Trainer
@@ -22,7 +24,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from sequences.errors import StorageError
 
-BEST, LAST, PREVIOUS = "best.ckpt", "last.ckpt", "previous.ckpt"
+BEST, LAST, PREVIOUS, HEALTHY = "best.ckpt", "last.ckpt", "previous.ckpt", "healthy.ckpt"
 _NEW = ".new.ckpt"
 """Written in full before it takes the place of another."""
 
@@ -30,6 +32,13 @@ _DAMAGE = (OSError, ValueError, RuntimeError, EOFError, struct.error, zipfile.Ba
 """What reading a damaged or hostile file comes to; ValueError holds undecodable names, RuntimeError what torch finds."""
 
 _log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class KnowsHealth(Protocol):
+    """A callback that knows whether the posterior is worth going back to."""
+
+    def is_unharmed(self) -> bool: ...
 
 
 class Checkpoints(Checkpoint):
@@ -40,8 +49,11 @@ class Checkpoints(Checkpoint):
     without it, so it is made up for when the run is resumed. Nothing is saved of weights that are not finite.
     """
 
-    def __init__(self, directory: Path, every_n_steps: int | None = None) -> None:
+    def __init__(
+        self, directory: Path, every_n_steps: int | None = None, *, watchers: Sequence[KnowsHealth] = ()
+    ) -> None:
         self.directory = directory
+        self.watchers = watchers
         self.every_n_steps = every_n_steps
         self._epochs_done = 0
         self._validated_at_step: int | None = None
@@ -132,13 +144,15 @@ class Checkpoints(Checkpoint):
         return is_finite
 
     def _save(self, trainer: Trainer, *, as_best: bool, as_last: bool) -> None:
-        """Written once. A checkpoint is never changed afterwards, so best and last may be one file with two names."""
+        """Written once. A checkpoint is never changed afterwards, so best, last and healthy may be one file with several names."""
         new = self.directory / _NEW
         trainer.save_checkpoint(new, weights_only=False)
         if as_last:
             self._saved = (trainer.global_step, self._is_validation_owed(trainer))
         if not trainer.is_global_zero:
             return
+        if any(watcher.is_unharmed() for watcher in self.watchers):
+            _give_second_name(new, self.directory / HEALTHY)
         if as_best and as_last:
             _give_second_name(new, self.directory / BEST)
         elif as_best:

@@ -17,11 +17,11 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from models.sequence_vae import Posterior, VAEOutput
-from sequences.batches import Batch
+from sequences.batches import Batch, padded_steps
 from training.kl_weight import KLWeight
 from training.label_metrics import LabelMetrics
 from training.objective import Objective, classification_loss, free_bits_in_force, negative_elbo
-from training.schedules import learning_rate_factor
+from training.schedules import learning_rate_factor, scheduled_kl_weight
 from training.settings import RATE_TOKENS, ObjectiveSettings, OptimizerSettings
 
 TRAINING, VALIDATION = 0, 1
@@ -94,7 +94,14 @@ class TrainingModule(lightning.LightningModule):
             "posterior_mask": output.posterior_mask,
             "nll": output.nll_B.detach(),
             "steps_B": output.steps_B,
+            "real_steps": sums.real_steps,
+            "padded_steps": padded_steps(batch),
+            "sequences": sums.sequences,
         }
+
+    def kl_weight_at(self, step: int) -> float | None:
+        """What the schedule says of an optimizer step, for whoever watches; None: --target_kl decides as it goes."""
+        return None if self.kl_weight.wants_feedback else scheduled_kl_weight(step, self.total_steps, self.objective)
 
     def optimizer_step(self, *arguments: Any, **named: Any) -> None:
         """Then tell the controller of the KL what the step came to, over all its micro-batches and processes."""

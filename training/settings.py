@@ -6,7 +6,7 @@ The groups of the data stand in `sequences/settings.py`, that of the model in `m
 import re
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from models.settings import ModelSettings
 from sequences.settings import BatchSettings, CacheSettings, LengthSettings, LoadingSettings, SourceSettings
@@ -15,6 +15,9 @@ RATE_TOKENS = 8_000
 """Tokens of an optimizer step that --lr is stated for, where --scale_lr scales it."""
 
 DEFAULT_RATE = 3e-3
+
+FEWEST_IN_WINDOW = 12
+"""Readings that a trend can be seen in."""
 
 _DURATION = re.compile(r"(?:(\d+):)?(\d+):(\d+):(\d+)")
 
@@ -199,29 +202,59 @@ class ValidationSettings:
         return isinstance(self.limit_val_batches, float) and self.limit_val_batches == 1
 
 
+class Watch(NamedTuple):
+    """How closely a command's monitor looks where no flag says otherwise."""
+
+    every_n_steps: int
+    """Optimizer steps between two readings."""
+    plot_every_n_steps: int
+    window: int
+    """Readings that trends are judged on."""
+    probe_every_n_readings: int | None
+    """How often the decoder is asked; None: only to confirm a suspicion."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class MonitoringSettings:
     """Monitoring"""
 
     fast_detection: bool = False
-    """Watch the posterior half as often or less, and print nothing between verdicts."""
+    """Watch the posterior half as often or less, print nothing between verdicts, and ask whether the decoder uses the latent
+    only to confirm a suspicion."""
 
     disable_metrics_monitoring: bool = False
     """Do not watch the posterior at all, whatever else is said: a collapse is then neither seen nor named."""
 
-    update_frequency: int | None = None
+    monitor_every_n_steps: int | None = None
     """Optimizer steps between two readings of the posterior; default: 100, with --fast_detection 200
     (train_with_collapse_detection.py: 20, 50). A short run is read more often, so that it has 50 readings."""
 
-    def __post_init__(self) -> None:
-        _refuse_below(1, self, "update_frequency")
+    plot_every_n_steps: int | None = None
+    """Optimizer steps between two drawings of the monitor's figures, by a process of their own; default: 1,000, with
+    --fast_detection 2,000 (train_with_collapse_detection.py: 200, 500). A run's end is always drawn."""
 
-    def cadence(self, every_n_steps: int, when_fast: int) -> dict[str, Any]:
-        """How often a command's monitor looks, by the names of its arguments; without and with --fast_detection, where only
-        one reading in ten asks whether the decoder uses the latent: that costs a few steps."""
+    monitor_window: int | None = None
+    """Readings that trends are judged on; default: 50 (train_with_collapse_detection.py: 100)."""
+
+    on_collapse: Literal["warn", "stop"] = "warn"
+    """What happens when the posterior has collapsed: one line says so, or the run saves a checkpoint and ends with exit
+    code 7."""
+
+    def __post_init__(self) -> None:
+        _refuse_below(1, self, "monitor_every_n_steps", "plot_every_n_steps")
+        _refuse_below(FEWEST_IN_WINDOW, self, "monitor_window")
+        if self.disable_metrics_monitoring and self.on_collapse == "stop":
+            raise ValueError("--on_collapse stop needs the monitor, which --disable_metrics_monitoring switches off")
+
+    def monitor_arguments(self, watch: Watch, when_fast: Watch) -> dict[str, Any]:
+        """What a command's monitor is made with, by the names of its arguments; `watch` and `when_fast` are the command's."""
+        mine = when_fast if self.fast_detection else watch
         return {
-            "update_frequency": self.update_frequency or (when_fast if self.fast_detection else every_n_steps),
-            "probe_every_n_readings": 10 if self.fast_detection else 1,
+            "update_frequency": self.monitor_every_n_steps or mine.every_n_steps,
+            "plot_frequency": self.plot_every_n_steps or mine.plot_every_n_steps,
+            "window_size": self.monitor_window or mine.window,
+            "probe_every_n_readings": mine.probe_every_n_readings,
+            "on_collapse": self.on_collapse,
         }
 
 

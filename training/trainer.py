@@ -10,7 +10,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import EarlyStopping
 
 from dataset import SequenceDataModule
-from training.checkpoints import AtomicCheckpointIO, Checkpoints
+from training.checkpoints import AtomicCheckpointIO, Checkpoints, KnowsHealth
 from training.devices import Devices, make_precision, make_strategy
 from training.exit_codes import UsageError
 from training.interrupts import StopWhenAsked
@@ -102,7 +102,11 @@ def all_callbacks(
         has_labels=len(description.classes) >= 2,
         time_limit=settings.run.time_limit,
     )
-    checkpoints = Checkpoints(directory / "checkpoints", validation.checkpoint_every_n_steps)
+    checkpoints = Checkpoints(
+        directory / "checkpoints",
+        validation.checkpoint_every_n_steps,
+        watchers=[callback for callback in given if isinstance(callback, KnowsHealth)],
+    )
     early: list[Callback] = []
     if settings.run.time_limit is not None:
         early.append(TimeLimit(settings.run.time_limit))

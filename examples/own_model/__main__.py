@@ -14,9 +14,10 @@ from training.command_line import parse_command_line
 from training.console import set_up_output
 from training.exit_codes import UsageError, run_command
 from training.run import fit, make_data
-from training.settings import TrainingSettings
+from training.settings import TrainingSettings, Watch
 
 PROG = "python -m examples.own_model"
+WATCH = Watch(every_n_steps=100, plot_every_n_steps=1000, window=50, probe_every_n_readings=4)
 
 
 def main() -> None:
@@ -27,8 +28,9 @@ def main() -> None:
         raise UsageError(f"BagToGRU is a model of tokens, but these are {description.kind}: choose other data")
     torch.manual_seed(settings.run.seed)  # the network is drawn here, not in fit
     network = BagToGRU(description.vocabulary_size)
-    monitor = PosteriorMetricsMonitor(update_frequency=settings.monitoring.update_frequency or 100)
-    fit(settings, [] if settings.monitoring.disable_metrics_monitoring else [monitor], network=network)
+    watch = settings.monitoring
+    monitor = PosteriorMetricsMonitor(**watch.monitor_arguments(WATCH, when_fast=WATCH))
+    fit(settings, [] if watch.disable_metrics_monitoring else [monitor], network=network)
 
 
 if __name__ == "__main__":

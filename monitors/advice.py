@@ -1,0 +1,63 @@
+"""Why a run is as a verdict says, and what to try: words for people, with the flags of the training commands.
+
+The flags are this product's; what each does is said beside it, for those who have others.
+"""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from .verdict import VerdictName
+
+REASONS: dict[VerdictName, str] = {
+    "healthy": "the latent carries something and the decoder uses it",
+    "collapsing": "what the latent carries is going, and a rescue is cheap now",
+    "collapsed": "the decoder models the data without the latent",
+    "decoder_ignores_z": "the rate is paid and not used: something holds it up (free bits, normalised means, a fixed variance) and "
+    "hides a collapse",
+    "partly_collapsed": "most dimensions are dead and the rest carry everything, which is often as it should be",
+    "not_variational": "the posteriors are next to points, so samples from the prior meet a decoder that never saw their like",
+    "diverged": "the posteriors hold NaN or infinity",
+}
+
+_FREE_BITS = "--free_bits 0.25 (the first nats of each dimension are free)"
+_CYCLICAL = "--kl_schedule cyclical (the KL weight starts from 0 again and again)"
+_WORD_DROPOUT = "--word_dropout 0.3 (what the decoder cannot look up it has to learn from the latent)"
+_TARGET = "--target_kl 5 (a controller holds the KL there)"
+_WEAKER = "a weaker decoder (--depth 1, a smaller --width, or --decoder parallel)"
+_HEALTHY = "to go back: --init_from checkpoints/healthy.ckpt, with one of these"
+
+_REMEDIES: dict[VerdictName, tuple[str, ...]] = {
+    "collapsing": (_FREE_BITS, _CYCLICAL, _WORD_DROPOUT, _TARGET),
+    "collapsed": (_FREE_BITS, _CYCLICAL, _WORD_DROPOUT, _TARGET),
+    "decoder_ignores_z": (_WORD_DROPOUT, _CYCLICAL, _WEAKER),
+    "not_variational": (
+        "--beta 1 (the full weight of the KL)",
+        "--kl_schedule linear (a weight that rises and stays)",
+        _TARGET,
+    ),
+    "diverged": ("a lower --lr", "a longer --warmup", "--gradient_clip 1", "--precision 32-true"),
+}
+
+
+class Situation(NamedTuple):
+    """What is known of a run beside its readings."""
+
+    has_been_healthy: bool = False
+    is_steered: bool = False
+    """--target_kl is in force."""
+    is_cyclical: bool = False
+    """The KL weight falls again."""
+
+
+def advice_on(verdict: VerdictName, situation: Situation, active: int) -> tuple[str, ...]:
+    """What to try, the most promising first, without what is in force already."""
+    if verdict == "partly_collapsed":
+        return (f"--latent_size {max(active, 1)} would do", f"for more of them {_FREE_BITS}")
+    in_force: Collection[str] = [
+        *([_TARGET] if situation.is_steered else []),
+        *([_CYCLICAL] if situation.is_cyclical else []),
+    ]
+    remedies = tuple(remedy for remedy in _REMEDIES.get(verdict, ()) if remedy not in in_force)
+    if situation.has_been_healthy and verdict in ("collapsing", "collapsed", "decoder_ignores_z"):
+        return (*remedies, _HEALTHY)
+    return remedies

@@ -1,0 +1,184 @@
+"""The detector: readings one by one in, the verdict in force out. Plain Python on numbers; no torch, no clock, no files.
+
+It waits until the KL weight is full, tells faint readings that fall or stay from those that grow, and changes its mind only
+when the readings have said something else for a while. `findings.py` says what readings look like at one moment; this module
+adds memory. The same readings give the same verdicts, also across a checkpoint.
+"""
+
+from typing import Any, NamedTuple
+
+from .advice import Situation, advice_on
+from .findings import LONG, Finding, Point, find, point_of
+from .kl_schedule import KLSchedule, why_not_full
+from .reading import Reading, Scope
+from .thresholds import OF_SEQUENCES, OF_STEPS, Thresholds
+from .verdict import SETTLED, UNHARMED, Verdict, VerdictName
+
+
+class Patience(NamedTuple):
+    """How long readings have to say something new before the verdict does: all of these together."""
+
+    readings: int
+    share_of_run: float = 0.0
+    """Where the run's length is known. Readings that follow each other closely are made of the same posteriors."""
+    share_of_past: float = 0.0
+    """Of the time under the full weight until readings began to say it. Some models fall silent while their decoder learns the
+    simplest things, and come to life after it: the later that happens, the longer it takes."""
+
+
+PATIENCE: dict[VerdictName, Patience] = {
+    "healthy": Patience(3, 0.02),
+    "partly_collapsed": Patience(3, 0.02),
+    "collapsing": Patience(3, 0.03),
+    "collapsed": Patience(5, 0.03, 0.6),
+    "decoder_ignores_z": Patience(5, 0.06, 2.0),
+    "not_variational": Patience(4, 0.05),
+    "diverged": Patience(2),
+    "warming_up": Patience(1),
+    "cannot_tell": Patience(8, 0.08),
+}
+LONGEST_PATIENCE = 0.15
+"""Share of a run that the past can demand at most."""
+FEWEST_IN_WINDOW = LONG.readings
+"""Readings that a detector has to remember."""
+
+UNHEARD_READINGS = 10
+"""A verdict that rests on the decoder's use is worth nothing once nobody has asked the decoder for so many readings."""
+UNDECIDED_READINGS = 5
+"""And while there is no verdict, the decoder is asked as often as this."""
+
+
+class Pending(NamedTuple):
+    """What the last readings say that is not the verdict."""
+
+    name: VerdictName
+    readings: int
+    """In a row."""
+    since_step: int
+
+
+class Detector:
+    """Of one run."""
+
+    def __init__(
+        self,
+        thresholds: Thresholds | None = None,
+        window_size: int = 50,
+        schedule: KLSchedule | None = None,
+        *,
+        can_probe: bool = True,
+    ) -> None:
+        """`window_size` is in readings. `can_probe`: decoder use can be had; without, `decoder_ignores_z` is not offered."""
+        self.thresholds = thresholds
+        """None: the defaults, those for sequences or those for steps."""
+        self.window_size = window_size
+        self.schedule = schedule or KLSchedule()
+        self.can_probe = can_probe
+        self.verdict = Verdict("cannot_tell", 0, "there is no reading yet")
+        self._full_from = self.schedule.full_from()
+        self._is_cyclical = self.schedule.falls()
+        self._has_been_healthy = False
+        self._points: list[Point] = []
+        """The last ones, oldest first."""
+        self._pending = Pending("cannot_tell", 0, 0)
+        self._early_until = 0
+        """The last step whose KL weight was not full."""
+        self._unheard = 0
+        """Readings since the decoder was last asked."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there was a reading."""
+        return bool(self._points)
+
+    def wants_decoder_use(self, reading: Reading) -> bool:
+        """Whether the decoder should be asked before this reading is judged: because the verdict is about to change, because
+        there is none, or because nobody has asked for long."""
+        if not self.can_probe or reading.decoder_use is not None:
+            return False
+        finding = self._find([*self._points, self._point(reading)], reading.scope)
+        if finding.is_early or finding.name == "diverged":
+            return False
+        if finding.name != "cannot_tell" and self._is_enough(self._pending_after(finding, reading.step), reading.step):
+            return True
+        is_settled = self.verdict.name in SETTLED and finding.name in SETTLED
+        return self._unheard + 1 >= (UNHEARD_READINGS if is_settled else UNDECIDED_READINGS)
+
+    def judge(self, reading: Reading) -> Verdict:
+        """Take in a reading; return the verdict now in force."""
+        self._unheard = 0 if reading.decoder_use is not None else self._unheard + 1
+        self._points = [*self._points, self._point(reading)][-self.window_size :]
+        if self._points[-1].early:
+            self._early_until = reading.step
+        finding = self._find(self._points, reading.scope)
+        self._pending = self._pending_after(finding, reading.step)
+        if finding.name == self.verdict.name:
+            self._pronounce(finding, self.verdict.since_step)
+        elif self._is_enough(self._pending, reading.step):
+            self._pronounce(finding, reading.step)
+        return self.verdict
+
+    def diverged(self, step: int, said: str) -> Verdict:
+        """A run has ended in NaN or infinity before a reading could show it."""
+        if self.verdict.name != "diverged":
+            self._pronounce(Finding("diverged", said), step)
+        return self.verdict
+
+    def _pronounce(self, finding: Finding, since_step: int) -> None:
+        self._has_been_healthy |= finding.name in UNHARMED
+        situation = Situation(self._has_been_healthy, self.schedule.is_steered, self._is_cyclical)
+        advice = advice_on(finding.name, situation, self._points[-1].active if self._points else 0)
+        self.verdict = Verdict(
+            finding.name, since_step, finding.evidence, advice, finding.numbers, finding.dead_by_step
+        )
+
+    def _find(self, points: list[Point], scope: Scope) -> Finding:
+        return find(points, self._thresholds(scope), self.schedule.total_steps, self.verdict.name)
+
+    def _point(self, reading: Reading) -> Point:
+        weights = [*(point.weight for point in self._points), reading.kl_weight]
+        early = why_not_full(reading.step, weights, self.schedule, self._full_from)
+        return point_of(reading, early, self._thresholds(reading.scope))
+
+    def _thresholds(self, scope: Scope) -> Thresholds:
+        return self.thresholds or (OF_STEPS if scope == "step" else OF_SEQUENCES)
+
+    def _pending_after(self, finding: Finding, step: int) -> Pending:
+        if finding.name == self.verdict.name:
+            return Pending(finding.name, 0, step)
+        before = self._pending
+        if before.name == finding.name and before.readings:
+            return Pending(finding.name, before.readings + 1, before.since_step)
+        return Pending(finding.name, 1, step)
+
+    def _is_enough(self, pending: Pending, step: int) -> bool:
+        """Whether the verdict should change to what is pending."""
+        if pending.name == self.verdict.name:
+            return False
+        if pending.name == "cannot_tell" and self.verdict.name == "warming_up":
+            return True
+        patience, since_step = PATIENCE[pending.name], pending.since_step
+        steps = patience.share_of_past * (since_step - self._early_until)
+        if total_steps := self.schedule.total_steps:
+            steps = max(patience.share_of_run * total_steps, min(steps, LONGEST_PATIENCE * total_steps))
+        return pending.readings >= patience.readings and step - since_step >= steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that later verdicts depend on, in types of JSON."""
+        return {
+            "points": [list(point) for point in self._points],
+            "verdict": self.verdict._asdict()
+            | {"advice": list(self.verdict.advice), "numbers": dict(self.verdict.numbers)},
+            "pending": list(self._pending),
+            "early_until": self._early_until,
+            "unheard": self._unheard,
+            "has_been_healthy": self._has_been_healthy,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._points = [Point(*point) for point in state["points"]][-self.window_size :]
+        self.verdict = Verdict(**state["verdict"] | {"advice": tuple(state["verdict"]["advice"])})
+        self._pending = Pending(*state["pending"])
+        self._early_until = state["early_until"]
+        self._unheard = state["unheard"]
+        self._has_been_healthy = state["has_been_healthy"]

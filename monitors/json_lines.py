@@ -1,0 +1,68 @@
+"""A file of one JSON object a line, so that another program may follow it while a run goes on: rows in, the same rows out.
+
+Each row tells its `step`. NaN and infinity are null. What is not told (None) has no key. No torch here.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+class JsonLines:
+    """Written by one process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def start_after(self, step: int) -> None:
+        """Drop the rows beyond a step: those steps will be taken again."""
+        self.drop(lambda row: row["step"] > step)
+
+    def drop(self, unwanted: Callable[[dict[str, Any]], bool]) -> None:
+        """Drop some rows, and the rest of a line that a kill cut short."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if not self.path.exists():
+            return
+        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if _is_whole(line) and not unwanted(json.loads(line))]
+        if kept == lines:
+            return
+        beside = self.path.with_name(f"{self.path.name}.tmp")
+        beside.write_text("".join(kept), encoding="utf-8")
+        beside.replace(self.path)
+
+    def rows(self) -> list[dict[str, Any]]:
+        return read_rows(self.path) if self.path.exists() else []
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Closed, and so flushed, at once: a checkpoint never stands behind a row that is not in the file."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(to_json(row), allow_nan=False) + "\n")
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return all whole lines of a file."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if _is_whole(line)]
+
+
+def to_json(row: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    >>> to_json({"step": 5, "rate": math.nan, "nll": None, "kl_per_dim": (1.0, math.inf)})
+    {'step': 5, 'rate': None, 'kl_per_dim': [1.0, None]}
+    """
+    return {name: _value_to_json(value) for name, value in row.items() if value is not None}
+
+
+def _value_to_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return to_json(value)
+    if isinstance(value, tuple):
+        return [_value_to_json(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _is_whole(line: str) -> bool:
+    return line.endswith("}\n")

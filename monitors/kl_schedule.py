@@ -1,0 +1,68 @@
+"""What a detector knows of the KL weight: whether it has its full value for good, or how long that will take.
+
+In: a schedule that is known beforehand, where there is one, and the weights of the readings. Out: words for why it is too early
+to judge, or none. Plain Python.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+FULL_SHARE = 0.95
+"""Of the highest weight: from here on the weight counts as full. The last twentieth changes a KL by no more than that."""
+LOOKS = 1000
+"""At a known schedule, to find where it settles: a thousandth of the run is exact enough."""
+STEADY_READINGS = 5
+STEADY_SHARE = 0.005
+"""A weight whose schedule is not known counts as rising while it grew by more than this share within so many readings."""
+
+
+class KLSchedule(NamedTuple):
+    """Of a run of `total_steps` optimizer steps, where that is known."""
+
+    total_steps: int | None = None
+    weight_at: Callable[[int], float] | None = None
+    """The weight in an optimizer step; None: not known beforehand."""
+    is_steered: bool = False
+    """A controller moves the weight towards some KL: it is in force at all times, whatever its size."""
+
+    def falls(self) -> bool:
+        """Whether the weight is known to fall again after it was higher, as in cycles."""
+        weights = self._looks()
+        return any(later < earlier for (_, earlier), (_, later) in pairwise(weights))
+
+    def full_from(self) -> int | None:
+        """The step from which the weight is full until the end; None: not known beforehand."""
+        weights = self._looks()
+        if not weights:
+            return None
+        full = FULL_SHARE * max(weight for _, weight in weights)
+        below = max((step for step, weight in weights if weight < full), default=-1)
+        return min((step for step, _ in weights if step > below), default=self.total_steps)
+
+    def _looks(self) -> list[tuple[int, float]]:
+        """Steps and their weights, where they are known."""
+        if self.total_steps is None or self.weight_at is None:
+            return []
+        last = self.total_steps - 1
+        steps = sorted({round(last * look / LOOKS) for look in range(LOOKS + 1)})
+        return [(step, self.weight_at(step)) for step in steps]
+
+
+def why_not_full(step: int, weights: Sequence[float | None], schedule: KLSchedule, full_from: int | None) -> str | None:
+    """Why the weight is not yet what the run will end with, or None. `weights` are those of the readings so far."""
+    weight = weights[-1]
+    if schedule.is_steered or weight is None:
+        return None
+    if full_from is not None:
+        if step > full_from:
+            return None
+        return f"the KL weight is {weight:.3g} and will be full for good from step {full_from:,}"
+    told = [one for one in weights if one is not None]
+    highest = max(told)
+    if weight < FULL_SHARE * highest:
+        return f"the KL weight is {weight:.3g} and has been {highest:.3g}"
+    before = told[-STEADY_READINGS - 1 : -1]
+    if before and weight > (1 + STEADY_SHARE) * min(before):
+        return f"the KL weight is {weight:.3g} and still rising"
+    return None

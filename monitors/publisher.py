@@ -1,0 +1,95 @@
+"""What a monitor tells the world, from the first process alone: files, loggers, the console, figures.
+
+In: a reading and the verdict after it. Out: a line of posterior.jsonl and `posterior/...` in the Trainer's loggers for each
+reading; a line of events.jsonl and one on the console for each change of verdict; figures below plots/, drawn by a process of
+their own.
+"""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import Logger
+
+from .drawing import Drawing, save_posteriors
+from .json_lines import JsonLines
+from .reading import Reading, line_of, numbers_of
+from .readings_file import ReadingsFile
+from .verdict import Verdict, VerdictName
+from .verdict import line_of as line_of_verdict
+from .window import PosteriorWindow
+
+EVENTS = "events.jsonl"
+NOT_ASKED = "decoder_not_asked"
+REMADE = ("verdict", "stopped")
+"""Events that a resumed run makes again."""
+DRAWING_SECONDS = 60.0
+"""That a run's end waits for its last figures, at most."""
+
+
+class Publisher:
+    """Of one run, in its directory."""
+
+    def __init__(self, directory: Path, loggers: list[Logger], *, verbose: bool, draws: bool) -> None:
+        self.directory = directory
+        self.loggers = loggers
+        self.verbose = verbose
+        self.draws = draws
+        self._readings = ReadingsFile(directory)
+        self._events = JsonLines(directory / EVENTS)
+        self._drawing = Drawing()
+
+    def start_after(self, step: int) -> None:
+        """Readings and verdicts beyond a step will be made again; what others wrote into events.jsonl stays."""
+        self._readings.start_after(step)
+        self._events.drop(lambda row: row["event"] in REMADE and row["step"] > step)
+
+    def reading(self, reading: Reading, verdict: Verdict) -> None:
+        self._readings.append(reading, verdict.name)
+        metrics = {f"posterior/{name}": value for name, value in numbers_of(reading).items()}
+        for logger in self.loggers:
+            logger.log_metrics(metrics, step=reading.step)
+        if self.verbose:
+            print(line_of(reading), flush=True)
+
+    def change(self, verdict: Verdict, before: VerdictName, step: int) -> None:
+        told = verdict._asdict() | {"numbers": dict(verdict.numbers)}
+        self.event("verdict", step, verdict=told.pop("name"), was=before, **told)
+        print(f"posterior: {line_of_verdict(verdict, before, step)}", flush=True)
+
+    def silence(self, step: int, module: str) -> None:
+        """Say what is not offered."""
+        said = (
+            f"{module} has no nll_given_z(batch, z), so decoder use is not read, and a decoder that ignores z behind a rate that "
+            "something holds up will not be found"
+        )
+        if not any(row["event"] == NOT_ASKED for row in self._events.rows()):  # a resumed run has said so
+            self.event(NOT_ASKED, step, said=said)
+        print(f"posterior: {said}", flush=True)
+
+    def event(self, event: str, step: int, **fields: Any) -> None:
+        time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        self._events.append({"time": time, "step": step, "event": event, **fields})
+
+    def draw(self, window: PosteriorWindow, step: int) -> None:
+        """Begin to; nothing is waited for, and while figures are still being drawn no others are begun."""
+        if not self.draws:
+            return
+        try:
+            mean_NZ, logvar_NZ = window.real_posteriors()  # sync: once a drawing
+            save_posteriors(self.directory, mean_NZ.numpy(), logvar_NZ.numpy(), step)
+        except OSError as error:
+            self._tell_of_failure(str(error))
+            return
+        self._drawing.start(self.directory)
+        self._tell_of_failure(self._drawing.failure())
+
+    def finish(self) -> None:
+        """Wait for figures that are being drawn."""
+        self._drawing.finish(DRAWING_SECONDS)
+        self._tell_of_failure(self._drawing.failure())
+
+    def _tell_of_failure(self, reason: str | None) -> None:
+        """A run is worth more than its pictures."""
+        if reason is not None:
+            print(f"posterior: figures cannot be drawn ({reason}); training goes on without", flush=True)

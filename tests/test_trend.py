@@ -1,0 +1,96 @@
+"""Where readings are heading: slopes that no outlier moves, and when a KL weight is full."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monitors.kl_schedule import KLSchedule, why_not_full
+from monitors.trend import log_trend
+from training.schedules import scheduled_kl_weight
+from training.settings import ObjectiveSettings
+
+STEPS = list(range(0, 120, 10))
+
+
+@given(slope=st.floats(-0.02, 0.02), level=st.floats(0.1, 10))
+def test_the_trend_of_an_exponential_is_its_rate(slope, level):
+    trend = log_trend(STEPS, [level * math.exp(slope * (step - STEPS[-1])) for step in STEPS], floor=1e-6)
+    assert trend.slope == pytest.approx(slope, abs=1e-12)
+    assert trend.level == pytest.approx(level, rel=1e-9)
+
+
+def test_an_outlier_moves_no_trend():
+    values = [math.exp(-0.01 * step) for step in STEPS]
+    plain = log_trend(STEPS, values, floor=1e-6)
+    values[5] = 1000.0
+    assert log_trend(STEPS, values, floor=1e-6).slope == pytest.approx(plain.slope, rel=0.1)
+
+
+def test_readings_that_go_up_and_down_agree_on_nothing():
+    assert log_trend(STEPS, [1.0, 2.0] * 6, floor=0.01).agreement < 0.5
+    assert log_trend(STEPS, [1.0] * 12, floor=0.01) == (0.0, 1.0, 0.0)
+
+
+def test_a_trend_that_leads_elsewhere_never_arrives():
+    trend = log_trend([0, 10, 20], [1.0, 2.0, 4.0], floor=0.01)
+    assert trend.steps_until(1.0) == math.inf
+    assert trend.steps_until(16.0) == pytest.approx(20)
+
+
+def test_one_reading_is_no_trend():
+    assert log_trend([7], [3.0], floor=0.01).slope == 0.0
+
+
+def schedule(steps: int = 1000, **objective) -> KLSchedule:
+    settings = ObjectiveSettings(**objective)
+    return KLSchedule(steps, lambda step: scheduled_kl_weight(step, steps, settings))
+
+
+@pytest.mark.parametrize(
+    ("objective", "expected"),
+    [
+        ({"kl_schedule": "constant"}, 0),
+        ({"kl_schedule": "linear", "kl_warmup": 0.2}, 190),
+        ({"kl_schedule": "linear", "kl_warmup": 0.2, "beta": 0.1}, 190),
+        ({"kl_schedule": "sigmoid", "kl_warmup": 0.5}, 398),
+        ({"kl_schedule": "cyclical", "kl_warmup": 0.4, "kl_cycle": 0.25}, 845),
+        ({"kl_schedule": "constant", "beta": 0.0}, 0),
+    ],
+)
+def test_a_known_schedule_is_full_from_the_last_time_that_it_reaches_its_height(objective, expected):
+    full_from = schedule(**objective).full_from()
+    assert full_from == pytest.approx(expected, abs=2)
+
+
+def test_a_known_schedule_is_waited_for():
+    known = schedule(kl_schedule="linear", kl_warmup=0.2)
+    full_from = known.full_from()
+    assert why_not_full(100, [0.25, 0.5], known, full_from) == (
+        "the KL weight is 0.5 and will be full for good from step 190"
+    )
+    assert why_not_full(200, [0.5, 1.0], known, full_from) is None
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ([1.0], None),
+        ([1.0] * 8, None),
+        ([0.1, 0.2, 0.3], "the KL weight is 0.3 and still rising"),
+        ([0.2, 0.6, 1.0, 1.0, 1.0], "the KL weight is 1 and still rising"),
+        ([0.2, 0.6, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0], None),
+        ([1.0, 1.0, 1.0, 1.0, 0.1], "the KL weight is 0.1 and has been 1"),
+        ([None, None], None),
+        ([0.0, 0.0, 0.0], None),
+    ],
+)
+def test_an_unknown_schedule_is_seen_from_its_weights(weights, expected):
+    unknown = KLSchedule()
+    assert why_not_full(100, weights, unknown, unknown.full_from()) == expected
+
+
+def test_a_steered_weight_is_in_force_whatever_its_size():
+    steered = KLSchedule(1000, is_steered=True)
+    assert why_not_full(10, [0.01, 0.1, 0.5], steered, steered.full_from()) is None
