@@ -41,7 +41,10 @@ def main() -> None:
     settings = parse_command_line(OptimizedSettings, sys.argv[1:], prog=PROG, description=__doc__ or "")
     share_cores()
 
-    from monitors import PosteriorMetricsMonitor, ThroughputMonitor  # only now: torch and Lightning take seconds, which --help must not
+    from monitors import (  # only now: torch and Lightning take seconds, which --help must not
+        PosteriorMetricsMonitor,
+        ThroughputMonitor,
+    )
     from training.run import fit
 
     set_up_output()  # after Lightning, which sets the levels of its loggers when it is imported

@@ -37,14 +37,15 @@ def main() -> None:
     settings = parse_command_line(ReferenceSettings, sys.argv[1:], prog=PROG, description=__doc__ or "")
     share_cores()
 
-    from monitors import PosteriorMetricsMonitor, ThroughputMonitor  # only now: torch and Lightning take seconds, which --help must not
+    from monitors import (  # only now: torch and Lightning take seconds, which --help must not
+        PosteriorMetricsMonitor,
+        ThroughputMonitor,
+    )
     from training.run import fit
 
     set_up_output()  # after Lightning, which sets the levels of its loggers when it is imported
     watch = settings.monitoring
-    monitor = PosteriorMetricsMonitor(
-        **watch.monitor_arguments(WATCH, FAST_WATCH), verbose=not watch.fast_detection
-    )
+    monitor = PosteriorMetricsMonitor(**watch.monitor_arguments(WATCH, FAST_WATCH), verbose=not watch.fast_detection)
     speed = ThroughputMonitor(every_n_steps=settings.run.log_every_n_steps)
     fit(settings, [] if watch.disable_metrics_monitoring else [monitor, speed])
 

@@ -1,4 +1,4 @@
-"""From what was measured of a run's final network to its true name, by limits that were written down before any verdict was seen.
+"""From what was measured of a run's final network to its true name, by limits that are older than any verdict on the scored half.
 
 In: `Measured`, or that the run diverged. Out: `Truth`. What lies between two limits is grey: listed, and not scored.
 """
@@ -24,9 +24,9 @@ GAIN, GAIN_ERRORS = 0.3, 2.0
 """Nats by which importance weighting may find the model better than its decoder alone and the latent still be worth nothing, beside
 that many errors: that over sequences, and that of training both with other seeds, which is the larger one of few data."""
 
-NARROW, BROAD = 0.02, 0.05
-"""Geometric mean of the variances of the active dimensions. A dimension of NARROW tells 2 nats at the least, as much as a weight
-of 1 pays for only where they explain the data; one of BROAD 1.5."""
+NARROW, BROAD = 0.015, 0.1
+"""Geometric mean of the variances of the active dimensions. A dimension of NARROW costs 1.6 nats at the least, and of BROAD 0.7.
+Narrow alone is no trouble: sequences of much information fill such a latent, and the gain shows it."""
 LOSS = 1.0
 """Nats by which the model is worse than the decoder alone, and GAIN_ERRORS standard errors: its posteriors are so far from the
 prior that the latent costs more than it tells."""
@@ -84,6 +84,8 @@ def truth_of_unused(measured: Measured, gain: Estimate) -> Truth:
 
 
 def truth_of_used(measured: Measured, gain: Estimate) -> Truth:
+    if known(measured.mutual_information) < INFORMATION_GONE:
+        return Truth((), f"used, although it tells only {measured.mutual_information:.2f} nats")
     variance = variance_of_active(measured)
     is_worse = gain.value < -LOSS - GAIN_ERRORS * gain.error
     is_good_enough = gain.value >= -GAIN - GAIN_ERRORS * gain.error

@@ -128,15 +128,18 @@ class Rule:
 
     def __init__(self, is_collapsed: Callable[[Reading], bool]) -> None:
         self.is_collapsed = is_collapsed
+        self.verdict = Verdict("healthy", 0, "a rule of one number")
 
     def wants_decoder_use(self, reading: Reading) -> bool:
         return False
 
     def judge(self, reading: Reading) -> Verdict:
-        return Verdict("collapsed" if self.is_collapsed(reading) else "healthy", reading.step, "a rule of one number")
+        name: VerdictName = "collapsed" if self.is_collapsed(reading) else "healthy"
+        self.verdict = self.verdict._replace(name=name, since_step=reading.step)
+        return self.verdict
 
     def diverged(self, step: int, said: str) -> Verdict:
-        return Verdict("healthy", step, "a rule of one number")
+        return self.verdict
 
 
 SMALL_KL, SMALL_KL_STEPS = 0.01, 50

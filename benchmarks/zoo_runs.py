@@ -122,9 +122,8 @@ def record(species: Species, directory: Path) -> Path:
     data = make_data(settings)
     torch.manual_seed(settings.run.seed)
     network = embody(build_network(data, settings.model, settings.compute), species.body)
-    run_directory = Path(settings.run.output_dir) / species.name
     first = FirstNonFinite()
-    said = trained(settings, network, [monitor_of(data, run_directory), first])
+    said = trained(settings, network, [monitor_of(data, run_directory(settings)), first])
     training_seconds = time.perf_counter() - start
     has_finite_weights = all(bool(weights.isfinite().all()) for weights in network.parameters())
     truth = measure(network, held_out(data), without_latent_N)._asdict() if has_finite_weights else None
@@ -141,9 +140,9 @@ def record(species: Species, directory: Path) -> Path:
         "has_finite_weights": has_finite_weights,
         "measured": truth,
         "seconds": [round(training_seconds, 1), round(time.perf_counter() - start - training_seconds, 1)],
-        "readings": [to_row(reading) for reading in read_readings(run_directory / NAME)],
+        "readings": [to_row(reading) for reading in read_readings(run_directory(settings) / NAME)],
     }
-    shutil.rmtree(run_directory)
+    shutil.rmtree(run_directory(settings))
     write_at_once(path, row)
     return path
 
@@ -165,12 +164,13 @@ def baseline(species: Species, directory: Path, seed: int) -> np.ndarray:
             assert said is None, f"the baseline {species.baseline} diverged: {said}"
             nll_N = measure_without_latent(network, held_out(data))
             write_at_once(path, {"nll": nll_N.tolist()})
-            shutil.rmtree(Path(settings.run.output_dir) / name)
+            shutil.rmtree(run_directory(settings))
     return np.array(read_json(path)["nll"])
 
 
 def trained(settings: TrainingSettings, network: nn.Module, callbacks: Sequence[Callback]) -> str | None:
-    """Train in silence; what the run said when it diverged."""
+    """Train in silence, from the beginning; what the run said when it diverged."""
+    shutil.rmtree(run_directory(settings), ignore_errors=True)  # of a zoo that was interrupted
     with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -192,13 +192,18 @@ def data_folder(data: str, directory: Path) -> Path:
     return write_demo(directory / "data", DEMO_KINDS[data], sequences=DEMO_SEQUENCES, mean_length=DEMO_MEAN_LENGTH)
 
 
-def monitor_of(data: SequenceDataModule, run_directory: Path) -> PosteriorMetricsMonitor:
+def run_directory(settings: TrainingSettings) -> Path:
+    assert settings.run.run_name is not None
+    return Path(settings.run.output_dir) / settings.run.run_name
+
+
+def monitor_of(data: SequenceDataModule, log_dir: Path) -> PosteriorMetricsMonitor:
     return PosteriorMetricsMonitor(
         update_frequency=EVERY_N_STEPS,
         plot_frequency=None,
         probe_every_n_readings=1,
         probe_batch=probe_batch(data),
-        log_dir=run_directory,
+        log_dir=log_dir,
     )
 
 

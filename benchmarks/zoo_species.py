@@ -116,8 +116,8 @@ RATE = "3e-3"
 
 
 SPLIT = 12
-"""Goes into the hash that splits the runs. Of forty numbers the one whose halves have most nearly as many of each data set and of
-each decoder; it was chosen before any run was trained."""
+"""Goes into the hash that splits the runs: one of forty tried, taken because its halves have about as many of each data set and
+each decoder, before any run was judged."""
 
 
 class Species(NamedTuple):

@@ -14,19 +14,19 @@ from .verdict import Verdict
 
 if TYPE_CHECKING:
     from .ask_decoder import OffersProbeBatches as OffersProbeBatches
-    from .callback import PosteriorCollapsed as PosteriorCollapsed
     from .callback import PosteriorMetricsMonitor as PosteriorMetricsMonitor
     from .contract import StepOutputs as StepOutputs
     from .decoder_probe import Probeable as Probeable
     from .decoder_probe import TellsPosterior as TellsPosterior
     from .step_counts import Counts as Counts
+    from .stopping import PosteriorCollapsed as PosteriorCollapsed
     from .throughput import Throughput as Throughput
     from .throughput import ThroughputMonitor as ThroughputMonitor
 
 _NEED_TORCH = {
     "Counts": ".step_counts",
     "OffersProbeBatches": ".ask_decoder",
-    "PosteriorCollapsed": ".callback",
+    "PosteriorCollapsed": ".stopping",
     "PosteriorMetricsMonitor": ".callback",
     "Probeable": ".decoder_probe",
     "StepOutputs": ".contract",

@@ -1,11 +1,22 @@
-"""When a run is read: how long it is, as far as a Trainer knows, and how many steps lie between two readings."""
+"""What is known of a run beforehand: how long it is, how many steps lie between two readings, what its KL will weigh."""
 
 import math
+from typing import Protocol, runtime_checkable
 
-from lightning import Trainer
+from lightning import LightningModule, Trainer
+
+from .kl_schedule import KLSchedule
 
 FEWEST_READINGS = 50
 """Of a run whose length is known: a short one is read more often than asked."""
+
+
+@runtime_checkable
+class KnowsKLSchedule(Protocol):
+    """A module that can say beforehand what the KL will weigh; the monitor then knows when to begin to judge."""
+
+    def kl_weight_at(self, step: int) -> float | None:
+        """Return the weight in an optimizer step; None: a controller steers it towards some KL."""
 
 
 def planned_steps(trainer: Trainer) -> int | None:
@@ -25,3 +36,12 @@ def steps_between_readings(update_frequency: int, last_step: int | None) -> int:
     if last_step is None:
         return update_frequency
     return max(1, min(update_frequency, last_step // FEWEST_READINGS))
+
+
+def schedule_of(module: LightningModule, total_steps: int | None) -> KLSchedule:
+    """What the module knows."""
+    if not isinstance(module, KnowsKLSchedule):
+        return KLSchedule(total_steps)
+    if module.kl_weight_at(0) is None:
+        return KLSchedule(total_steps, is_steered=True)
+    return KLSchedule(total_steps, lambda step: float(module.kl_weight_at(step) or 0.0))

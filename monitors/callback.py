@@ -6,50 +6,24 @@ In: what `training_step` returns (`contract.py` says what). Out: what `publisher
 the same with and without it, unless it is told to stop a run that has collapsed.
 """
 
-import sys
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from .ask_decoder import DecoderProbe
-from .cadence import planned_steps, steps_between_readings
+from .cadence import planned_steps, schedule_of, steps_between_readings
 from .contract import ReadOutputs, StepOutputs, checked, from_training_step
 from .decoder_probe import DecoderUse
 from .detector import FEWEST_IN_WINDOW, Detector
-from .kl_schedule import KLSchedule
 from .publisher import Publisher
 from .reading import Reading
+from .stopping import PosteriorCollapsed, save
 from .take_reading import Moment, take_reading, with_decoder_use
 from .thresholds import Thresholds
-from .verdict import COLLAPSES, UNHARMED, Verdict, spoken
+from .verdict import COLLAPSES, UNHARMED, Verdict
 from .window import PosteriorWindow
-
-COLLAPSED_EXIT_CODE = 7
-
-
-class PosteriorCollapsed(SystemExit):
-    """Raised out of `Trainer.fit` by on_collapse="stop", once a checkpoint is saved. Ends a script with exit code 7."""
-
-    def __init__(self, verdict: Verdict, code: int = COLLAPSED_EXIT_CODE) -> None:
-        super().__init__(code)
-        self.verdict = verdict
-
-
-@runtime_checkable
-class KnowsKLSchedule(Protocol):
-    """A module that can say beforehand what the KL will weigh; the monitor then knows when to begin to judge."""
-
-    def kl_weight_at(self, step: int) -> float | None:
-        """Return the weight in an optimizer step; None: a controller steers it towards some KL."""
-
-
-@runtime_checkable
-class SavesLast(Protocol):
-    """A callback that saves runs where they can be resumed from."""
-
-    def save_last(self, trainer: Trainer) -> bool: ...
 
 
 class PosteriorMetricsMonitor(Callback):
@@ -75,11 +49,13 @@ class PosteriorMetricsMonitor(Callback):
         read_outputs: ReadOutputs = from_training_step,
     ) -> None:
         """`update_frequency` and `plot_frequency` are in optimizer steps, however many micro-batches make one; `window_size`,
-        what trends are judged on, is in readings. A run's end is always read, and drawn unless `plot_frequency` is None.
+        what trends are judged on, is in readings. The last step is read, too, where it is known beforehand, and a run's end is
+        drawn unless `plot_frequency` is None.
 
         `log_dir` is where posterior.jsonl, events.jsonl and plots/ go, by default the Trainer's default_root_dir. It belongs to
         one run: a run that starts at step 0 starts the files anew.
-        `on_collapse="stop"` saves a checkpoint and raises `PosteriorCollapsed`.
+        `on_collapse="stop"` saves a checkpoint and raises `PosteriorCollapsed`. Whoever goes on from there wants to: such a run
+        is stopped again only when another verdict has come between.
         `probe_decoder` reads decoder use, where the module has `nll_given_z`: at every n-th reading, and whenever a suspicion
         has to be confirmed before the verdict changes; `probe_every_n_readings=None`: only then. It is read on `probe_batch`, or
         on a few sequences that are chosen from the first validation batches and then kept.
@@ -133,8 +109,10 @@ class PosteriorMetricsMonitor(Callback):
         end = ", stops when the posterior has collapsed" if self.on_collapse == "stop" else ""
         if not self.probe_decoder:
             return f"{reading}, without decoder use{end}"
-        nth = {None: "on suspicion", 1: "at each"}
-        asked = nth.get(self.probe_every_n_readings, f"at one in {self.probe_every_n_readings} and on suspicion")
+        nth = {None: "on suspicion", 1: "at each reading"}
+        asked = nth.get(
+            self.probe_every_n_readings, f"at one reading in {self.probe_every_n_readings} and on suspicion"
+        )
         return f"{reading}, decoder use {asked}{end}"
 
     # --- A run ------------------------------------------------------------------------------------------------------
@@ -154,22 +132,23 @@ class PosteriorMetricsMonitor(Callback):
         if self._loaded is not None:
             self._detector.load_state_dict(self._loaded)
         if trainer.is_global_zero:
-            directory = Path(self.log_dir or trainer.default_root_dir)
             draws = self.plot_frequency is not None
-            self._publisher = Publisher(directory, trainer.loggers, verbose=self.verbose, draws=draws)
-            self._publisher.start_after(trainer.global_step)
+            self._publisher = Publisher(self._directory(trainer), trainer.loggers, verbose=self.verbose, draws=draws)
+            self._publisher.start_after(trainer.global_step, self.verdict.name)
             if self.probe_decoder and not self._asks:
                 self._publisher.silence(trainer.global_step, type(pl_module).__name__)
+            if self.on_collapse == "stop" and self.verdict.name in COLLAPSES:
+                self._publisher.insistence(self.verdict)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if not outputs and self._detector.has_begun:
+        if not outputs and (pl_module.automatic_optimization or self._window.posteriors.rows_CW is not None):
             return  # training_step left this batch out
         told = checked(pl_module, self.read_outputs(pl_module, outputs, batch))
         self._window.push(told.posterior_mean, told.posterior_logvar, told.posterior_mask, told.nll)
         step = trainer.global_step
-        if step == self._step_read or (step % self._every_n_steps and step != self._last_step):
+        if not self._is_reading_due(step):
             return
         self._step_read = step
         reading = self._read(trainer, pl_module, batch, told)
@@ -182,7 +161,7 @@ class PosteriorMetricsMonitor(Callback):
             if self.plot_frequency is not None and step - self._step_drawn >= self.plot_frequency:
                 self._step_drawn = step
                 self._publisher.draw(self._window, step)
-        if self.on_collapse == "stop" and self.verdict.name in COLLAPSES and self.verdict.name != before.name:
+        if self.on_collapse == "stop" and self.verdict.name in COLLAPSES and before.name not in COLLAPSES:
             self._stop(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -192,10 +171,12 @@ class PosteriorMetricsMonitor(Callback):
         """A run that ends in NaN may do so before a reading shows it."""
         if self._publisher is None:
             return
-        may_look = trainer.strategy.root_device.type == "cpu" or not isinstance(exception, RuntimeError)
-        if may_look and not self._window.is_finite():  # a device that failed would fail again
+        if trainer.strategy.root_device.type != "cpu" and isinstance(exception, RuntimeError):
+            self._finish(draws=False)  # a device that failed would fail again: nothing is asked of it
+            return
+        if found := self._what_is_not_finite(pl_module):
             before = self.verdict
-            self._detector.diverged(trainer.global_step, "the last posteriors hold NaN or infinity")
+            self._detector.diverged(trainer.global_step, f"the {found} hold NaN or infinity")
             self._tell_of_change(before, trainer.global_step)
         self._finish()
 
@@ -228,6 +209,15 @@ class PosteriorMetricsMonitor(Callback):
         self._loaded = None
         self._publisher = None
 
+    def _directory(self, trainer: Trainer) -> Path:
+        return Path(self.log_dir or trainer.default_root_dir)
+
+    def _is_reading_due(self, step: int) -> bool:
+        """At each multiple, or at the first step behind it that is seen: some training steps take two optimizer steps."""
+        if step == self._step_read:
+            return False
+        return step // self._every_n_steps > self._step_read // self._every_n_steps or step == self._last_step
+
     def _read(self, trainer: Trainer, module: LightningModule, batch: Any, told: StepOutputs) -> Reading:
         def ask() -> DecoderUse:
             return self._decoder.ask(trainer, module, batch, told)
@@ -244,45 +234,33 @@ class PosteriorMetricsMonitor(Callback):
             reading = with_decoder_use(reading, ask(), gather)  # sync: a second one, where there is a suspicion
         return reading
 
+    def _what_is_not_finite(self, module: LightningModule) -> str | None:
+        if not self._window.is_finite():
+            return "last posteriors"
+        weights = [weight for weight in module.parameters() if weight.is_floating_point()]
+        return None if all(bool(weight.isfinite().all()) for weight in weights) else "weights"
+
     def _tell_of_change(self, before: Verdict, step: int) -> None:
         if self._publisher is not None and self.verdict.name != before.name:
             self._publisher.change(self.verdict, before.name, step)
 
     def _stop(self, trainer: Trainer) -> None:
         """All processes come here at the same step, since all have the same readings."""
-        path = Path(self.log_dir or trainer.default_root_dir) / "collapsed.ckpt"
-        savers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, SavesLast)]
-        for saver in savers:
-            saver.save_last(trainer)
-        if not savers:
-            trainer.save_checkpoint(path)
+        saved = save(trainer, self._directory(trainer))
         if self._publisher is None:
             raise PosteriorCollapsed(self.verdict, code=0)  # another would make a launcher kill the first process
-        self._publisher.event("stopped", trainer.global_step, verdict=self.verdict.name)
-        where = "" if savers else f" as {path}"
-        print(
-            f"stopped after step {trainer.global_step:,}, which is saved{where}: {spoken(self.verdict.name)}",
-            file=sys.stderr,
-            flush=True,
-        )
+        self._publisher.stopped(self.verdict, trainer.global_step, saved)
         raise PosteriorCollapsed(self.verdict)
 
-    def _finish(self) -> None:
+    def _finish(self, *, draws: bool = True) -> None:
         """Draw what there is, once."""
         publisher, self._publisher = self._publisher, None
-        if publisher is not None and self.reading is not None:
-            publisher.finish()  # of figures begun before
+        if publisher is None:
+            return
+        publisher.finish()  # of figures begun before
+        if draws and self.reading is not None:
             publisher.draw(self._window, self.reading.step)
             publisher.finish()
-
-
-def schedule_of(module: LightningModule, total_steps: int | None) -> KLSchedule:
-    """What the module knows beforehand."""
-    if not isinstance(module, KnowsKLSchedule):
-        return KLSchedule(total_steps)
-    if module.kl_weight_at(0) is None:
-        return KLSchedule(total_steps, is_steered=True)
-    return KLSchedule(total_steps, lambda step: float(module.kl_weight_at(step) or 0.0))
 
 
 def gathered(own: Tensor, trainer: Trainer) -> Tensor:

@@ -8,8 +8,9 @@ adds memory. The same readings give the same verdicts, also across a checkpoint.
 from typing import Any, NamedTuple
 
 from .advice import Situation, advice_on
-from .findings import LONG, Finding, Point, find, point_of
+from .findings import Finding, find
 from .kl_schedule import KLSchedule, why_not_full
+from .points import LONG, Point, point_of
 from .reading import Reading, Scope
 from .thresholds import OF_SEQUENCES, OF_STEPS, Thresholds
 from .verdict import SETTLED, UNHARMED, Verdict, VerdictName
@@ -96,8 +97,8 @@ class Detector:
         there is none, or because nobody has asked for long."""
         if not self.can_probe or reading.decoder_use is not None:
             return False
-        finding = self._find([*self._points, self._point(reading)], reading.scope)
-        if finding.is_early or finding.name == "diverged":
+        finding = self._find(self._points_with(reading), reading.scope)
+        if not finding.decoder_matters:
             return False
         if finding.name != "cannot_tell" and self._is_enough(self._pending_after(finding, reading.step), reading.step):
             return True
@@ -107,7 +108,7 @@ class Detector:
     def judge(self, reading: Reading) -> Verdict:
         """Take in a reading; return the verdict now in force."""
         self._unheard = 0 if reading.decoder_use is not None else self._unheard + 1
-        self._points = [*self._points, self._point(reading)][-self.window_size :]
+        self._points = self._points_with(reading)
         if self._points[-1].early:
             self._early_until = reading.step
         finding = self._find(self._points, reading.scope)
@@ -126,8 +127,9 @@ class Detector:
 
     def _pronounce(self, finding: Finding, since_step: int) -> None:
         self._has_been_healthy |= finding.name in UNHARMED
-        situation = Situation(self._has_been_healthy, self.schedule.is_steered, self._is_cyclical)
-        advice = advice_on(finding.name, situation, self._points[-1].active if self._points else 0)
+        active, weight = (self._points[-1].active, self._points[-1].weight) if self._points else (0, None)
+        situation = Situation(self._has_been_healthy, self.schedule.is_steered, self._is_cyclical, weight)
+        advice = advice_on(finding.name, situation, active)
         self.verdict = Verdict(
             finding.name, since_step, finding.evidence, advice, finding.numbers, finding.dead_by_step
         )
@@ -135,10 +137,13 @@ class Detector:
     def _find(self, points: list[Point], scope: Scope) -> Finding:
         return find(points, self._thresholds(scope), self.schedule.total_steps, self.verdict.name)
 
-    def _point(self, reading: Reading) -> Point:
-        weights = [*(point.weight for point in self._points), reading.kl_weight]
+    def _points_with(self, reading: Reading) -> list[Point]:
+        """The last ones and that of the reading, which takes the place of those that were taken at its step or later: a run may
+        have gone back."""
+        points = [point for point in self._points if point.step < reading.step]
+        weights = [*(point.weight for point in points), reading.kl_weight]
         early = why_not_full(reading.step, weights, self.schedule, self._full_from)
-        return point_of(reading, early, self._thresholds(reading.scope))
+        return [*points, point_of(reading, early, self._thresholds(reading.scope))][-self.window_size :]
 
     def _thresholds(self, scope: Scope) -> Thresholds:
         return self.thresholds or (OF_STEPS if scope == "step" else OF_SEQUENCES)

@@ -1,9 +1,10 @@
-"""What a detector knows of the KL weight: whether it has its full value for good, or how long that will take.
+"""What a detector knows of the KL weight: whether it has its full value, or how long that will take.
 
 In: a schedule that is known beforehand, where there is one, and the weights of the readings. Out: words for why it is too early
 to judge, or none. Plain Python.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -22,7 +23,7 @@ class KLSchedule(NamedTuple):
 
     total_steps: int | None = None
     weight_at: Callable[[int], float] | None = None
-    """The weight in an optimizer step; None: not known beforehand."""
+    """The weight in an optimizer step, counted from 0; None: not known beforehand. Asked only when a run starts."""
     is_steered: bool = False
     """A controller moves the weight towards some KL: it is in force at all times, whatever its size."""
 
@@ -32,17 +33,17 @@ class KLSchedule(NamedTuple):
         return any(later < earlier for (_, earlier), (_, later) in pairwise(weights))
 
     def full_from(self) -> int | None:
-        """The step from which the weight is full until the end; None: not known beforehand."""
+        """The step in which the weight gets to its height for the last time; None: not known beforehand."""
         weights = self._looks()
         if not weights:
             return None
         full = FULL_SHARE * max(weight for _, weight in weights)
-        below = max((step for step, weight in weights if weight < full), default=-1)
-        return min((step for step, _ in weights if step > below), default=self.total_steps)
+        arrivals = [step for (_, before), (step, weight) in pairwise(weights) if before < full <= weight]
+        return max(arrivals, default=0)
 
     def _looks(self) -> list[tuple[int, float]]:
         """Steps and their weights, where they are known."""
-        if self.total_steps is None or self.weight_at is None:
+        if not self.total_steps or self.weight_at is None:
             return []
         last = self.total_steps - 1
         steps = sorted({round(last * look / LOOKS) for look in range(LOOKS + 1)})
@@ -50,15 +51,16 @@ class KLSchedule(NamedTuple):
 
 
 def why_not_full(step: int, weights: Sequence[float | None], schedule: KLSchedule, full_from: int | None) -> str | None:
-    """Why the weight is not yet what the run will end with, or None. `weights` are those of the readings so far."""
+    """Why the weight does not count as full, or None. `weights` are those of the readings so far, as they were told."""
     weight = weights[-1]
-    if schedule.is_steered or weight is None:
+    if schedule.is_steered:
         return None
     if full_from is not None:
-        if step > full_from:
-            return None
-        return f"the KL weight is {weight:.3g} and will be full for good from step {full_from:,}"
-    told = [one for one in weights if one is not None]
+        now = "" if weight is None else f"is {weight:.3g} and "
+        return None if step > full_from else f"the KL weight {now}will be full from step {full_from:,}"
+    if weight is None or not math.isfinite(weight):
+        return None
+    told = [one for one in weights if one is not None and math.isfinite(one)]
     highest = max(told)
     if weight < FULL_SHARE * highest:
         return f"the KL weight is {weight:.3g} and has been {highest:.3g}"

@@ -5,6 +5,7 @@ reading; a line of events.jsonl and one on the console for each change of verdic
 their own.
 """
 
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from .drawing import Drawing, save_posteriors
 from .json_lines import JsonLines
 from .reading import Reading, line_of, numbers_of
 from .readings_file import ReadingsFile
-from .verdict import Verdict, VerdictName
+from .verdict import Verdict, VerdictName, spoken
 from .verdict import line_of as line_of_verdict
 from .window import PosteriorWindow
 
@@ -38,11 +39,20 @@ class Publisher:
         self._readings = ReadingsFile(directory)
         self._events = JsonLines(directory / EVENTS)
         self._drawing = Drawing()
+        self._told: set[str] = set()
+        """Why there are no figures."""
 
-    def start_after(self, step: int) -> None:
-        """Readings and verdicts beyond a step will be made again; what others wrote into events.jsonl stays."""
+    def start_after(self, step: int, in_force: VerdictName) -> None:
+        """Readings and verdicts beyond a step will be made again; what others wrote into events.jsonl stays.
+
+        Of that very step, too, a verdict goes that is not in force: a run found it as it broke off, behind its last checkpoint.
+        """
+
+        def is_undone(row: dict[str, Any]) -> bool:
+            return row["step"] > step or (row["step"] == step and row.get("verdict") != in_force)
+
         self._readings.start_after(step)
-        self._events.drop(lambda row: row["event"] in REMADE and row["step"] > step)
+        self._events.drop(lambda row: row.get("event") in REMADE and is_undone(row))
 
     def reading(self, reading: Reading, verdict: Verdict) -> None:
         self._readings.append(reading, verdict.name)
@@ -55,7 +65,8 @@ class Publisher:
     def change(self, verdict: Verdict, before: VerdictName, step: int) -> None:
         told = verdict._asdict() | {"numbers": dict(verdict.numbers)}
         self.event("verdict", step, verdict=told.pop("name"), was=before, **told)
-        print(f"posterior: {line_of_verdict(verdict, before, step)}", flush=True)
+        was = None if before == "cannot_tell" else before
+        print(f"posterior: {line_of_verdict(verdict, was, step)}", flush=True)
 
     def silence(self, step: int, module: str) -> None:
         """Say what is not offered."""
@@ -63,9 +74,25 @@ class Publisher:
             f"{module} has no nll_given_z(batch, z), so decoder use is not read, and a decoder that ignores z behind a rate that "
             "something holds up will not be found"
         )
-        if not any(row["event"] == NOT_ASKED for row in self._events.rows()):  # a resumed run has said so
+        if not any(row.get("event") == NOT_ASKED for row in self._events.rows()):  # a resumed run has said so
             self.event(NOT_ASKED, step, said=said)
         print(f"posterior: {said}", flush=True)
+
+    def insistence(self, verdict: Verdict) -> None:
+        """Of a run that goes on although it has collapsed and was to stop then."""
+        print(
+            f"posterior: {spoken(verdict.name)} since step {verdict.since_step:,}; goes on all the same, and stops only if it "
+            "collapses again after another verdict",
+            flush=True,
+        )
+
+    def stopped(self, verdict: Verdict, step: int, saved: str) -> None:
+        self.event("stopped", step, verdict=verdict.name)
+        print(
+            f"posterior: {spoken(verdict.name)}: stopped after step {step:,}, which {saved}",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def event(self, event: str, step: int, **fields: Any) -> None:
         time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -90,6 +117,7 @@ class Publisher:
         self._tell_of_failure(self._drawing.failure())
 
     def _tell_of_failure(self, reason: str | None) -> None:
-        """A run is worth more than its pictures."""
-        if reason is not None:
+        """A run is worth more than its pictures. Each reason is told once: the next drawing often meets it again."""
+        if reason is not None and reason not in self._told:
+            self._told.add(reason)
             print(f"posterior: figures cannot be drawn ({reason}); training goes on without", flush=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """What a verdict takes. The defaults are meant for all models; a latent that should carry less than a nat needs lower ones."""
+    """What a verdict takes. The defaults are meant for all models; a latent that should carry less than half a nat needs lower
+    ones."""
 
     faint_rate: float = 0.3
     """A rate below this carries nothing worth a latent: the information is never more than the rate."""
@@ -26,7 +27,8 @@ class Thresholds:
     """What grew by so much lately is growing."""
 
     clear_information: float = 0.5
-    """From here on the latent tells things apart."""
+    """From here on the latent tells things apart. Counts where the decoder cannot be asked, or its use is
+    neither clear nor gone."""
 
     clear_use: float = 0.5
     """From this decoder use on the decoder listens, if it is also `clear_use_errors` standard errors away from 0."""
@@ -47,7 +49,7 @@ class Thresholds:
     many_dead: float = 0.5
     """Share of dead dimensions from which a latent is called partly collapsed."""
 
-    narrow_variance: float = 0.03
+    narrow_variance: float = 0.02
     """A geometric mean of the active dimensions' variances below this is next to a point, no distribution."""
 
     falling_share: float = 0.6
@@ -74,5 +76,5 @@ OF_STEPS = Thresholds(
     clear_information=0.2,
     paid_rate=0.05,
 )
-"""Where steps have posteriors of their own: one is worth a tenth of what a sequence's is, or less. Decoder use is told for a
-whole sequence either way."""
+"""Where steps have posteriors of their own: the rate of one is a tenth of a sequence's, or less, and its information less than
+half. Decoder use is told for a whole sequence either way."""

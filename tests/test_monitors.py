@@ -256,11 +256,11 @@ def assert_alike(two: Reading, one: Reading) -> None:
 @pytest.mark.parametrize(
     ("options", "total_steps", "words"),
     [
-        ({}, 10_000, "a reading of up to 1,024 posteriors every 100 steps, decoder use at each"),
-        ({}, 1_000, "every 20 steps, decoder use at each"),
-        ({"probe_every_n_readings": 10}, 60, "every step, decoder use at one in 10 and on suspicion"),
+        ({}, 10_000, "a reading of up to 1,024 posteriors every 100 steps, decoder use at each reading"),
+        ({}, 1_000, "every 20 steps, decoder use at each reading"),
+        ({"probe_every_n_readings": 10}, 60, "every step, decoder use at one reading in 10 and on suspicion"),
         ({"probe_every_n_readings": None}, 60, "decoder use on suspicion"),
-        ({"on_collapse": "stop"}, 60, "decoder use at each, stops when the posterior has collapsed"),
+        ({"on_collapse": "stop"}, 60, "decoder use at each reading, stops when the posterior has collapsed"),
         ({"probe_decoder": False, "update_frequency": 20}, 10_000, "every 20 steps, without decoder use"),
     ],
 )

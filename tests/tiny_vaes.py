@@ -145,10 +145,9 @@ def make_trainer(directory: Path, callbacks: list[Callback], max_steps: int, **o
         default_root_dir=directory,
         enable_progress_bar=False,
         enable_model_summary=False,
-        enable_checkpointing=False,
         use_distributed_sampler=False,
         num_sanity_val_steps=0,
-        **({"devices": 1, "logger": False, "max_epochs": -1} | options),
+        **({"devices": 1, "logger": False, "max_epochs": -1, "enable_checkpointing": False} | options),
     )
 
 

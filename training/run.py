@@ -26,7 +26,7 @@ from training.config_files import to_flat_dict, to_yaml
 from training.console import program
 from training.devices import Devices, resolve_devices
 from training.distributed import decided_by_first, is_first_process
-from training.exit_codes import DivergedError, Stopped, UsageError, harmless
+from training.exit_codes import DivergedError, ExitCode, Stopped, UsageError, harmless
 from training.header import describe_monitoring, header
 from training.module import Probeable, ProbeableModule, TrainingModule
 from training.network import build_network, make_ready
@@ -200,6 +200,10 @@ def train(
         note("interrupted", trainer.global_step)
         if not stop.said:  # in the last validation, when all that was trained was saved
             raise Stopped(stop.number, f" in the last validation. To go on:\n{resume_command}") from stop
+        raise
+    except SystemExit as stop:
+        if stop.code == ExitCode.COLLAPSED:
+            print(f"To go on:\n{resume_command}", file=sys.stderr)
         raise
     except DivergedError as error:
         note("diverged", trainer.global_step, said=str(error))
