@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from .advice import Situation, advice_on
 from .findings import Finding, find
 from .kl_schedule import KLSchedule, why_not_full
-from .points import LONG, Point, point_of
+from .points import LONG, Point, is_faint, point_of
 from .reading import Reading, Scope
 from .thresholds import OF_SEQUENCES, OF_STEPS, Thresholds
 from .verdict import SETTLED, UNHARMED, Verdict, VerdictName
@@ -38,8 +38,10 @@ PATIENCE: dict[VerdictName, Patience] = {
     "warming_up": Patience(1),
     "cannot_tell": Patience(8, 0.08),
 }
-LONGEST_PATIENCE = 0.15
-"""Share of a run that the past can demand at most."""
+LONGEST_LEAST_STEPS = 500
+"""And in a long run, readings are made of other posteriors sooner."""
+LONGEST_PATIENCE, LONGEST_ONCE_HEALTHY = 0.15, 0.06
+"""Share of a run that the past can demand at most: a model that has been alive need not come to life any more."""
 FEWEST_IN_WINDOW = LONG.readings
 """Readings that a detector has to remember."""
 
@@ -84,6 +86,8 @@ class Detector:
         self._pending = Pending("cannot_tell", 0, 0)
         self._early_until = 0
         """The last step whose KL weight was not full."""
+        self._faint_since: int | None = None
+        """The step from which all readings were faint, also those under a smaller weight: under the full one it is no better."""
         self._unheard = 0
         """Readings since the decoder was last asked."""
 
@@ -100,6 +104,8 @@ class Detector:
         finding = self._find(self._points_with(reading), reading.scope)
         if not finding.decoder_matters:
             return False
+        if finding.contradicts:
+            return True
         if finding.name != "cannot_tell" and self._is_enough(self._pending_after(finding, reading.step), reading.step):
             return True
         is_settled = self.verdict.name in SETTLED and finding.name in SETTLED
@@ -111,6 +117,10 @@ class Detector:
         self._points = self._points_with(reading)
         if self._points[-1].early:
             self._early_until = reading.step
+        if not is_faint(self._points[-1], self._thresholds(reading.scope)):
+            self._faint_since = None
+        elif self._faint_since is None:
+            self._faint_since = reading.step
         finding = self._find(self._points, reading.scope)
         self._pending = self._pending_after(finding, reading.step)
         if finding.name == self.verdict.name:
@@ -143,7 +153,8 @@ class Detector:
         points = [point for point in self._points if point.step < reading.step]
         weights = [*(point.weight for point in points), reading.kl_weight]
         early = why_not_full(reading.step, weights, self.schedule, self._full_from)
-        return [*points, point_of(reading, early, self._thresholds(reading.scope))][-self.window_size :]
+        before = points[-1] if points else None
+        return [*points, point_of(reading, early, self._thresholds(reading.scope), before)][-self.window_size :]
 
     def _thresholds(self, scope: Scope) -> Thresholds:
         return self.thresholds or (OF_STEPS if scope == "step" else OF_SEQUENCES)
@@ -163,9 +174,13 @@ class Detector:
         if pending.name == "cannot_tell" and self.verdict.name == "warming_up":
             return True
         patience, since_step = PATIENCE[pending.name], pending.since_step
-        steps = patience.share_of_past * (since_step - self._early_until)
+        if pending.name == "collapsed" and self._faint_since is not None and self._faint_since <= self._early_until:
+            since_step = self._faint_since
+        steps = patience.share_of_past * max(0, since_step - self._early_until)
         if total_steps := self.schedule.total_steps:
-            steps = max(patience.share_of_run * total_steps, min(steps, LONGEST_PATIENCE * total_steps))
+            least = min(patience.share_of_run * total_steps, LONGEST_LEAST_STEPS)
+            longest = LONGEST_ONCE_HEALTHY if self._has_been_healthy else LONGEST_PATIENCE
+            steps = max(least, min(steps, longest * total_steps))
         return pending.readings >= patience.readings and step - since_step >= steps
 
     def state_dict(self) -> dict[str, Any]:
@@ -176,6 +191,7 @@ class Detector:
             | {"advice": list(self.verdict.advice), "numbers": dict(self.verdict.numbers)},
             "pending": list(self._pending),
             "early_until": self._early_until,
+            "faint_since": self._faint_since,
             "unheard": self._unheard,
             "has_been_healthy": self._has_been_healthy,
         }
@@ -185,5 +201,6 @@ class Detector:
         self.verdict = Verdict(**state["verdict"] | {"advice": tuple(state["verdict"]["advice"])})
         self._pending = Pending(*state["pending"])
         self._early_until = state["early_until"]
+        self._faint_since = state["faint_since"]
         self._unheard = state["unheard"]
         self._has_been_healthy = state["has_been_healthy"]

@@ -15,6 +15,8 @@ from .points import LONG, RECENT, Point, Seen, points_to_judge, seen_in, tells_i
 from .thresholds import Thresholds
 from .verdict import NO_NUMBERS, VerdictName
 
+LONGEST_BEGINNING = 500
+"""Steps: in a long run it is over sooner."""
 FEWEST = 3
 """Readings under the full weight that a finding takes."""
 BEGINNING = 0.03
@@ -30,6 +32,8 @@ class Finding(NamedTuple):
     evidence: str
     numbers: Mapping[str, float] = NO_NUMBERS
     dead_by_step: int | None = None
+    contradicts: bool = False
+    """It does not go together with what the decoder last said."""
     decoder_matters: bool = True
     """Whether an answer of the decoder's could make it another."""
 
@@ -62,7 +66,7 @@ def _why_nothing_to_judge(now: Point, full: Sequence[Point], total_steps: int | 
         return "there were no posteriors to read"
     if not tells_information(now):
         return f"the mutual information is beyond what can be computed (rate {now.rate:.4g})"
-    if total_steps is not None and now.step < BEGINNING * total_steps:
+    if total_steps is not None and now.step < min(BEGINNING * total_steps, LONGEST_BEGINNING):
         return f"the run has only begun: step {now.step:,} of {total_steps:,}"
     if len(full) < FEWEST:
         return f"too few readings under the full KL weight so far ({len(full)})"
@@ -71,10 +75,10 @@ def _why_nothing_to_judge(now: Point, full: Sequence[Point], total_steps: int | 
 
 def _of_faint(seen: Seen) -> Finding:
     if seen.is_used:
-        return _undecided("next to no information, and yet it is used", seen)
+        return _undecided("next to no information, and yet it is used", seen)._replace(contradicts=True)
     if seen.grows("rate", seen.t.growth):
         return _undecided("faint, but it grows", seen)
-    if seen.now.largest >= seen.t.faint_dimension:
+    if seen.now.largest >= seen.t.faint_dimension and not seen.has_long_been_faint:
         return _undecided("faint, but one dimension stands out", seen)
     return _verdict("collapsed", seen)
 
@@ -84,7 +88,7 @@ def _of_unused(seen: Seen) -> Finding:
         return _undecided("little, and not used", seen)
     if _rate_is_going(seen):
         return _undecided("not used, and the rate falls", seen)
-    if seen.grows("information", 2 * seen.t.growth):
+    if seen.grows("information", seen.t.waking) or seen.grows("information", 1.3 * seen.t.waking, LONG):
         return _undecided("not used so far, but the information grows", seen)
     return _verdict("decoder_ignores_z", seen)
 
@@ -113,7 +117,7 @@ def _dead_by(seen: Seen) -> int | None:
     rate, information = seen.trend("rate", LONG), seen.trend("information", LONG)
     if not (seen.leads_down(rate) and seen.leads_down(information)):
         return None
-    if rate.level > seen.t.falling_share * max(point.rate for point in seen.points):
+    if rate.level > seen.t.falling_share * seen.now.peak:
         return None
     steps = max(rate.steps_until(seen.faint_rate), information.steps_until(seen.t.faint_information))
     if steps > min(seen.steps_left, 2 * seen.span(LONG)):

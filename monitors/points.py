@@ -55,10 +55,12 @@ class Point(NamedTuple):
     weight: float | None
     early: str | None
     """Why the KL weight is not full."""
+    peak: float
+    """The highest rate under the full weight so far."""
 
 
-def point_of(reading: Reading, early: str | None, thresholds: Thresholds) -> Point:
-    """What there is to remember of a reading; `early` says why its KL weight is not full."""
+def point_of(reading: Reading, early: str | None, thresholds: Thresholds, before: Point | None = None) -> Point:
+    """What there is to remember of a reading; `early` says why its KL weight is not full, `before` is the one before it."""
     active = [
         variance
         for variance, moves in zip(reading.mean_of_variances, reading.variance_of_means, strict=True)
@@ -78,6 +80,7 @@ def point_of(reading: Reading, early: str | None, thresholds: Thresholds) -> Poi
         variance=math.exp(sum(logs) / len(logs)) if logs else math.nan,
         weight=reading.kl_weight,
         early=early,
+        peak=max(reading.rate, 0.0 if before is None or before.early else before.peak),
     )
 
 
@@ -106,11 +109,20 @@ class Seen(NamedTuple):
 
     @property
     def is_faint(self) -> bool:
-        return self.now.rate < self.faint_rate and (self.is_few or self.now.information < self.t.faint_information)
+        return is_faint(self.now, self.t)
+
+    @property
+    def has_long_been_faint(self) -> bool:
+        """All along a whole long stretch."""
+        wanted = LONG.share_of_run * (self.total_steps or 0)
+        return len(self.points) >= LONG.readings and self.span(LONG) >= 0.9 * wanted and self._all_faint()
+
+    def _all_faint(self) -> bool:
+        return all(is_faint(point, self.t) for point in self._back(LONG))
 
     @property
     def faint_rate(self) -> float:
-        return self.t.faint_rate + self.t.restless_rate * self.now.dimensions
+        return faint_rate(self.now, self.t)
 
     @property
     def is_used(self) -> bool | None:
@@ -138,10 +150,10 @@ class Seen(NamedTuple):
         use = "" if self.use is None else f", decoder use {self.use:.2f} ± {self.use_error:.2f}"
         return f"rate {self.now.rate:.2f}{information}{use}"
 
-    def grows(self, name: Told, growth: float) -> bool:
-        """Whether it became so many times larger lately."""
-        trend = self.trend(name, RECENT)
-        return trend.slope * self.span(RECENT) > math.log(growth) and trend.agreement >= self.t.agreement
+    def grows(self, name: Told, growth: float, stretch: Stretch = RECENT) -> bool:
+        """Whether it became so many times larger."""
+        trend = self.trend(name, stretch)
+        return trend.slope * self.span(stretch) > math.log(growth) and trend.agreement >= self.t.agreement
 
     def leads_down(self, trend: Trend) -> bool:
         return trend.slope < 0 and trend.agreement >= self.t.agreement
@@ -163,6 +175,15 @@ class Seen(NamedTuple):
         since = self.now.step - stretch.share_of_run * (self.total_steps or 0)
         within = sum(point.step >= since for point in self.points)
         return self.points[-max(stretch.readings, within) :]
+
+
+def is_faint(point: Point, t: Thresholds) -> bool:
+    is_few = point.posteriors < LEAST_POSTERIORS
+    return point.rate < faint_rate(point, t) and (is_few or point.information < t.faint_information)
+
+
+def faint_rate(point: Point, t: Thresholds) -> float:
+    return t.faint_rate + t.restless_rate * point.dimensions
 
 
 def points_to_judge(points: Sequence[Point]) -> list[Point]:

@@ -24,7 +24,10 @@ class Thresholds:
     """A dimension with so much KL is more than noise, and models that come to life late do so in one or two dimensions first."""
 
     growth: float = 1.25
-    """What grew by so much lately is growing."""
+    """A rate that grew by so much lately is growing."""
+
+    waking: float = 1.9
+    """So does the information of a model that begins to use a rate that it pays for: it scatters more than the rate."""
 
     clear_information: float = 0.5
     """From here on the latent tells things apart. Counts where the decoder cannot be asked, or its use is

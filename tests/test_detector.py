@@ -143,7 +143,6 @@ def test_a_run_that_ends_in_nan_between_two_readings_has_diverged():
         ("too few posteriors (7): rate 5.00", {"rate": 5.0, "posteriors": 7, "use": 9.0}),
         ("neither clear nor gone: ", {"rate": 2.0, "information": 0.4, "use": 0.3}),
         ("little, and not used: ", {"rate": 0.4, "information": 0.3, "use": 0.0}),
-        ("faint, but one dimension stands out: ", {"rate": 0.1, "use": 0.0, "largest": 0.08}),
         ("next to no information, and yet it is used: ", {"rate": 0.1, "use": 2.0}),
         ("there were no posteriors to read", {"rate": math.nan, "information": math.nan, "posteriors": 0}),
         ("the mutual information is beyond what can be computed", {"rate": 400.0, "information": math.nan}),
@@ -153,6 +152,14 @@ def test_what_cannot_be_told_says_why(why, told):
     watched = watch(lambda step: reading(step, **told))
     assert {verdict.name for _, verdict in watched.verdicts} == {"cannot_tell"}
     assert watched.last.evidence.startswith(why)
+
+
+def test_a_faint_dimension_that_stands_out_is_waited_for_but_not_for_ever():
+    watched = watch(lambda step: reading(step, rate=0.1, use=0.0, largest=0.08))
+    before = [verdict for step, verdict in watched.verdicts if step <= 150]
+    assert {verdict.name for verdict in before} == {"cannot_tell"}
+    assert before[-1].evidence.startswith("faint, but one dimension stands out: ")
+    assert watched.last.name == "collapsed"
 
 
 def test_the_beginning_of_a_run_and_of_its_full_weight_cannot_be_told():

@@ -99,12 +99,10 @@ def test_no_alarm_is_given_for_a_run_that_ended_healthy(name, cadence):
 
 @at_two_cadences
 @pytest.mark.parametrize("name", ENDED_HEALTHY_AFTER_A_SLOW_START)
-def test_a_slow_start_is_no_collapse_and_no_alarm_in_the_first_hundred_steps(name, cadence):
+def test_no_alarm_is_given_for_a_slow_start(name, cadence):
     """At step 50 the latent says nothing that is used."""
     watched = watch(table_curve(ENDED_HEALTHY_AFTER_A_SLOW_START[name]), cadence, CONSTANT, steps=800)
-    assert watched.last.name == "healthy"
-    assert not {"collapsed", "collapsing"} & {name for _, name in watched.changes}
-    assert all(step > 100 for step, _ in watched.alarms)
+    assert (watched.alarms, watched.last.name) == ([], "healthy")
 
 
 @at_two_cadences

@@ -27,6 +27,8 @@ from monitors.figure_timeline import LOOKS, Band, bands_of
 from monitors.figures import OF_POSTERIORS, OF_READINGS, draw, main
 from monitors.verdict import VerdictName
 
+pytestmark = pytest.mark.draws
+
 ROOT = Path(__file__).parent.parent
 EVERY_FIGURE = {*OF_READINGS, *OF_POSTERIORS}
 PATIENT_SECONDS = 240
