@@ -28,7 +28,7 @@ from sequences.side_tables import read_variable_embeddings
 from sequences.workers import resolve_loading
 
 PROBE_SEQUENCES, FEWEST_PROBE_SEQUENCES = 32, 8
-PROBE_STEPS = 2048
+PROBE_STEPS = 1024
 """How large a sample for monitors is: as many sequences as fit into so many steps, padding included."""
 
 

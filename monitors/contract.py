@@ -58,9 +58,27 @@ def checked(module: object, outputs: StepOutputs) -> StepOutputs:
         raise ValueError(
             f"read_outputs returned a {type(outputs).__name__}: let it return posterior_monitors.StepOutputs"
         )
-    for fault in faults_of(outputs):
-        raise _refusal(module, fault)
+    if not looks_right(outputs):
+        for fault in faults_of(outputs):
+            raise _refusal(module, fault)
     return outputs
+
+
+def looks_right(outputs: StepOutputs) -> bool:
+    """What most outputs are, found out in a third of the time that it takes to look for faults: this is asked at every step."""
+    mean, logvar, mask, nll, kl_weight = outputs
+    return (
+        type(mean) is type(logvar) is type(mask) is type(nll) is Tensor
+        and mean.dim() == 2
+        and (shape := mean.shape) == logvar.shape
+        and shape[1] > 0
+        and shape[:1] == mask.shape == nll.shape
+        and mask.dtype is torch.bool
+        and mean.dtype.is_floating_point
+        and logvar.dtype.is_floating_point
+        and nll.dtype.is_floating_point
+        and type(kl_weight) is float
+    )
 
 
 def faults_of(outputs: StepOutputs) -> Iterator[str]:

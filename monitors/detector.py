@@ -13,7 +13,7 @@ from .kl_schedule import KLSchedule, why_not_full
 from .points import LONG, Point, is_faint, point_of
 from .reading import Reading, Scope
 from .thresholds import OF_SEQUENCES, OF_STEPS, Thresholds
-from .verdict import SETTLED, UNHARMED, Verdict, VerdictName
+from .verdict import UNHARMED, Verdict, VerdictName
 
 
 class Patience(NamedTuple):
@@ -108,8 +108,7 @@ class Detector:
             return True
         if finding.name != "cannot_tell" and self._is_enough(self._pending_after(finding, reading.step), reading.step):
             return True
-        is_settled = self.verdict.name in SETTLED and finding.name in SETTLED
-        return self._unheard + 1 >= (UNHEARD_READINGS if is_settled else UNDECIDED_READINGS)
+        return self._unheard + 1 >= (UNDECIDED_READINGS if finding.name == "cannot_tell" else UNHEARD_READINGS)
 
     def judge(self, reading: Reading) -> Verdict:
         """Take in a reading; return the verdict now in force."""

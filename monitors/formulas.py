@@ -67,7 +67,11 @@ def active_units(mean_NZ: Tensor, threshold: float = ACTIVE_VARIANCE) -> Tensor:
     >>> active_units(torch.tensor([[0.0, 1.0], [0.0, -1.0]]))
     tensor(1)
     """
-    return (variance_of_means(mean_NZ) >= threshold).sum()
+    return count_active(variance_of_means(mean_NZ), threshold)
+
+
+def count_active(variance_of_means_Z: Tensor, threshold: float = ACTIVE_VARIANCE) -> Tensor:
+    return (variance_of_means_Z >= threshold).sum()
 
 
 def effective_dimensions(kl_Z: Tensor) -> Tensor:
@@ -84,7 +88,12 @@ def effective_dimensions(kl_Z: Tensor) -> Tensor:
 
 
 def mutual_information(
-    mean_NZ: Tensor, logvar_NZ: Tensor, generator: torch.Generator | None = None, *, rows_at_once: int = 128
+    mean_NZ: Tensor,
+    logvar_NZ: Tensor,
+    generator: torch.Generator | None = None,
+    *,
+    every_nth_sample: int = 1,
+    rows_at_once: int = 128,
 ) -> Tensor:
     """I(x; z) under q, with q(z) the mixture of the N posteriors at hand (Hoffman & Johnson 2016); float64.
 
@@ -92,6 +101,7 @@ def mutual_information(
 
     The same samples stand in both terms. So it is 0 at collapse, to rounding and without scatter, and never above log N, which
     is all that N posteriors can show: where it comes near, the truth may be more. It may fall a little below 0 near collapse.
+    `every_nth_sample`: the mean over i can do with fewer, at a share of the time; N stays what it is, and so does its cap.
     In float32 it read -7.6 for 7.0 at small variances. Memory: rows_at_once * N numbers; so many rows at once that these stay in
     the processor's cache: 1.3 to 1.7 times as fast as all 1,024.
     """
@@ -105,12 +115,13 @@ def mutual_information(
     precision_NZ = torch.exp(-logvar_NZ)
     constant_N = -0.5 * (mean_NZ.square() * precision_NZ + logvar_NZ).sum(dim=1)
     factors_2ZN = torch.cat((mean_NZ * precision_NZ, -0.5 * precision_NZ), dim=1).T
-    surprise = mean_NZ.new_zeros(())
-    for start in range(0, count, rows_at_once):
-        z_RZ = z_NZ[start : start + rows_at_once]
+    surprise, nth = mean_NZ.new_zeros(()), every_nth_sample
+    for start in range(0, count, rows_at_once * nth):
+        z_RZ = z_NZ[start : start + rows_at_once * nth : nth]
         l_RN = torch.addmm(constant_N, torch.cat((z_RZ, z_RZ.square()), dim=1), factors_2ZN)
-        surprise = surprise + (torch.logsumexp(l_RN, dim=1) - l_RN.diagonal(offset=start)).sum()
-    return math.log(max(count, 1)) - surprise / count
+        own_R = l_RN[:, start : start + rows_at_once * nth : nth].diagonal()
+        surprise = surprise + (torch.logsumexp(l_RN, dim=1) - own_R).sum()
+    return math.log(max(count, 1)) - surprise / -(-count // nth)
 
 
 def aggregate_kl(rate: Tensor, mutual_information: Tensor) -> Tensor:

@@ -1,12 +1,13 @@
 """The last posteriors of a run, kept where they were computed: micro-batches in, nothing out until a reading asks.
 
-A push is one copy on the device, two with an NLL. It never waits for the device: padding is taken in with its mask and sorted
-out by whoever reads.
+Taking in a micro-batch is one copy on the device, two with an NLL. It never waits for the device: padding is taken in with its
+mask and sorted out by whoever reads.
 
 Shapes: B sequences, S steps, Z latent dimensions, N posteriors, C rows that there is room for, W numbers in a row.
 """
 
 from collections import deque
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,28 +55,67 @@ class LastRows:
         return pad(rows_NW, (0, 0, missing, 0)) if missing else rows_NW
 
 
+class MicroBatch(NamedTuple):
+    """As it was handed over."""
+
+    mean: Tensor
+    logvar: Tensor
+    mask: Tensor | None
+    nll_B: Tensor | None
+
+
+MOST_WAITING = 16
+"""Micro-batches of a CPU that are taken in together: one after the other, just after a training step, cost three times as much."""
+
+
 class PosteriorWindow:
     """The posteriors that a reading is made of, and the reconstruction NLL of as many sequences."""
 
     def __init__(self, capacity: int = 1024) -> None:
-        self.posteriors = LastRows(capacity)
-        """Rows: Z means, Z log-variances, 1 or 0 for real or padding."""
-        self.nll = LastRows(capacity)
-        """Rows: nats, 1 or 0 for real or padding. Stays empty where a module does not tell its NLL."""
         self.scope: Scope = "sequence"
+        self._posteriors, self._nll = LastRows(capacity), LastRows(capacity)
+        self._waiting: list[tuple[MicroBatch, int]] = []
+        """With the version of its means."""
         self._most = max(1, capacity // MICRO_BATCHES)
         self._pushes = 0
 
+    @property
+    def posteriors(self) -> LastRows:
+        """Rows: Z means, Z log-variances, 1 or 0 for real or padding."""
+        self._take_in_waiting()
+        return self._posteriors
+
+    @property
+    def nll(self) -> LastRows:
+        """Rows: nats, 1 or 0 for real or padding. Stays empty where a module does not tell its NLL."""
+        self._take_in_waiting()
+        return self._nll
+
     def push(self, mean: Tensor, logvar: Tensor, mask: Tensor | None = None, nll_B: Tensor | None = None) -> None:
         """Take in (B, Z), or (B, S, Z); `mask`, (B,) or (B, S), is true for what is real."""
+        self.scope = "sequence" if mean.dim() == 2 else "step"
+        batch = MicroBatch(mean.detach(), logvar.detach(), mask, None if nll_B is None else nll_B.detach())
+        self._waiting.append((batch, batch.mean._version))
+        if (
+            len(self._waiting) >= MOST_WAITING or mean.device.type != "cpu"
+        ):  # a GPU may use the memory again (CUDA graphs)
+            self._take_in_waiting()
+
+    def _take_in_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for batch, version in waiting:
+            if batch.mean._version != version:
+                raise ValueError("training_step returned a posterior that was changed in place later: return a copy")
+            self._take_in(*batch)
+
+    def _take_in(self, mean: Tensor, logvar: Tensor, mask: Tensor | None, nll_B: Tensor | None) -> None:
         if mask is None:
             mask = torch.ones(mean.shape[:-1], dtype=torch.bool, device=mean.device)
-        self.scope = "sequence" if mean.dim() == 2 else "step"
         parts = [self._taken(part.flatten(0, -2)) for part in (mean, logvar, mask[..., None])]
-        self.posteriors.push(torch.cat(parts, dim=1))
+        self._posteriors.push(torch.cat(parts, dim=1))
         if nll_B is not None:
             real_B = mask if mask.dim() == 1 else mask.any(dim=1)
-            self.nll.push(torch.stack((self._taken(nll_B), self._taken(real_B)), dim=1))
+            self._nll.push(torch.stack((self._taken(nll_B), self._taken(real_B)), dim=1))
         self._pushes += 1
 
     def real_posteriors(self) -> tuple[Tensor, Tensor]:
@@ -101,13 +141,14 @@ class PosteriorWindow:
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        capacity = self.posteriors.capacity
+        capacity = self._posteriors.capacity
         if len(state["posteriors"]) != capacity:
             raise ValueError(f"the state holds {len(state['posteriors'])} rows, this window {capacity}")
-        self.posteriors, self.nll = LastRows(capacity), LastRows(capacity)
-        self.posteriors.push(state["posteriors"])
+        self._waiting = []
+        self._posteriors, self._nll = LastRows(capacity), LastRows(capacity)
+        self._posteriors.push(state["posteriors"])
         if len(state["nll"]):
-            self.nll.push(state["nll"])
+            self._nll.push(state["nll"])
         self._pushes, by_step = state["numbers"].tolist()
         self.scope = "step" if by_step else "sequence"
 

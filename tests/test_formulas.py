@@ -239,3 +239,27 @@ def test_logmeanexp_is_the_log_of_the_mean_and_does_not_overflow():
     expected = math.log(sum(math.exp(value) for value in (0.1, -2.0, 3.0)) / 3)
     assert logmeanexp(values, dim=1).item() == pytest.approx(expected)
     assert logmeanexp(values + 5000, dim=1).item() == pytest.approx(expected + 5000)
+
+
+@pytest.mark.parametrize("nth", [2, 3, 7])
+def test_the_information_from_every_nth_sample_is_that_of_all_but_for_scatter(nth):
+    mean_NZ, logvar_NZ = torch.randn(600, 4, generator=torch.Generator().manual_seed(1)), torch.full((600, 4), -2.0)
+    every, all_of_them = (
+        mutual_information(mean_NZ, logvar_NZ, torch.Generator().manual_seed(2), every_nth_sample=one)
+        for one in (nth, 1)
+    )
+    assert every != all_of_them
+    assert float(every) == pytest.approx(float(all_of_them), abs=0.25)
+
+
+def test_the_information_from_every_nth_sample_is_the_mean_of_their_terms():
+    """Against the definition, term by term."""
+    generator = torch.Generator().manual_seed(3)
+    mean_NZ = torch.randn(11, 2, generator=generator, dtype=torch.float64)
+    logvar_NZ = torch.randn(11, 2, generator=generator, dtype=torch.float64)
+    noise_NZ = torch.randn(11, 2, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    z_NZ = mean_NZ + (0.5 * logvar_NZ).exp() * noise_NZ
+    l_NN = torch.distributions.Normal(mean_NZ, (0.5 * logvar_NZ).exp()).log_prob(z_NZ[:, None]).sum(dim=2)
+    terms_N = l_NN.diagonal() - l_NN.logsumexp(dim=1) + math.log(11)
+    found = mutual_information(mean_NZ, logvar_NZ, torch.Generator().manual_seed(4), every_nth_sample=3, rows_at_once=2)
+    torch.testing.assert_close(found, terms_N[::3].mean())

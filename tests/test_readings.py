@@ -116,6 +116,24 @@ def test_a_window_holds_no_more_memory_than_its_rows_and_a_micro_batch_need():
             assert sum(block.untyped_storage().nbytes() for block in rows._blocks) <= (20 + 6) * width * 4
 
 
+def test_a_posterior_that_is_changed_in_place_before_it_is_read_is_refused():
+    window, mean_BZ = PosteriorWindow(8), torch.zeros(2, 3)
+    window.push(mean_BZ, torch.zeros(2, 3))
+    mean_BZ.add_(1.0)
+    with pytest.raises(ValueError, match="changed in place later: return a copy"):
+        window.real_posteriors()
+
+
+def test_a_window_keeps_no_graph_of_what_it_was_told():
+    window = PosteriorWindow(8)
+    window.push(
+        torch.zeros(2, 3, requires_grad=True) * 2, torch.zeros(2, 3), None, torch.zeros(2, requires_grad=True) * 2
+    )
+    assert not any(part.requires_grad for part in window.real_posteriors())
+    assert window.nll.rows_CW is not None
+    assert not window.nll.rows_CW.requires_grad
+
+
 def test_a_window_knows_whether_its_real_posteriors_are_finite():
     window = PosteriorWindow(8)
     assert window.is_finite()
