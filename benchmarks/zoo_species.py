@@ -111,6 +111,9 @@ TREATMENTS: dict[str, Treatment] = {
     "cut-off-batch-norm": Treatment(BATCH_NORM, "told noise"),
     "fixed-variance-at-4": Treatment(constant(4), "fixed variance"),
 }
+ROUND: dict[Half, int] = {"tuning": 1, "scored": 2}
+"""How often a half was drawn. Whoever changes the detector for what the scored half showed draws it anew: other decoders, other
+seeds."""
 RATE = "3e-3"
 """Healthy models get healthy within the run, and strong decoders learn to do without a latent at weight 1."""
 
@@ -134,7 +137,11 @@ class Species(NamedTuple):
 
     @property
     def seed(self) -> int:
-        return hashed(self.name) % 2**32
+        return (
+            hashed(f"{self.name}, round {ROUND[self.half]}") % 2**32
+            if ROUND[self.half] > 1
+            else hashed(self.name) % 2**32
+        )
 
     @property
     def body(self) -> Body:
@@ -189,7 +196,7 @@ def data_of(treatment: str) -> tuple[str, ...]:
 
 def decoder_of(treatment: str, data: str) -> str:
     place = list(TREATMENTS).index(treatment) + DECODERS_PER_DATA_SET * ALL_DATA.index(data)
-    return list(DECODERS)[place % len(DECODERS)]
+    return list(DECODERS)[(place + ROUND[half_of(treatment, data)] - 1) % len(DECODERS)]
 
 
 def half_of(treatment: str, data: str) -> Half:
