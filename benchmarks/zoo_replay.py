@@ -17,7 +17,7 @@ from training.settings import ObjectiveSettings
 
 
 class Cadence(NamedTuple):
-    """How closely a run of 1,000 steps is watched: as a share of the run, what the commands do in one of 10,000."""
+    """How closely a run of 1,000 steps is watched."""
 
     every_n_steps: int
     window: int
@@ -26,11 +26,17 @@ class Cadence(NamedTuple):
 
 
 CADENCES = {
-    "closest": Cadence(2, 100, 1),
-    "reference, fast": Cadence(4, 100, None),
-    "default": Cadence(10, 50, 4),
+    "closest": Cadence(20, 100, 1),
+    "reference, fast": Cadence(20, 100, None),
+    "default": Cadence(20, 50, 4),
     "throttled": Cadence(20, 50, None),
+    "2 x as close": Cadence(10, 50, 4),
+    "2 x, throttled": Cadence(10, 50, None),
+    "5 x, throttled": Cadence(4, 100, None),
+    "10 x, closest": Cadence(2, 100, 1),
 }
+"""The first four: what the two commands do, each without and with --fast_detection, in a run so short that all of them read it
+50 times. The others are runs of which somebody asks for more."""
 
 
 class Judge(Protocol):

@@ -13,7 +13,7 @@ from .kl_schedule import KLSchedule, why_not_full
 from .points import LONG, Point, is_faint, point_of
 from .reading import Reading, Scope
 from .thresholds import OF_SEQUENCES, OF_STEPS, Thresholds
-from .verdict import UNHARMED, Verdict, VerdictName
+from .verdict import UNHARMED, Verdict, VerdictName, spoken
 
 
 class Patience(NamedTuple):
@@ -25,14 +25,16 @@ class Patience(NamedTuple):
     share_of_past: float = 0.0
     """Of the time under the full weight until readings began to say it. Some models fall silent while their decoder learns the
     simplest things, and come to life after it: the later that happens, the longer it takes."""
+    steps: int = 0
+    """Or a tenth of a run that is too short for so many."""
 
 
 PATIENCE: dict[VerdictName, Patience] = {
     "healthy": Patience(3, 0.02),
     "partly_collapsed": Patience(3, 0.02),
     "collapsing": Patience(3, 0.03),
-    "collapsed": Patience(5, 0.03, 0.6),
-    "decoder_ignores_z": Patience(5, 0.06, 2.0),
+    "collapsed": Patience(5, 0.03, 0.6, 80),
+    "decoder_ignores_z": Patience(5, 0.06, 2.0, 80),
     "not_variational": Patience(4, 0.05),
     "diverged": Patience(2),
     "warming_up": Patience(1),
@@ -40,6 +42,7 @@ PATIENCE: dict[VerdictName, Patience] = {
 }
 LONGEST_LEAST_STEPS = 500
 """And in a long run, readings are made of other posteriors sooner."""
+MOST_OF_SHORT_RUN = 0.1
 LONGEST_PATIENCE, LONGEST_ONCE_HEALTHY = 0.15, 0.06
 """Share of a run that the past can demand at most: a model that has been alive need not come to life any more."""
 FEWEST_IN_WINDOW = LONG.readings
@@ -126,6 +129,9 @@ class Detector:
             self._pronounce(finding, self.verdict.since_step)
         elif self._is_enough(self._pending, reading.step):
             self._pronounce(finding, reading.step)
+        elif self.verdict.name == "cannot_tell":
+            said = f"perhaps {spoken(finding.name)}, but not for long enough (since step {self._pending.since_step:,})"
+            self._pronounce(Finding("cannot_tell", said, finding.numbers), self.verdict.since_step)
         return self.verdict
 
     def diverged(self, step: int, said: str) -> Verdict:
@@ -177,7 +183,10 @@ class Detector:
             since_step = self._faint_since
         steps = patience.share_of_past * max(0, since_step - self._early_until)
         if total_steps := self.schedule.total_steps:
-            least = min(patience.share_of_run * total_steps, LONGEST_LEAST_STEPS)
+            least = max(
+                min(patience.share_of_run * total_steps, LONGEST_LEAST_STEPS),
+                min(patience.steps, MOST_OF_SHORT_RUN * total_steps),
+            )
             longest = LONGEST_ONCE_HEALTHY if self._has_been_healthy else LONGEST_PATIENCE
             steps = max(least, min(steps, longest * total_steps))
         return pending.readings >= patience.readings and step - since_step >= steps

@@ -29,7 +29,7 @@ class Cadence(NamedTuple):
 
 
 CADENCES = [Cadence(every, probe) for every in (2, 4, 10, 20) for probe in (1, 4, None)]
-DEFAULT, THROTTLED = Cadence(10, 4), Cadence(20, None)
+DEFAULT, THROTTLED = Cadence(20, 4), Cadence(20, None)
 
 Curve = Callable[[int], Reading]
 
