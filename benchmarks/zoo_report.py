@@ -13,7 +13,7 @@ from benchmarks.zoo_files import read_json, record_path, seed_errors
 from benchmarks.zoo_limits import Truth, truth_of
 from benchmarks.zoo_replay import CADENCES, JUDGES, Record, record_from, replay
 from benchmarks.zoo_score import Outcome, Score, alarms_of, changes, is_right_at_end, is_sick, outcome_of, score
-from benchmarks.zoo_species import HALVES, Half, Species
+from benchmarks.zoo_species import HALVES, Half, Species, all_species
 from benchmarks.zoo_truth import from_json
 from training.exit_codes import UsageError
 
@@ -30,7 +30,7 @@ def report(species: Sequence[Species], directory: Path) -> dict[str, Any]:
     recorded = [one for one in species if record_path(one, directory).exists()]
     if not recorded:
         raise UsageError(f"no records of these runs in {directory}: make them with --record {directory}")
-    errors = seed_errors(recorded, directory)
+    errors = seed_errors(all_species(), directory)  # of all, so that a run's truth does not depend on what is chosen
     runs = [read_run(one, directory, errors[one.data]) for one in recorded]
     if len(runs) < len(species):
         print(f"{len(runs)} of {len(species)} runs are recorded")

@@ -30,7 +30,7 @@ class Score(NamedTuple):
     sick: int
     """Collapsed, ignored, not variational or diverged in truth."""
     found: int
-    """Of these: the right alarm is in force at the end."""
+    """Of these: some alarm is in force at the end, of whatever kind."""
     well: int
     false_alarms: int
     """Of the well: any alarm was ever in force."""
@@ -68,7 +68,7 @@ def score(outcomes: Sequence[Outcome]) -> Score:
     return Score(
         runs=len(scored),
         sick=len(sick),
-        found=sum(is_right_at_end(one) for one in sick),
+        found=sum(is_alarmed_at_end(one) for one in sick),
         well=len(well),
         false_alarms=sum(bool(alarms_of(one)) for one in well),
         right_kind=sum(is_right_at_end(one) for one in scored),
@@ -88,6 +88,10 @@ def is_sick(truth: Truth) -> bool:
 
 def is_right_at_end(outcome: Outcome) -> bool:
     return bool(outcome.replayed.calls) and outcome.replayed.calls[-1].name in outcome.truth.right
+
+
+def is_alarmed_at_end(outcome: Outcome) -> bool:
+    return bool(outcome.replayed.calls) and outcome.replayed.calls[-1].name in ALARMS
 
 
 def alarms_of(outcome: Outcome) -> list[VerdictName]:

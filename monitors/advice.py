@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from .verdict import VerdictName
 
-UNHEARD = "the latent carries something, and whether the decoder uses it was not to be learnt"
-"""In place of the reason for healthy where the decoder could not be asked."""
+UNHEARD = "the latent carries something, and whether the decoder uses it is not known for certain"
+"""In place of the reason for healthy where the decoder could not be asked, or its answer is not clear."""
 
 REASONS: dict[VerdictName, str] = {
     "healthy": "the latent carries something and the decoder uses it",
@@ -29,7 +29,7 @@ _WEAKER = "a weaker decoder (--depth 1, a smaller --width, or --decoder parallel
 _FULL = "--beta 1 (the full weight of the KL)"
 _RISING = "--kl_schedule linear (a weight that rises and stays)"
 _LOWER_TARGET = "a lower --target_kl (the controller gives the KL more weight)"
-_GO_BACK = "--init_from checkpoints/healthy.ckpt (goes back to when it was well; with one of these)"
+_GO_BACK = "--init_from the run's healthy.ckpt (goes back to when it was well; with one of these)"
 
 _REMEDIES: dict[VerdictName, tuple[str, ...]] = {
     "collapsing": (_FREE_BITS, _CYCLICAL, _WORD_DROPOUT, _TARGET),

@@ -45,3 +45,16 @@ def schedule_of(module: LightningModule, total_steps: int | None) -> KLSchedule:
     if module.kl_weight_at(0) is None:
         return KLSchedule(total_steps, is_steered=True)
     return KLSchedule(total_steps, lambda step: float(module.kl_weight_at(step) or 0.0))
+
+
+def is_due(step: int, before: int, every_n_steps: int, last_step: int | None) -> bool:
+    """At each multiple, or at the first step behind it that is seen, and at the last: some training steps take two optimizer steps.
+
+    `before` is the step of the last time.
+
+    >>> [step for step in (1, 3, 5, 6, 7, 9) if is_due(step, before=step - 2, every_n_steps=4, last_step=7)]
+    [5, 7, 9]
+    """
+    if step == before:
+        return False
+    return step // every_n_steps > before // every_n_steps or step == last_step

@@ -13,7 +13,7 @@ from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from .ask_decoder import DecoderProbe
-from .cadence import planned_steps, schedule_of, steps_between_readings
+from .cadence import is_due, planned_steps, schedule_of, steps_between_readings
 from .contract import ReadOutputs, StepOutputs, checked, from_training_step
 from .decoder_probe import DecoderUse
 from .detector import FEWEST_IN_WINDOW, Detector
@@ -24,6 +24,9 @@ from .take_reading import Moment, take_reading, with_decoder_use
 from .thresholds import Thresholds
 from .verdict import COLLAPSES, UNHARMED, Verdict
 from .window import PosteriorWindow
+
+DRAWING_SECONDS, HURRIED_SECONDS = 30.0, 4.0
+"""That a run's end waits for figures; the second where a signal asked it to end, and will not ask twice."""
 
 
 class PosteriorMetricsMonitor(Callback):
@@ -148,7 +151,7 @@ class PosteriorMetricsMonitor(Callback):
         told = checked(pl_module, self.read_outputs(pl_module, outputs, batch))
         self._window.push(told.posterior_mean, told.posterior_logvar, told.posterior_mask, told.nll)
         step = trainer.global_step
-        if not self._is_reading_due(step):
+        if not is_due(step, self._step_read, self._every_n_steps, self._last_step):
             return
         self._step_read = step
         reading = self._read(trainer, pl_module, batch, told)
@@ -178,7 +181,9 @@ class PosteriorMetricsMonitor(Callback):
             before = self.verdict
             self._detector.diverged(trainer.global_step, f"the {found} hold NaN or infinity")
             self._tell_of_change(before, trainer.global_step)
-        self._finish()
+        self._finish(
+            seconds=DRAWING_SECONDS if isinstance(exception, PosteriorCollapsed | Exception) else HURRIED_SECONDS
+        )
 
     # --- Checkpoints ------------------------------------------------------------------------------------------------
 
@@ -211,12 +216,6 @@ class PosteriorMetricsMonitor(Callback):
 
     def _directory(self, trainer: Trainer) -> Path:
         return Path(self.log_dir or trainer.default_root_dir)
-
-    def _is_reading_due(self, step: int) -> bool:
-        """At each multiple, or at the first step behind it that is seen: some training steps take two optimizer steps."""
-        if step == self._step_read:
-            return False
-        return step // self._every_n_steps > self._step_read // self._every_n_steps or step == self._last_step
 
     def _read(self, trainer: Trainer, module: LightningModule, batch: Any, told: StepOutputs) -> Reading:
         def ask() -> DecoderUse:
@@ -252,15 +251,15 @@ class PosteriorMetricsMonitor(Callback):
         self._publisher.stopped(self.verdict, trainer.global_step, saved)
         raise PosteriorCollapsed(self.verdict)
 
-    def _finish(self, *, draws: bool = True) -> None:
-        """Draw what there is, once."""
+    def _finish(self, *, draws: bool = True, seconds: float = DRAWING_SECONDS) -> None:
+        """Draw what there is, once; `seconds` is what each of two drawings may take."""
         publisher, self._publisher = self._publisher, None
         if publisher is None:
             return
-        publisher.finish()  # of figures begun before
+        publisher.finish(seconds)  # of figures begun before
         if draws and self.reading is not None:
             publisher.draw(self._window, self.reading.step)
-            publisher.finish()
+            publisher.finish(seconds)
 
 
 def gathered(own: Tensor, trainer: Trainer) -> Tensor:

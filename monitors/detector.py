@@ -87,6 +87,10 @@ class Detector:
         self._points: list[Point] = []
         """The last ones, oldest first."""
         self._pending = Pending("cannot_tell", 0, 0)
+        self._upheld_at = 0
+        """The step of the last reading that said what the verdict says, or for healthy the like."""
+        self._unupheld = 0
+        """Readings since."""
         self._early_until = 0
         """The last step whose KL weight was not full."""
         self._faint_since: int | None = None
@@ -125,10 +129,19 @@ class Detector:
             self._faint_since = reading.step
         finding = self._find(self._points, reading.scope)
         self._pending = self._pending_after(finding, reading.step)
+        if finding.name == self.verdict.name or {finding.name, self.verdict.name} <= UNHARMED:
+            self._upheld_at, self._unupheld = reading.step, 0
+        else:
+            self._unupheld += 1
         if finding.name == self.verdict.name:
             self._pronounce(finding, self.verdict.since_step)
         elif self._is_enough(self._pending, reading.step):
             self._pronounce(finding, reading.step)
+        elif self.verdict.name != "cannot_tell" and self._is_forsaken(reading.step):
+            said = (
+                f"for {self._unupheld} readings it was no longer {spoken(self.verdict.name)}, and nothing else for long"
+            )
+            self._pronounce(Finding("cannot_tell", f"{said}: {finding.evidence}", finding.numbers), reading.step)
         elif self.verdict.name == "cannot_tell":
             said = f"perhaps {spoken(finding.name)}, but not for long enough (since step {self._pending.since_step:,})"
             self._pronounce(Finding("cannot_tell", said, finding.numbers), self.verdict.since_step)
@@ -182,7 +195,9 @@ class Detector:
         if pending.name == "collapsed" and self._faint_since is not None and self._faint_since <= self._early_until:
             since_step = self._faint_since
         steps = patience.share_of_past * max(0, since_step - self._early_until)
-        if total_steps := self.schedule.total_steps:
+        if not (total_steps := self.schedule.total_steps):
+            steps = max(steps, patience.steps)
+        else:
             least = max(
                 min(patience.share_of_run * total_steps, LONGEST_LEAST_STEPS),
                 min(patience.steps, MOST_OF_SHORT_RUN * total_steps),
@@ -191,6 +206,12 @@ class Detector:
             steps = max(least, min(steps, longest * total_steps))
         return pending.readings >= patience.readings and step - since_step >= steps
 
+    def _is_forsaken(self, step: int) -> bool:
+        """Whether no reading has said for long what the verdict says, though they do not agree on anything else either."""
+        patience = PATIENCE["cannot_tell"]
+        steps = patience.share_of_run * (self.schedule.total_steps or 0)
+        return self._unupheld > 2 * patience.readings and step - self._upheld_at > steps
+
     def state_dict(self) -> dict[str, Any]:
         """All that later verdicts depend on, in types of JSON."""
         return {
@@ -198,6 +219,8 @@ class Detector:
             "verdict": self.verdict._asdict()
             | {"advice": list(self.verdict.advice), "numbers": dict(self.verdict.numbers)},
             "pending": list(self._pending),
+            "upheld_at": self._upheld_at,
+            "unupheld": self._unupheld,
             "early_until": self._early_until,
             "faint_since": self._faint_since,
             "unheard": self._unheard,
@@ -208,6 +231,7 @@ class Detector:
         self._points = [Point(*point) for point in state["points"]][-self.window_size :]
         self.verdict = Verdict(**state["verdict"] | {"advice": tuple(state["verdict"]["advice"])})
         self._pending = Pending(*state["pending"])
+        self._upheld_at, self._unupheld = state["upheld_at"], state["unupheld"]
         self._early_until = state["early_until"]
         self._faint_since = state["faint_since"]
         self._unheard = state["unheard"]

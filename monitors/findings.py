@@ -17,6 +17,8 @@ from .verdict import NO_NUMBERS, VerdictName
 
 LONGEST_BEGINNING = 500
 """Steps: in a long run it is over sooner."""
+BEGINNING_STEPS = 50
+"""Where nobody knows how long the run will be."""
 FEWEST = 3
 """Readings under the full weight that a finding takes."""
 BEGINNING = 0.03
@@ -66,6 +68,8 @@ def _why_nothing_to_judge(now: Point, full: Sequence[Point], total_steps: int | 
         return "there were no posteriors to read"
     if not tells_information(now):
         return f"the mutual information is beyond what can be computed (rate {now.rate:.4g})"
+    if total_steps is None and now.step < BEGINNING_STEPS:
+        return f"the run has only begun: step {now.step:,}"
     if total_steps is not None and now.step < min(BEGINNING * total_steps, LONGEST_BEGINNING):
         return f"the run has only begun: step {now.step:,} of {total_steps:,}"
     if len(full) < FEWEST:
@@ -133,5 +137,5 @@ def _undecided(why: str, seen: Seen) -> Finding:
 
 def _verdict(name: VerdictName, seen: Seen) -> Finding:
     """With the reason and the numbers."""
-    reason = UNHEARD if name == "healthy" and seen.use is None else REASONS[name]
+    reason = UNHEARD if name == "healthy" and not seen.is_used else REASONS[name]
     return Finding(name, f"{reason}; {seen.said}", seen.numbers)

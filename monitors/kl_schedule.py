@@ -65,6 +65,9 @@ def why_not_full(step: int, weights: Sequence[float | None], schedule: KLSchedul
     if weight < FULL_SHARE * highest:
         return f"the KL weight is {weight:.3g} and has been {highest:.3g}"
     before = told[-STEADY_READINGS - 1 : -1]
-    if before and weight > (1 + STEADY_SHARE) * min(before):
+    rises_slowly = len(told) > STEADY_READINGS and sorted(told) == list(told) and told[-2] < weight
+    if before and (
+        weight > (1 + STEADY_SHARE) * min(before) or (rises_slowly and weight > (1 + STEADY_SHARE) * told[0])
+    ):
         return f"the KL weight is {weight:.3g} and still rising"
     return None

@@ -66,6 +66,7 @@ def point_of(reading: Reading, early: str | None, thresholds: Thresholds, before
         for variance, moves in zip(reading.mean_of_variances, reading.variance_of_means, strict=True)
         if moves >= thresholds.dead_variance
     ]
+    rate = reading.rate
     logs = [math.log(max(variance, 1e-30)) for variance in active]
     return Point(
         step=reading.step,
@@ -80,7 +81,7 @@ def point_of(reading: Reading, early: str | None, thresholds: Thresholds, before
         variance=math.exp(sum(logs) / len(logs)) if logs else math.nan,
         weight=reading.kl_weight,
         early=early,
-        peak=max(reading.rate, 0.0 if before is None or before.early else before.peak),
+        peak=max(rate if math.isfinite(rate) else 0.0, 0.0 if before is None or before.early else before.peak),
     )
 
 
@@ -134,7 +135,10 @@ class Seen(NamedTuple):
     def is_unused(self) -> bool | None:
         if self.use is None:
             return None
-        return self.use < min(self.t.clear_use, self.t.no_use + self.t.no_use_errors * self.use_error)
+        near = self.t.no_use + self.t.no_use_errors * self.use_error
+        return (
+            -near < self.use < min(self.t.clear_use, near)
+        )  # a decoder that does worse with its own latent listens, too
 
     @property
     def numbers(self) -> dict[str, float]:

@@ -24,8 +24,6 @@ EVENTS = "events.jsonl"
 NOT_ASKED = "decoder_not_asked"
 REMADE = ("verdict", "stopped")
 """Events that a resumed run makes again."""
-DRAWING_SECONDS = 60.0
-"""That a run's end waits for its last figures, at most."""
 
 
 class Publisher:
@@ -111,9 +109,9 @@ class Publisher:
         self._drawing.start(self.directory)
         self._tell_of_failure(self._drawing.failure())
 
-    def finish(self) -> None:
+    def finish(self, seconds: float) -> None:
         """Wait for figures that are being drawn."""
-        self._drawing.finish(DRAWING_SECONDS)
+        self._drawing.finish(seconds)
         self._tell_of_failure(self._drawing.failure())
 
     def _tell_of_failure(self, reason: str | None) -> None:

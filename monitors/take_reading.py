@@ -113,7 +113,7 @@ def every_nth_counts(posteriors: int, dimensions: int) -> int:
 def _extras(moment: Moment, like: Tensor) -> Tensor:
     """KL weight and the sums of the decoder's probe; zeros for what there is none of."""
     told = [moment.kl_weight, *(moment.decoder_use or (0.0, 0.0, 0.0))]
-    return torch.stack([torch.as_tensor(0.0 if value is None else value).to(like) for value in told])
+    return torch.stack([torch.as_tensor(0.0 if value is None else value).detach().to(like) for value in told])
 
 
 def _mean_and_error(total: float, squares: float, count: float) -> tuple[float | None, float | None]:

@@ -13,7 +13,7 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from .cadence import planned_steps
+from .cadence import is_due, planned_steps
 from .flops import FlopCount, has_compiled_parts, product_dtype, product_peak
 from .json_lines import JsonLines
 from .step_counts import Count, Counts, add, checked, from_training_step, padding_share
@@ -129,7 +129,11 @@ class ThroughputMonitor(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._end_flop_count()
-        counts = checked(pl_module, self.count(pl_module, outputs, batch))
+        if outputs or not self._has_counted:
+            counts = checked(pl_module, self.count(pl_module, outputs, batch))
+            self._has_counted = True
+        else:
+            counts = NO_STEPS  # training_step left this batch out
         if self._micro_batches == 1:
             self._time.begin()
         else:
@@ -157,6 +161,7 @@ class ThroughputMonitor(Callback):
     def _begin_session(self) -> None:
         self._time = TrainingTime(self.machine)
         self._micro_batches = 0
+        self._has_counted = False
         self._sum = NO_STEPS
         self._flops_of_batch: int | None = None
         self._flops = 0
@@ -179,7 +184,7 @@ class ThroughputMonitor(Callback):
 
     def _report_if_due(self, trainer: Trainer) -> None:
         step = trainer.global_step
-        if step == self._step_reported or (step % self.every_n_steps and step != self._last_step):
+        if not is_due(step, self._step_reported, self.every_n_steps, self._last_step):
             return
         self._step_reported = step
         self.throughput = self._take_report(trainer)

@@ -29,8 +29,6 @@ COLLAPSES: frozenset[VerdictName] = frozenset(("collapsed", "decoder_ignores_z")
 UNHARMED: frozenset[VerdictName] = frozenset(("healthy", "partly_collapsed"))
 """What is worth going back to."""
 
-SETTLED: frozenset[VerdictName] = COLLAPSES | UNHARMED
-"""What rests on whether the decoder listens, and is known."""
 
 NO_NUMBERS: Mapping[str, float] = {}
 

@@ -35,7 +35,7 @@ class LastRows:
         self._held = 0
 
     def push(self, rows_NW: Tensor) -> None:
-        """Keep rows in memory of their own, and let go of blocks that no reading will see again."""
+        """Keep a block of rows, and let go of those that no reading will see again."""
         self._blocks.append(rows_NW.detach())
         self._held += len(rows_NW)
         while self._held - len(self._blocks[0]) >= self.capacity:
@@ -64,6 +64,8 @@ class MicroBatch(NamedTuple):
     nll_B: Tensor | None
 
 
+MOST_NUMBERS_WAITING = 2**16
+"""In its means: what waits is kept whole, with all that its tensors are views of."""
 MOST_WAITING = 16
 """Micro-batches of a CPU that are taken in together: one after the other, just after a training step, cost three times as much."""
 
@@ -74,8 +76,8 @@ class PosteriorWindow:
     def __init__(self, capacity: int = 1024) -> None:
         self.scope: Scope = "sequence"
         self._posteriors, self._nll = LastRows(capacity), LastRows(capacity)
-        self._waiting: list[tuple[MicroBatch, int]] = []
-        """With the version of its means."""
+        self._waiting: list[tuple[MicroBatch, list[int]]] = []
+        """With the versions of its tensors."""
         self._most = max(1, capacity // MICRO_BATCHES)
         self._pushes = 0
 
@@ -95,16 +97,16 @@ class PosteriorWindow:
         """Take in (B, Z), or (B, S, Z); `mask`, (B,) or (B, S), is true for what is real."""
         self.scope = "sequence" if mean.dim() == 2 else "step"
         batch = MicroBatch(mean.detach(), logvar.detach(), mask, None if nll_B is None else nll_B.detach())
-        self._waiting.append((batch, batch.mean._version))
-        if (
-            len(self._waiting) >= MOST_WAITING or mean.device.type != "cpu"
-        ):  # a GPU may use the memory again (CUDA graphs)
+        self._waiting.append((batch, versions_of(batch)))
+        # A GPU may use the memory of a batch again for the next one (CUDA graphs).
+        may_wait = mean.device.type == "cpu" and mean.numel() <= MOST_NUMBERS_WAITING
+        if len(self._waiting) >= MOST_WAITING or not may_wait:
             self._take_in_waiting()
 
     def _take_in_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for batch, version in waiting:
-            if batch.mean._version != version:
+        for batch, versions in waiting:
+            if versions_of(batch) != versions:
                 raise ValueError("training_step returned a posterior that was changed in place later: return a copy")
             self._take_in(*batch)
 
@@ -156,6 +158,11 @@ class PosteriorWindow:
         """Take all of a micro-batch, or, where they are too many, every n-th, from another one on each time."""
         every = -(-len(rows) // self._most)
         return rows if every <= 1 else rows[self._pushes % every :: every]
+
+
+def versions_of(batch: MicroBatch) -> list[int]:
+    """What changes when a tensor is changed in place."""
+    return [part._version for part in batch if part is not None]
 
 
 def real_rows(rows_NW: Tensor) -> Tensor:

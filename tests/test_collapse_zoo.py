@@ -121,7 +121,7 @@ def outcome(right: tuple[VerdictName, ...], *names: VerdictName, full_from: int 
     return Outcome("made up", truth, Replayed(calls, asked=1), 100, full_from)
 
 
-def test_recall_counts_the_right_alarm_at_the_end_and_no_other() -> None:
+def test_recall_counts_any_alarm_at_the_end_and_the_right_kind_is_counted_apart() -> None:
     scores = score(
         [
             outcome(("collapsed",), "healthy", "collapsed"),
@@ -131,7 +131,7 @@ def test_recall_counts_the_right_alarm_at_the_end_and_no_other() -> None:
             outcome(("diverged",), "diverged"),
         ]
     )
-    assert (scores.sick, scores.found, scores.right_kind) == (5, 2, 2)
+    assert (scores.sick, scores.found, scores.right_kind) == (5, 4, 2)
 
 
 def test_any_alarm_ever_in_force_is_false_in_a_run_that_is_well() -> None:

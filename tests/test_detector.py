@@ -166,7 +166,9 @@ def test_the_beginning_of_a_run_and_of_its_full_weight_cannot_be_told():
     run = [verdict.evidence for _, verdict in watch(dead, LONG_RUN).verdicts[:4]]
     assert run[:2] == ["the run has only begun: step 10 of 1,000", "the run has only begun: step 20 of 1,000"]
     first = watch(dead, LONG_RUN, KLSchedule()).verdicts[0][1]
-    assert first.evidence == "too few readings under the full KL weight so far (1)"
+    assert first.evidence == "the run has only begun: step 10"
+    sixth = watch(dead, LONG_RUN, KLSchedule()).verdicts[4][1]
+    assert sixth.evidence == "perhaps collapsed, but not for long enough (since step 50)"
     assert Detector().verdict.evidence == "there is no reading yet"
 
 
@@ -309,16 +311,20 @@ def test_of_single_posteriors_only_a_rate_that_is_gone_can_be_told(cadence):
 
 def test_a_ring_that_fills_up_from_one_sequence_is_judged_once_it_holds_enough():
     """One sequence a step, a reading at each: the first has no information, and trends do without it."""
-    fell = interpolated([(0, 6.0), (30, 1.0), (100, 0.8)])
+    fell = interpolated([(0, 6.0), (60, 1.0), (200, 0.8)])
     watched = watch(
         lambda step: reading(
-            step, rate=fell(step), information=math.nan if step == 1 else 0.9 * fell(step), posteriors=step, use=3.0
+            step,
+            rate=fell(step),
+            information=math.nan if step == 1 else 0.9 * fell(step),
+            posteriors=step // 9,
+            use=3.0,
         ),
         Cadence(1, 1),
         KLSchedule(),
-        steps=60,
+        steps=120,
     )
-    assert watched.verdicts[6][1].evidence.startswith("too few posteriors (7)")
+    assert watched.verdicts[62][1].evidence.startswith("too few posteriors (7)")
     assert watched.last.name == "healthy"
 
 
@@ -510,7 +516,38 @@ def test_a_weight_that_is_told_but_not_known_is_waited_for():
 @pytest.mark.parametrize("schedule", [KLSchedule(STEPS), KLSchedule()], ids=["length known", "length unknown"])
 def test_where_nothing_is_told_of_the_weight_it_counts_as_full(schedule):
     watched = watch(lambda step: dead(step)._replace(kl_weight=None), LONG_RUN, schedule)
-    assert watched.first("collapsed") <= 120
+    assert watched.first("collapsed") <= 140
+
+
+def test_a_verdict_that_no_reading_upholds_is_given_up():
+    """Healthy for 300 steps, and then the rate goes up and down across the line to faint, with nothing used."""
+
+    def torn(step):
+        return (
+            healthy(step) if step <= 300 else reading(step, rate=0.25 if step % 40 else 0.45, information=0.05, use=0.0)
+        )
+
+    watched = watch(torn)
+    assert watched.verdicts[14][1].name == "healthy"
+    assert watched.last.name != "healthy"
+
+
+def test_a_run_of_unknown_length_is_not_called_dead_in_its_first_steps():
+    watched = watch(dead, Cadence(1, 1), KLSchedule())
+    assert watched.first("collapsed") >= 50 + 80
+
+
+def test_a_slow_rise_of_an_unknown_weight_is_waited_for():
+    def rising(step):
+        return dead(step)._replace(kl_weight=step / 100_000)
+
+    watched = watch(rising, Cadence(20, 4), KLSchedule(100_000), steps=40_000)
+    assert {verdict.name for _, verdict in watched.verdicts[6:]} == {"warming_up"}
+
+
+def test_a_decoder_that_does_worse_with_its_own_latent_does_not_ignore_it():
+    watched = watch(lambda step: reading(step, rate=2.0, information=0.3, use=-3.0, use_error=0.5))
+    assert {verdict.name for _, verdict in watched.verdicts} == {"cannot_tell"}
 
 
 def test_a_steered_weight_is_judged_at_once_and_not_advised_again():

@@ -124,6 +124,28 @@ def test_a_posterior_that_is_changed_in_place_before_it_is_read_is_refused():
         window.real_posteriors()
 
 
+@pytest.mark.parametrize("place", ["logvar", "nll"])
+def test_other_tensors_that_are_changed_in_place_are_refused_as_well(place):
+    window, told = PosteriorWindow(8), {"logvar": torch.zeros(2, 3), "nll": torch.zeros(2)}
+    window.push(torch.zeros(2, 3), told["logvar"], None, told["nll"])
+    told[place].add_(1.0)
+    with pytest.raises(ValueError, match="changed in place later"):
+        window.real_posteriors()
+
+
+def test_large_posteriors_do_not_wait():
+    window = PosteriorWindow(8)
+    window.push(torch.zeros(64, 500, 64), torch.zeros(64, 500, 64))
+    assert not window._waiting
+
+
+def test_a_learned_kl_weight_takes_no_graph_into_a_reading():
+    window = PosteriorWindow(8)
+    window.push(torch.ones(2, 1), torch.ones(2, 1))
+    reading = take_reading(window, Moment(1, 0, torch.tensor(0.5, requires_grad=True)))
+    assert reading.kl_weight == 0.5
+
+
 def test_a_window_keeps_no_graph_of_what_it_was_told():
     window = PosteriorWindow(8)
     window.push(

@@ -284,6 +284,19 @@ def test_a_module_that_tells_no_counts_is_told_at_the_first_step_what_to_return(
         assert word in str(refused.value)
 
 
+def test_a_batch_that_a_module_leaves_out_in_mid_run_ends_nothing(tmp_path):
+    class LeavesOut(Scripted):
+        def training_step(self, batch: Tensor, batch_idx: int) -> Any:
+            return None if batch_idx in (1, 5) else super().training_step(batch, batch_idx)
+
+    machine = ScriptedMachine()
+    monitor = ThroughputMonitor(every_n_steps=1, measure_peak=False, machine=machine)
+    trainer = make_trainer(tmp_path, [monitor], max_steps=6)
+    trainer.fit(LeavesOut(machine), ScriptedBatches(machine, 10))
+    assert monitor.throughput is not None
+    assert monitor.throughput.step == 6
+
+
 def count_rows(module: Any, outputs: Any, batch: Tensor) -> Counts:
     return Counts(len(batch), len(batch) + 4, 1)
 

@@ -223,7 +223,8 @@ class MonitoringSettings:
     only to confirm a suspicion."""
 
     disable_metrics_monitoring: bool = False
-    """Do not watch the posterior at all, whatever else is said: a collapse is then neither seen nor named."""
+    """Do not watch at all, whatever else is said: a collapse is then neither seen nor named, and nobody tells where the time goes
+    (throughput.jsonl)."""
 
     monitor_every_n_steps: int | None = None
     """Optimizer steps between two readings of the posterior; default: 100, with --fast_detection 200
