@@ -44,6 +44,9 @@ _REMEDIES: dict[VerdictName, tuple[str, ...]] = {
     ),
 }
 
+HEAVY = 1.05
+"""A KL that weighs more than in the evidence lower bound is the first suspect."""
+
 
 class Situation(NamedTuple):
     """What is known of a run beside its readings."""
@@ -63,6 +66,9 @@ def advice_on(verdict: VerdictName, situation: Situation, active: int) -> tuple[
         return (f"--latent_size {max(active, 1)} (so many dimensions carry something)", _FREE_BITS)
     idle = _idle(situation)
     remedies = tuple(remedy for remedy in _REMEDIES.get(verdict, ()) if remedy not in idle)
+    weight = situation.kl_weight
+    if verdict in ("collapsing", "collapsed") and weight is not None and weight > HEAVY and not situation.is_steered:
+        remedies = (f"--beta 1 (the KL weighs {weight:.3g} now)", *remedies)
     if situation.has_been_healthy and verdict in ("collapsing", "collapsed", "decoder_ignores_z"):
         return (*remedies, _GO_BACK)
     return remedies

@@ -108,6 +108,8 @@ class PosteriorMetricsMonitor(Callback):
         """For the header of a run of so many optimizer steps."""
         every = steps_between_readings(self.update_frequency, total_steps)
         steps = "step" if every == 1 else f"{every:,} steps"
+        if every < self.update_frequency:
+            steps += f" (in place of {self.update_frequency:,}, as the run is short)"
         reading = f"a reading of up to {self.posteriors:,} posteriors every {steps}"
         end = ", stops when the posterior has collapsed" if self.on_collapse == "stop" else ""
         if not self.probe_decoder:
@@ -168,6 +170,8 @@ class PosteriorMetricsMonitor(Callback):
             self._stop(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._publisher is not None:
+            self._publisher.last(self.verdict if self.reading is not None or self._loaded is not None else None)
         self._finish()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

@@ -66,6 +66,15 @@ class Publisher:
         was = None if before == "cannot_tell" else before
         print(f"posterior: {line_of_verdict(verdict, was, step)}", flush=True)
 
+    def last(self, verdict: Verdict | None) -> None:
+        """How a run ends; None: no step of it ever told a posterior."""
+        if verdict is None:
+            print("posterior: nothing was read, since no training_step returned one", flush=True)
+        else:
+            print(
+                f"posterior: {spoken(verdict.name)} since step {verdict.since_step:,}: {verdict.evidence}", flush=True
+            )
+
     def silence(self, step: int, module: str) -> None:
         """Say what is not offered."""
         said = (

@@ -54,5 +54,8 @@ def line_of(reading: Reading) -> str:
         f"MI {reading.mutual_information:.2f} of at most {reading.mutual_information_cap:.2f}",
         f"active units {'?' if reading.active_units is None else reading.active_units}/{len(reading.kl_per_dim)}",
     ]
-    told = (("decoder use", reading.decoder_use), ("NLL", reading.nll), ("KL weight", reading.kl_weight))
+    if reading.decoder_use is not None:
+        error = "" if reading.decoder_use_error is None else f" ± {reading.decoder_use_error:.2f}"
+        parts.append(f"decoder use {reading.decoder_use:.2f}{error}")
+    told = (("NLL", reading.nll), ("KL weight", reading.kl_weight))
     return "posterior: " + "  ".join([*parts, *(f"{name} {value:.2f}" for name, value in told if value is not None)])

@@ -88,6 +88,7 @@ class ThroughputMonitor(Callback):
         """The latest."""
         self._peak: float | None = None
         self._flop_count = FlopCount()
+        self._has_counted = False
         self._begin_session()
 
     def describe(self, total_steps: int) -> str:
@@ -107,6 +108,7 @@ class ThroughputMonitor(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._begin_session()
+        self._has_counted = False
         self.throughput = None
         self._last_step = planned_steps(trainer)
         self._step_reported = trainer.global_step
@@ -161,7 +163,6 @@ class ThroughputMonitor(Callback):
     def _begin_session(self) -> None:
         self._time = TrainingTime(self.machine)
         self._micro_batches = 0
-        self._has_counted = False
         self._sum = NO_STEPS
         self._flops_of_batch: int | None = None
         self._flops = 0

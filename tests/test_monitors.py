@@ -257,8 +257,12 @@ def assert_alike(two: Reading, one: Reading) -> None:
     ("options", "total_steps", "words"),
     [
         ({}, 10_000, "a reading of up to 1,024 posteriors every 100 steps, decoder use at each reading"),
-        ({}, 1_000, "every 20 steps, decoder use at each reading"),
-        ({"probe_every_n_readings": 10}, 60, "every step, decoder use at one reading in 10 and on suspicion"),
+        ({}, 1_000, "every 20 steps (in place of 100, as the run is short), decoder use at each reading"),
+        (
+            {"probe_every_n_readings": 10},
+            60,
+            "every step (in place of 100, as the run is short), decoder use at one reading in 10 and on suspicion",
+        ),
         ({"probe_every_n_readings": None}, 60, "decoder use on suspicion"),
         ({"on_collapse": "stop"}, 60, "decoder use at each reading, stops when the posterior has collapsed"),
         ({"probe_decoder": False, "update_frequency": 20}, 10_000, "every 20 steps, without decoder use"),

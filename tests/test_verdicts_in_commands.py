@@ -38,21 +38,35 @@ def command(folder: Path, words: str) -> tuple[int, str, str]:
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder of a run that was stopped by its collapse, and what it said last."""
+    """The folder of a run that was stopped by its collapse, and what it said on stderr."""
     folder = tmp_path_factory.mktemp("stopped")
     code, _, err = command(folder, f"{COLLAPSING} --on_collapse stop --run_name a")
     assert code == ExitCode.COLLAPSED == COLLAPSED_EXIT_CODE == 7, err
-    return folder, err.splitlines()[-1]
+    return folder, err
 
 
 def test_a_command_that_stops_at_a_collapse_leaves_a_whole_checkpoint_of_that_step(stopped):
     folder, said = stopped
     run = folder / "runs" / "a"
     step = step_of("collapsed", run)
-    assert said == f"posterior: collapsed: stopped after step {step}, which is saved"
+    go_on = f"python {ROOT / 'train_optimized.py'} --config runs/a/config.yaml"
+    assert said.splitlines()[-5:] == [
+        f"posterior: collapsed: stopped after step {step}, which is saved",
+        "It was never well. Anew, with a remedy of your choice:",
+        f"{go_on} --run_name a-2 --free_bits 0.25",
+        "To go on all the same:",
+        go_on,
+    ]
     assert damage_of(run / "checkpoints" / LAST) is None
     assert read_lazily(run / "checkpoints" / LAST)["global_step"] == step
     assert (events_of(run)[0], events_of(run)[-1]) == ("started", "stopped")
+
+
+def test_a_run_that_goes_on_takes_no_other_weights(stopped):
+    folder, _ = stopped
+    code, _, err = command(folder, "--config runs/a/config.yaml --init_from nowhere.ckpt")
+    assert code == ExitCode.USAGE
+    assert "--init_from nowhere.ckpt: runs/a goes on from its own last.ckpt; give another --run_name" in err
 
 
 def test_to_stop_at_a_collapse_takes_a_monitor(tmp_path):

@@ -43,12 +43,16 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- What is said and written ---------------------------------------------------------------------------------------
 
 
-def test_each_change_of_verdict_is_an_event_and_a_line_and_nothing_else_is_said(tmp_path, capsys):
+def test_each_change_of_verdict_is_an_event_and_a_line_and_the_last_is_said_again_at_the_end(tmp_path, capsys):
     watch(tmp_path, quiet())
     changes = verdicts_of(tmp_path)
     assert list(dict.fromkeys(["cannot_tell", *(change["verdict"] for change in changes)])) == STORY
     assert [change["was"] for change in changes] == ["cannot_tell", *(change["verdict"] for change in changes[:-1])]
-    assert capsys.readouterr().out.splitlines() == [f"posterior: {line_of(*told_in(change))}" for change in changes]
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert lines == [f"posterior: {line_of(*told_in(change))}" for change in changes]
+    assert last.startswith(
+        f"posterior: collapsed since step {step_of('collapsed', tmp_path)}: the decoder models the data"
+    )
 
 
 def told_in(change: dict[str, Any]) -> tuple[Verdict, VerdictName | None, int]:
@@ -84,7 +88,7 @@ def test_each_row_of_a_reading_carries_the_verdict_in_force(told):
 def test_a_talkative_run_prints_each_reading_besides(tmp_path, capsys):
     watch(tmp_path, quiet(verbose=True))
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(read_rows(tmp_path / "posterior.jsonl")) + len(verdicts_of(tmp_path))
+    assert len(lines) == len(read_rows(tmp_path / "posterior.jsonl")) + len(verdicts_of(tmp_path)) + 1
 
 
 # --- Stopping -------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from torch import nn
 from dataset import SequenceDataModule
 from reports.run_files import append_event, command_line, environment, write_environment
 from sequences.errors import SettingsError
-from training.checkpoints import read_lazily
+from training.checkpoints import HEALTHY, read_lazily
 from training.config_files import to_flat_dict, to_yaml
 from training.console import program
 from training.devices import Devices, resolve_devices
@@ -56,6 +56,7 @@ def fit(
     with nothing_left_if_refused(start.directory):
         if start.checkpoint is not None:
             refuse_other_run(start.checkpoint, module.origin)
+            refuse_other_beginning(start, settings)
             if (finished := result_of_finished(start.directory, settings, plan)) is not None:
                 result, said = finished
                 if is_first_process():
@@ -123,6 +124,17 @@ def start_of(settings: TrainingSettings, data: SequenceDataModule, devices: Devi
     directory, checkpoint = place["directory"], place["checkpoint"]
     assert directory is not None
     return Start(Path(directory), None if checkpoint is None else Path(checkpoint))
+
+
+def refuse_other_beginning(start: Start, settings: TrainingSettings) -> None:
+    """A run that goes on has its weights: others would be left aside in silence."""
+    assert start.checkpoint is not None
+    began_from = read_lazily(start.checkpoint)["origin"]["settings"].get("init_from")
+    if settings.run.init_from is not None and settings.run.init_from != began_from:
+        raise UsageError(
+            f"--init_from {settings.run.init_from}: {start.directory} goes on from its own {start.checkpoint.name}; give another "
+            "--run_name to begin anew with these weights"
+        )
 
 
 def refuse_run_past_its_end(checkpoint: Path, plan: Plan) -> None:
@@ -203,11 +215,23 @@ def train(
         raise
     except SystemExit as stop:
         if stop.code == ExitCode.COLLAPSED:
-            print(f"To go on:\n{resume_command}", file=sys.stderr)
+            print(after_collapse(start.directory, resume_command), file=sys.stderr)
         raise
     except DivergedError as error:
         note("diverged", trainer.global_step, said=str(error))
         raise
+
+
+def after_collapse(directory: Path, resume_command: str) -> str:
+    """What to type next."""
+    healthy = directory / "checkpoints" / HEALTHY
+    if healthy.exists():
+        rescue = f"--init_from {shlex.quote(str(healthy))} --run_name {shlex.quote(f'{directory.name}-rescue')}"
+        begin = f"From when it was last well, with a remedy of your choice:\n{resume_command} {rescue} --free_bits 0.25"
+    else:
+        anew = f"--run_name {shlex.quote(f'{directory.name}-2')}"
+        begin = f"It was never well. Anew, with a remedy of your choice:\n{resume_command} {anew} --free_bits 0.25"
+    return f"{begin}\nTo go on all the same:\n{resume_command}"
 
 
 def ended_by(trainer: Trainer, plan: Plan) -> EndedBy:

@@ -235,11 +235,11 @@ class MonitoringSettings:
     --fast_detection 2,000 (train_with_collapse_detection.py: 200, 500). A run's end is always drawn."""
 
     monitor_window: int | None = None
-    """Readings that trends are judged on; default: 50 (train_with_collapse_detection.py: 100)."""
+    """Readings that trends are judged on, 12 or more; default: 50 (train_with_collapse_detection.py: 100)."""
 
     on_collapse: Literal["warn", "stop"] = "warn"
-    """What happens when the posterior has collapsed: one line says so, or the run saves a checkpoint and ends with exit
-    code 7."""
+    """What happens when the posterior has collapsed, or the decoder ignores it: one line says so, or the run saves a checkpoint
+    and ends with exit code 7."""
 
     def __post_init__(self) -> None:
         _refuse_below(1, self, "monitor_every_n_steps", "plot_every_n_steps")
