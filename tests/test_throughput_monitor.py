@@ -284,6 +284,7 @@ def test_a_module_that_tells_no_counts_is_told_at_the_first_step_what_to_return(
         assert word in str(refused.value)
 
 
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
 def test_a_batch_that_a_module_leaves_out_in_mid_run_ends_nothing(tmp_path):
     class LeavesOut(Scripted):
         def training_step(self, batch: Tensor, batch_idx: int) -> Any:
