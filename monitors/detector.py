@@ -26,7 +26,7 @@ class Patience(NamedTuple):
     """Of the time under the full weight until readings began to say it. Some models fall silent while their decoder learns the
     simplest things, and come to life after it: the later that happens, the longer it takes."""
     steps: int = 0
-    """Or a tenth of a run that is too short for so many."""
+    """However many readings that are; a tenth of a run that is too short for so many."""
 
 
 PATIENCE: dict[VerdictName, Patience] = {
@@ -41,8 +41,9 @@ PATIENCE: dict[VerdictName, Patience] = {
     "cannot_tell": Patience(8, 0.08),
 }
 LONGEST_LEAST_STEPS = 500
-"""And in a long run, readings are made of other posteriors sooner."""
+"""That `share_of_run` can demand at most: in a long run, too, readings are soon made of other posteriors."""
 MOST_OF_SHORT_RUN = 0.1
+"""Share of a run that `steps` can demand at most."""
 LONGEST_PATIENCE, LONGEST_ONCE_HEALTHY = 0.15, 0.06
 """Share of a run that the past can demand at most: a model that has been alive need not come to life any more."""
 FEWEST_IN_WINDOW = LONG.readings
