@@ -111,11 +111,10 @@ class DecoderProbe:
         with _restored(module), _unlogged(trainer, module):
             try:
                 outputs = module.training_step(batch, 0) if named else module.training_step(batch)
-                told = (
-                    {"loss": outputs} if isinstance(outputs, Tensor) else outputs
-                )  # as Lightning hands it to callbacks
-                return checked(module, self.read_outputs(module, told, batch))
-            except BaseException as error:
+                if isinstance(outputs, Tensor):
+                    outputs = {"loss": outputs}  # as Lightning hands it to callbacks
+                return checked(module, self.read_outputs(module, outputs, batch))
+            except Exception as error:  # whatever a module raises goes on, with a word on who had asked
                 error.add_note(_NOTE.format(module=type(module).__name__))
                 raise
 

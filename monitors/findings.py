@@ -15,14 +15,12 @@ from .points import LONG, RECENT, Point, Seen, points_to_judge, seen_in, tells_i
 from .thresholds import Thresholds
 from .verdict import NO_NUMBERS, VerdictName
 
-LONGEST_BEGINNING = 500
-"""Steps: in a long run it is over sooner."""
+BEGINNING, LONGEST_BEGINNING = 0.03, 500
+"""Share of a run, and steps at most, in which everything moves: the learning rate rises, and the window of posteriors fills up."""
 BEGINNING_STEPS = 50
-"""Where nobody knows how long the run will be."""
+"""The same where nobody knows how long the run will be."""
 FEWEST = 3
 """Readings under the full weight that a finding takes."""
-BEGINNING = 0.03
-"""Share of a run in which everything moves: the learning rate rises, and the window of posteriors fills up."""
 DEAD_MARGIN = 0.1
 """Share of dimensions that have to come back to life before a partly collapsed latent is none."""
 
