@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from models.attention import sight
 from models.lstm import BidirectionalBlock, RecurrentBlock, opposite_steps
 from models.settings import Architecture, ModelSettings
 from models.tcn import ConvolutionBlock
-from models.transformer import Block, sight
+from models.transformer import Block
 
 LONGEST_WAVE = 10_000.0
 """Positions of the parallel decoder are waves with periods from 2 pi steps up to 2 pi times this."""

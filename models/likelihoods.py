@@ -18,18 +18,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from models.cross_entropy import linear_cross_entropy, rows_at_once
 from models.distributions import GapScale, draw_category, draw_gaussian, draw_presence, gap_nll, robust_nll
 from models.embeddings import time_feature_count, time_features
-from models.pieces import bounded, in_float32, real_steps
+from models.pieces import bounded, in_float32, is_plain_cpu, real_steps
 from models.segments import spread_to_events, step_offsets, sum_by_step
 from sequences.batches import EventBatch, TokenBatch, VectorBatch
 from sequences.description import DataDescription
 
 LOGVAR_LIMIT = 7.0
 """Learned variances stay within exp(-7) and exp(7): a feature that never moves cannot pull the density to infinity."""
-
-SCORES_AT_ONCE = 2**21
-"""Scores of a large vocabulary that exist at one time: 8 MB, which stay in a processor's cache."""
 
 LONGEST_LOG_GAP = 60.0
 """Of a gap that is drawn: some thousands of them still add up within float32."""
@@ -71,8 +69,15 @@ class TokenLikelihood(nn.Module):
         steps_S = torch.arange(hidden_BSW.shape[1], device=hidden_BSW.device)
         lengths_B1 = batch.lengths_B[:, None]
         targets_BS = F.pad(batch.tokens_BT, (0, 1)).masked_fill(steps_S == lengths_B1, self.end)
-        nll_N = by_rows(self.cross_entropy, self.scores.out_features, hidden_BSW.flatten(0, 1), targets_BS.flatten())
-        return nll_N.view_as(targets_BS) * ((steps_S <= lengths_B1) & (lengths_B1 > 0))
+        counts_BS = (steps_S <= lengths_B1) & (lengths_B1 > 0)
+        hidden_NW, targets_N = hidden_BSW.flatten(0, 1), targets_BS.flatten()
+        if is_plain_cpu(hidden_NW) and torch.is_grad_enabled():
+            nll_N = linear_cross_entropy(
+                hidden_NW, self.scores.weight, self.scores.bias, targets_N, counts_BS.flatten()
+            )
+        else:
+            nll_N = by_rows(self.cross_entropy, self.scores.out_features, hidden_NW, targets_N)
+        return nll_N.view_as(targets_BS) * counts_BS
 
     def cross_entropy(self, hidden_NW: Tensor, targets_N: Tensor) -> Tensor:
         return F.cross_entropy(self.scores(hidden_NW).float(), targets_N, reduction="none")
@@ -229,7 +234,7 @@ def by_rows(function: Callable[..., Tensor], scores_per_row: int, *tensors_N: Te
     Each slice forgets its scores and computes them anew on the way back: one more product, but none of the memory traffic
     of a batch of scores, which costs more than arithmetic.
     """
-    rows = max(256, SCORES_AT_ONCE // scores_per_row)
+    rows = rows_at_once(scores_per_row)
     if len(tensors_N[0]) <= rows:
         return function(*tensors_N)
     slices = zip(*(tensor.split(rows) for tensor in tensors_N), strict=True)

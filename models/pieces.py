@@ -21,6 +21,11 @@ def in_float32(layer: nn.Linear, inputs: Tensor) -> Tensor:
         return layer(inputs.float())
 
 
+def is_plain_cpu(tensor: Tensor) -> bool:
+    """On a CPU, in code that torch does not compile: there, operations are written out by hand, and a look at data is free."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 class Dropout(nn.Module):
     """Sets a share of the numbers to zero in training, and scales the others so that their mean stays.
 
@@ -36,7 +41,7 @@ class Dropout(nn.Module):
     def forward(self, numbers: Tensor) -> Tensor:
         if not self.training or self.share == 0:
             return numbers
-        if numbers.device.type != "cpu" or torch.compiler.is_compiling():
+        if not is_plain_cpu(numbers):
             return F.dropout(numbers, self.share)
         words = torch.empty((numbers.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
         sixteen_bits = words.view(torch.int16)[: numbers.numel()].view(numbers.shape)

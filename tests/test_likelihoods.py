@@ -260,7 +260,7 @@ def test_scores_in_slices_equal_scores_at_once(monkeypatch):
     targets_N = torch.randint(0, 41, (600,))
     whole_N = likelihood.cross_entropy(hidden_NW, targets_N)
     (whole_gradient,) = torch.autograd.grad(whole_N.square().sum(), likelihood.scores.weight)
-    monkeypatch.setattr("models.likelihoods.SCORES_AT_ONCE", 1)
+    monkeypatch.setattr("models.cross_entropy.SCORES_AT_ONCE", 1)
     sliced_N = by_rows(likelihood.cross_entropy, 41, hidden_NW, targets_N)
     (sliced_gradient,) = torch.autograd.grad(sliced_N.square().sum(), likelihood.scores.weight)
     torch.testing.assert_close(sliced_N, whole_N)

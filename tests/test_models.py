@@ -8,11 +8,12 @@ import math
 import pytest
 import torch
 
+from models.attention import rotate, sight
 from models.embeddings import GivenVectors
 from models.pieces import Dropout
 from models.sequence_vae import SequenceVAE
 from models.settings import ModelSettings
-from models.transformer import Block, rotate, sight
+from models.transformer import Block
 from tests.small_models import DESCRIPTIONS, KINDS, NAMES, SMALL, change_step, make_batch, make_vae
 
 # --- What the decoder may see ---------------------------------------------------------------------------------------

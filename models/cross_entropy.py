@@ -1,0 +1,95 @@
+"""Scores of a large vocabulary and their cross entropy in one: hidden vectors and targets in, -log p of each target out.
+
+Written for training on a CPU. A batch's scores, 80 MB for 4,000 rows of 5,000 ids, cost page faults and memory traffic, not
+arithmetic. Here a slice of them exists at a time; and because the gradient of -log p is known as soon as p is, the slice gives its
+gradients right away, and nothing is computed a second time on the way back.
+
+Shapes: N rows, R rows of a slice, W width, V vocabulary.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+SCORES_AT_ONCE = 2**21
+"""Scores that exist at one time: 8 MB, which stay in a processor's cache."""
+FEWEST_ROWS = 256
+"""Of a slice: products of fewer are slow."""
+
+
+def rows_at_once(scores_per_row: int) -> int:
+    return max(FEWEST_ROWS, SCORES_AT_ONCE // scores_per_row)
+
+
+def linear_cross_entropy(
+    hidden_NW: Tensor, weight_VW: Tensor, bias_V: Tensor, targets_N: Tensor, counts_N: Tensor
+) -> Tensor:
+    """-log softmax(hidden weight' + bias)[target] in float32; 0 for rows that do not count.
+
+    Under autocast, products are in its type. Forward and backward of 4,000 rows of width 256 and 5,000 ids in bf16 take 0.6 of
+    the time that computing the slices twice does.
+    """
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else hidden_NW.dtype
+    return _LinearCrossEntropy.apply(hidden_NW.to(dtype), weight_VW, bias_V, targets_N, counts_N)
+
+
+class _Sums(NamedTuple):
+    """-log p, and the gradients of the sum of -log p times the rows' weights."""
+
+    nll_N: Tensor
+    hidden_NW: Tensor
+    weight_VW: Tensor
+    bias_V: Tensor
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """The way forward guesses that all rows which count have the same weight in the loss, and works out the gradients for a weight
+    of 1. The way back multiplies them by the weight or, where the guess was wrong, works them out anew."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_NW: Tensor, weight_VW: Tensor, bias_V: Tensor, targets_N: Tensor, counts_N: Tensor
+    ) -> Tensor:
+        sums = _work_out(hidden_NW, weight_VW, bias_V, targets_N, counts_N.float())
+        ctx.save_for_backward(hidden_NW, weight_VW, bias_V, targets_N, counts_N, *sums[1:])
+        return sums.nll_N * counts_N
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient_N,) = gradients
+        *inputs, counts_N, for_hidden_NW, for_weight_VW, for_bias_V = ctx.saved_tensors
+        counted_N = gradient_N[counts_N]
+        if len(counted_N) and not bool((counted_N == counted_N[0]).all()):
+            hidden_NW, weight_VW, bias_V, targets_N = inputs
+            _, *anew = _work_out(hidden_NW, weight_VW, bias_V, targets_N, gradient_N * counts_N)
+            return *anew, None, None
+        factor = counted_N[0] if len(counted_N) else gradient_N.new_zeros(())
+        return for_hidden_NW * factor.to(for_hidden_NW.dtype), for_weight_VW * factor, for_bias_V * factor, None, None
+
+
+def _work_out(hidden_NW: Tensor, weight_VW: Tensor, bias_V: Tensor, targets_N: Tensor, weights_N: Tensor) -> _Sums:
+    """The gradient of -log p by the scores is p, less 1 at the target."""
+    dtype, rows = hidden_NW.dtype, rows_at_once(len(weight_VW))
+    sums = _Sums(
+        torch.empty(len(hidden_NW)), torch.empty_like(hidden_NW), torch.zeros_like(weight_VW), torch.zeros_like(bias_V)
+    )
+    own_weight_VW, own_bias_V = weight_VW.to(dtype), bias_V.to(dtype)
+    scores_RV = torch.empty(min(rows, len(hidden_NW)), len(weight_VW), dtype=dtype)
+    logp_RV = scores_RV if dtype == torch.float32 else torch.empty_like(scores_RV, dtype=torch.float32)
+    all_R = torch.arange(len(scores_RV))
+    for first in range(0, len(hidden_NW), rows):
+        here = slice(first, first + rows)
+        hidden_RW, targets_R = hidden_NW[here], targets_N[here]
+        slope_RV, part_RV, rows_R = (whole[: len(hidden_RW)] for whole in (scores_RV, logp_RV, all_R))
+        torch.addmm(own_bias_V, hidden_RW, own_weight_VW.T, out=slope_RV)
+        torch.log_softmax(part_RV.copy_(slope_RV), dim=1, out=part_RV)
+        nll_R = -part_RV[rows_R, targets_R]
+        torch.exp(part_RV, out=slope_RV)
+        slope_RV[rows_R, targets_R] = torch.expm1(-nll_R).to(dtype)  # p - 1, to all digits also where p is nearly 1
+        slope_RV *= weights_N[here, None].to(dtype)
+        sums.nll_N[here] = nll_R
+        torch.mm(slope_RV, own_weight_VW, out=sums.hidden_NW[here])
+        sums.weight_VW.add_(slope_RV.T @ hidden_RW)
+        sums.bias_V.add_((slope_RV.new_ones(1, len(slope_RV)) @ slope_RV)[0])
+    return sums

@@ -1,0 +1,66 @@
+"""Scores and cross entropy in one against torch's, forward and backward, whatever the rows weigh in the loss."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from models.cross_entropy import linear_cross_entropy
+
+ROWS, WIDTH, IDS = 600, 8, 41
+
+
+@pytest.fixture
+def given() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    inputs = {"hidden": torch.randn(ROWS, WIDTH), "weight": torch.randn(IDS, WIDTH), "bias": torch.randn(IDS)}
+    return {name: tensor.requires_grad_() for name, tensor in inputs.items()}
+
+
+def torchs(given: dict[str, torch.Tensor], targets_N: torch.Tensor, counts_N: torch.Tensor) -> torch.Tensor:
+    scores_NV = F.linear(given["hidden"], given["weight"], given["bias"])
+    return F.cross_entropy(scores_NV.float(), targets_N, reduction="none") * counts_N
+
+
+WEIGHTS = {
+    "all alike": lambda rows: torch.full((rows,), 0.3),
+    "each its own": lambda rows: torch.linspace(-1, 2, rows),
+    "some not at all": lambda rows: (torch.arange(rows) % 3 > 0).float(),
+}
+
+
+@pytest.mark.parametrize("scores_at_once", [1, 2**21], ids=["in slices", "at once"])
+@pytest.mark.parametrize("counting", ["all", "two of three", "none"])
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_values_and_gradients_are_torchs(given, weights, counting, scores_at_once, monkeypatch):
+    monkeypatch.setattr("models.cross_entropy.SCORES_AT_ONCE", scores_at_once)
+    targets_N = torch.randint(0, IDS, (ROWS,))
+    counts_N = {"all": 0, "two of three": 3, "none": 1}[counting]
+    counts_N = torch.arange(ROWS) % counts_N > 0 if counts_N else torch.ones(ROWS, dtype=torch.bool)
+    weights_N = WEIGHTS[weights](ROWS)
+    nll_N = linear_cross_entropy(*given.values(), targets_N, counts_N)
+    expected_N = torchs(given, targets_N, counts_N)
+    torch.testing.assert_close(nll_N, expected_N)
+    gradients = torch.autograd.grad((nll_N * weights_N).sum(), given.values())
+    expected = torch.autograd.grad((expected_N * weights_N).sum(), given.values())
+    for mine, theirs in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_under_autocast_the_values_stay_exact_where_p_is_nearly_one(given):
+    """In bf16 the gradient p - 1 would be 0 from p = 0.998 on."""
+    targets_N = torch.zeros(ROWS, dtype=torch.long)
+    with torch.no_grad():
+        given["bias"][0] = 15.0
+    with torch.autocast("cpu", torch.bfloat16):
+        nll_N = linear_cross_entropy(*given.values(), targets_N, torch.ones(ROWS, dtype=torch.bool))
+    assert nll_N.dtype == torch.float32
+    (gradient_V,) = torch.autograd.grad(nll_N.sum(), given["bias"])
+    p_N = torch.exp(-nll_N.detach())
+    torch.testing.assert_close(gradient_V[0], -(1 - p_N).sum(), rtol=2e-2, atol=0)
+    assert p_N.median() > 0.998
+
+
+def test_a_loss_that_no_row_counts_in_has_no_gradient(given):
+    counts_N = torch.zeros(ROWS, dtype=torch.bool)
+    nll_N = linear_cross_entropy(*given.values(), torch.zeros(ROWS, dtype=torch.long), counts_N)
+    assert not any(gradient.any() for gradient in torch.autograd.grad(nll_N.sum(), given.values()))
