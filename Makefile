@@ -35,7 +35,7 @@ test-slow: setup
 
 bench:
 	$(MAKE) setup EXTRAS=bench,test,text
-	$(BIN)/python -m benchmarks.loading
+	$(BIN)/python -m benchmarks.bench
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -10,26 +10,40 @@ It needs no DistributedSampler: every process takes its turns of a plan that all
 import dataclasses
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import lightning
 import numpy as np
+import torch
 
 from sequences.batches import Batch
 from sequences.cache import SequenceData, open_cache, prepare_cache
 from sequences.description import DataDescription
 from sequences.errors import DataError, SettingsError
+from sequences.grid import OnGrid, grid_efficiency, grid_lengths, rounded_up
 from sequences.limits import Limits, resolve_evaluation_limits, resolve_limits
 from sequences.loader import BatchLoader, rounds
-from sequences.plan import Cut, Plan, choose_batches, cut_batches, padding_efficiency, plan_epoch, plan_in_order
+from sequences.plan import (
+    Cut,
+    Plan,
+    choose_batches,
+    cut_batches,
+    padding_efficiency,
+    plan_epoch,
+    plan_in_order,
+    spread_out,
+)
 from sequences.sequence_set import SequenceSet
 from sequences.settings import BatchSettings, CacheSettings, LengthSettings, LoadingSettings, SourceSettings
 from sequences.side_tables import read_variable_embeddings
-from sequences.workers import resolve_loading
+from sequences.workers import Gathers, resolve_loading
 
 PROBE_SEQUENCES, FEWEST_PROBE_SEQUENCES = 32, 8
 PROBE_STEPS = 1024
 """How large a sample for monitors is: as many sequences as fit into so many steps, padding included."""
+
+EFFICIENCY_BATCHES = 1000
+"""Enough to tell two digits of the padding efficiency; all batches of ten million sequences would take a quarter of a second."""
 
 
 class SequenceDataModule(lightning.LightningDataModule):
@@ -38,6 +52,7 @@ class SequenceDataModule(lightning.LightningDataModule):
     `accumulate` is the Trainer's accumulate_grad_batches: a batch carries the steps of its whole optimizer step.
     `limit_val_batches` stands in for the Trainer's: a fraction or a number of validation batches, chosen once, at random
     (to switch validation off, give the Trainer its own limit_val_batches=0).
+    `attention_steps`, of the model, is where --level_cost lets attention cost as much as all else.
     `predict_split` is what `Trainer.predict` goes through, in stored order.
     """
 
@@ -53,6 +68,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         accumulate: int = 1,
         limit_val_batches: float | int = 1.0,
         predict_split: str = "test",
+        attention_steps: float | None = None,
     ) -> None:
         super().__init__()
         self.source = source
@@ -62,8 +78,12 @@ class SequenceDataModule(lightning.LightningDataModule):
         self.loading = resolve_loading(loading or LoadingSettings())
         self.seed, self.accumulate = seed, accumulate
         self.limit_val_batches, self.predict_split = limit_val_batches, predict_split
+        self._quadratic = attention_steps if self.batches.level_cost else None
+        self.order: Literal["shuffled", "spread"] = "shuffled"
+        """Of the training batches. spread: every stretch holds long and short ones alike, for measuring on a part of an epoch."""
         self._loaders: dict[str, BatchLoader] = {}
         self._resumed: dict[str, Any] | None = None
+        self._planned: tuple[tuple[int, str], Plan] | None = None
 
     @cached_property
     def data(self) -> SequenceData:
@@ -99,13 +119,33 @@ class SequenceDataModule(lightning.LightningDataModule):
     def limits(self) -> Limits:
         """How much goes into a training batch."""
         lengths_N = self.split("train").lengths_N
-        return resolve_limits(lengths_N, self.batches, self.lengths.max_sequence_length, self.accumulate)
+        limits = resolve_limits(lengths_N, self.batches, self.lengths.max_sequence_length, self.accumulate)
+        return limits._replace(quadratic=self._quadratic)
 
     @cached_property
     def cut(self) -> Cut:
         """What the training epochs share."""
-        lengths_N, settings = self.split("train").lengths_N, self.batches
+        lengths_N, settings = self._padded_lengths("train"), self.batches
         return cut_batches(lengths_N, self.limits, bucketing=settings.bucketing, drop_last=settings.drop_last)
+
+    def gathering(self, name: str, limits: Limits) -> Gathers:
+        """Return what makes batches of a split: as they are stored, or on the grid of --pad_grid."""
+        split, shapes = self.split(name), self.batches.pad_grid
+        return split if shapes is None else OnGrid(split, grid_lengths(split.lengths_N, shapes), limits)
+
+    def _padded_lengths(self, name: str) -> np.ndarray:
+        """Return the lengths of a split as they are before they meet others in a batch."""
+        lengths_N, shapes = self.split(name).lengths_N, self.batches.pad_grid
+        return lengths_N if shapes is None else rounded_up(lengths_N, grid_lengths(lengths_N, shapes))
+
+    def plan_of_epoch(self, epoch: int) -> Plan:
+        """Return the training batches of an epoch, planned once for all who ask one after the other, as header and loader do."""
+        wanted = epoch, self.order
+        if self._planned is None or self._planned[0] != wanted:
+            self._planned = None  # two plans of ten million sequences would be 160 MB
+            plan = plan_epoch(self.cut, self.seed, epoch)
+            self._planned = wanted, spread_out(plan) if self.order == "spread" else plan
+        return self._planned[1]
 
     @property
     def longest(self) -> int:
@@ -128,7 +168,10 @@ class SequenceDataModule(lightning.LightningDataModule):
     def summary(self) -> list[str]:
         """Return lines for a header: what was detected, how it is cut into batches, what to know of the data, and hints."""
         lengths_N = self.split("train").lengths_N
-        efficiency = padding_efficiency(lengths_N, plan_epoch(self.cut, self.seed, 0), self.limits.pad_to)
+        looked_at = some_batches(self.plan_of_epoch(0), EFFICIENCY_BATCHES, self.seed)
+        efficiency = padding_efficiency(lengths_N, looked_at, self.limits.pad_to)
+        if self.batches.pad_grid is not None:
+            efficiency = grid_efficiency(lengths_N, self.cut, self.limits)
         others = ", ".join(
             f"{len(self.data.splits[name]):,} {name}" for name in ("valid", "test") if name in self.data.splits
         )
@@ -162,10 +205,7 @@ class SequenceDataModule(lightning.LightningDataModule):
 
     def train_dataloader(self) -> BatchLoader:
         """Return the training loader, at the position of the checkpoint where there is one. May be called more than once."""
-        cut, seed = self.cut, self.seed
-        loader = self._make_loader(
-            "train", "train", lambda epoch: plan_epoch(cut, seed, epoch), cut.batches, self.limits
-        )
+        loader = self._make_loader("train", "train", self.plan_of_epoch, self.cut.batches, self.limits)
         if self._resumed is not None:
             self._resume(loader, self._resumed)
         return loader
@@ -181,6 +221,13 @@ class SequenceDataModule(lightning.LightningDataModule):
         limits = resolve_evaluation_limits(lengths_N, self.batches, self.lengths.max_sequence_length)
         plan = plan_in_order(lengths_N, limits)
         return self._make_loader("predict", self.predict_split, lambda _: plan, plan.batches, limits)
+
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+        """On a CPU it is there already, and need not be taken apart and put together again (25 us)."""
+        if device.type == "cpu":
+            return batch
+        moved: Batch = super().transfer_batch_to_device(batch, device, dataloader_idx)
+        return moved
 
     def probe_batches(self) -> list[Batch]:
         """Return a small sample of the validation sequences, the same in every process and after a resume, in one batch.
@@ -205,7 +252,8 @@ class SequenceDataModule(lightning.LightningDataModule):
     def _evaluation_loader(self, stage: str, split: str, limit: float | int) -> BatchLoader:
         lengths_N = self.split(split).lengths_N
         limits = resolve_evaluation_limits(lengths_N, self.batches, self.lengths.max_sequence_length)
-        cut = cut_batches(lengths_N, limits, bucketing=self.batches.bucketing)
+        limits = limits._replace(quadratic=self._quadratic)
+        cut = cut_batches(self._padded_lengths(split), limits, bucketing=self.batches.bucketing)
         plan = choose_batches(plan_epoch(cut, self.seed, 0), limit, self.seed)
         return self._make_loader(stage, split, lambda _: plan, plan.batches, limits)
 
@@ -219,7 +267,7 @@ class SequenceDataModule(lightning.LightningDataModule):
                 f"{self.accumulate}: give both the same number"
             )
         self._loaders[stage] = BatchLoader(
-            self.split(split),
+            self.split(split) if stage == "predict" else self.gathering(split, limits),
             plan_of_epoch,
             batches,
             self.loading,
@@ -240,6 +288,13 @@ class SequenceDataModule(lightning.LightningDataModule):
         if self.trainer is not None and (state["world"], state["batches"]) != (loader.world, loader.batches):
             at_end = state["delivered"] >= state["batches"]
             _move_batch_progress(self.trainer, len(loader) if at_end else loader.rounds_done)
+
+
+def some_batches(plan: Plan, most: int, seed: int) -> Plan:
+    """Return so many batches of a plan, short and long ones alike, with none but their sequences; all where there are no more."""
+    chosen = choose_batches(plan, most, seed)
+    batches = [chosen.batch(k) for k in range(chosen.batches)]
+    return Plan(np.concatenate(batches), np.cumsum([0, *map(len, batches)]), np.arange(len(batches)))
 
 
 def choose_sample(lengths_N: np.ndarray, seed: int) -> np.ndarray:

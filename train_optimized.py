@@ -14,11 +14,15 @@ that it is measured against is train_with_collapse_detection.py.
 import sys
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 from training.command_line import parse_command_line
-from training.console import set_up_output, share_cores
+from training.console import set_up_output, share_machine
 from training.exit_codes import run_command
 from training.settings import ComputeSettings, OptimizerSettings, TrainingSettings, ValidationSettings, Watch
+
+if TYPE_CHECKING:
+    from lightning import Callback
 
 PROG = "train_optimized.py"
 WATCH = Watch(every_n_steps=100, plot_every_n_steps=1000, window=50, probe_every_n_readings=4)
@@ -39,19 +43,23 @@ class OptimizedSettings(TrainingSettings):
 
 def main() -> None:
     settings = parse_command_line(OptimizedSettings, sys.argv[1:], prog=PROG, description=__doc__ or "")
-    share_cores()
+    share_machine()
 
-    from monitors import (  # only now: torch and Lightning take seconds, which --help must not
-        PosteriorMetricsMonitor,
-        ThroughputMonitor,
-    )
-    from training.run import fit
+    from training.run import fit  # only now: torch and Lightning take seconds, which --help must not
 
     set_up_output()  # after Lightning, which sets the levels of its loggers when it is imported
+    fit(settings, callbacks(settings))
+
+
+def callbacks(settings: TrainingSettings) -> "list[Callback]":
+    """What watches the run, beside what belongs to every run."""
+    from monitors import PosteriorMetricsMonitor, ThroughputMonitor
+
     watch = settings.monitoring
+    if watch.disable_metrics_monitoring:
+        return []
     monitor = PosteriorMetricsMonitor(**watch.monitor_arguments(WATCH, FAST_WATCH))
-    speed = ThroughputMonitor(every_n_steps=settings.run.log_every_n_steps)
-    fit(settings, [] if watch.disable_metrics_monitoring else [monitor, speed])
+    return [monitor, ThroughputMonitor(every_n_steps=settings.run.log_every_n_steps)]
 
 
 if __name__ == "__main__":

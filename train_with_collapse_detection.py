@@ -12,12 +12,16 @@ to look at where something seems wrong.
 import sys
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 from sequences.settings import BatchSettings
 from training.command_line import parse_command_line
-from training.console import set_up_output, share_cores
+from training.console import set_up_output, share_machine
 from training.exit_codes import run_command
 from training.settings import OptimizerSettings, TrainingSettings, Watch
+
+if TYPE_CHECKING:
+    from lightning import Callback
 
 PROG = "train_with_collapse_detection.py"
 WATCH = Watch(every_n_steps=20, plot_every_n_steps=200, window=100, probe_every_n_readings=1)
@@ -35,19 +39,23 @@ class ReferenceSettings(TrainingSettings):
 
 def main() -> None:
     settings = parse_command_line(ReferenceSettings, sys.argv[1:], prog=PROG, description=__doc__ or "")
-    share_cores()
+    share_machine()
 
-    from monitors import (  # only now: torch and Lightning take seconds, which --help must not
-        PosteriorMetricsMonitor,
-        ThroughputMonitor,
-    )
-    from training.run import fit
+    from training.run import fit  # only now: torch and Lightning take seconds, which --help must not
 
     set_up_output()  # after Lightning, which sets the levels of its loggers when it is imported
+    fit(settings, callbacks(settings))
+
+
+def callbacks(settings: TrainingSettings) -> "list[Callback]":
+    """What watches the run, beside what belongs to every run."""
+    from monitors import PosteriorMetricsMonitor, ThroughputMonitor
+
     watch = settings.monitoring
+    if watch.disable_metrics_monitoring:
+        return []
     monitor = PosteriorMetricsMonitor(**watch.monitor_arguments(WATCH, FAST_WATCH), verbose=not watch.fast_detection)
-    speed = ThroughputMonitor(every_n_steps=settings.run.log_every_n_steps)
-    fit(settings, [] if watch.disable_metrics_monitoring else [monitor, speed])
+    return [monitor, ThroughputMonitor(every_n_steps=settings.run.log_every_n_steps)]
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.measure import machine
 from benchmarks.zoo_report import report
 from benchmarks.zoo_species import ALL_DATA, FREE_DATA, HALVES, Species, all_species
-from training.console import share_cores
+from training.console import share_machine
 from training.exit_codes import UsageError, run_command
 
 PROG = "benchmarks.collapse_zoo"
@@ -67,7 +67,7 @@ def chosen(beginnings: Sequence[str], half: str | None) -> list[Species]:
 
 def record_all(species: Sequence[Species], directory: Path, jobs: int) -> float:
     """In processes of their own, one thread each; returns the seconds."""
-    share_cores()  # before the processes start, which import torch
+    share_machine()  # before the processes start, which import torch
 
     from benchmarks.zoo_runs import be_quiet_worker, record
 

@@ -12,7 +12,7 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,20 +21,17 @@ from torch import nn
 from torch.optim import AdamW
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.bare_loop import BareLoop, endless
 from benchmarks.measure import machine, median, print_table, spread
 from benchmarks.set_loop_reference import SetLoopVAE
-from models.sequence_vae import SequenceVAE
 from sequences.batches import EventBatch
 from train_optimized import OptimizedSettings
 from training.command_line import parse_command_line
-from training.objective import free_bits_in_force, negative_elbo
-from training.precision import precision_in_force
 from training.run import make_data
-from training.settings import RATE_TOKENS, TrainingSettings
+from training.settings import TrainingSettings
 
 TEN_MILLION = ("--width", "448", "--depth", "2", "--heads", "2")
 """As many weights as SeqSetVAE, as many heads, and as many layers: two to encode, two to decode."""
-DTYPES = {"32-true": torch.float32, "16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 PATIENTS = 4
 PROFILED_STEPS = 3
 
@@ -105,18 +102,15 @@ def events_per_second(candidates: dict[str, Train], rounds: int) -> dict[str, li
 
 
 class SequenceVAETraining:
-    """What the command does in an optimizer step on a CPU, without the Trainer around it."""
+    """What the command does on a CPU, without the Trainer around it."""
 
     def __init__(self, settings: TrainingSettings) -> None:
-        self.settings = settings
         self.data = make_data(settings)
         if self.data.description.kind != "events":
             raise SystemExit("event_throughput: --data_dir, or SEQVAE_REAL_DATA with physionet2012/, must hold events")
-        self.precision = precision_in_force(settings.compute.precision, "cpu").precision
-        torch.manual_seed(0)
-        self.network = SequenceVAE(self.data.description, settings.model)
-        self.optimizer = AdamW(self.network.parameters(), settings.optimizer.rate(RATE_TOKENS), fused=True)
-        self.batches = self._endless()
+        self.loop = BareLoop(settings, self.data)
+        self.network, self.precision = self.loop.network, self.loop.precision
+        self.batches = endless(self.data)
 
     @property
     def variables(self) -> int:
@@ -131,26 +125,9 @@ class SequenceVAETraining:
         return batch
 
     def train(self, steps: int) -> int:
-        settings, events = self.settings, 0
-        free_bits = free_bits_in_force(settings.objective, settings.model.latent_scope)
-        dtype = DTYPES[self.precision]
-        for _ in range(steps):
-            for _ in range(settings.optimizer.gradient_accumulation_steps):
-                batch = next(self.batches)
-                with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-                    objective = negative_elbo(self.network(batch), 1.0, free_bits)
-                (objective.loss / batch.step_tokens).backward()
-                events += len(batch.values_E)
-            take_step(self.network, self.optimizer, settings.optimizer.gradient_clip)
-        return events
-
-    def _endless(self) -> Iterator[EventBatch]:
-        loader = self.data.train_dataloader()
-        while True:
-            for batch in loader:
-                assert isinstance(batch, EventBatch)
-                yield batch
-            loader.set_epoch(loader.epoch + 1)
+        return sum(
+            len(batch.values_E) for batch in self.loop.steps(self.batches, steps) if isinstance(batch, EventBatch)
+        )
 
 
 class SetLoopTraining:

@@ -1,6 +1,7 @@
 """What all benchmarks share: interleaved timing, subprocesses that report on themselves, tables and the last line of JSON."""
 
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -11,6 +12,8 @@ from datetime import date
 from typing import Any
 
 import psutil
+
+from training.console import share_machine
 
 
 def interleaved_seconds(candidates: Mapping[str, Callable[[], object]], repeats: int = 5) -> dict[str, list[float]]:
@@ -43,6 +46,16 @@ def in_own_process(module: str, *words: str) -> dict[str, Any]:
         raise RuntimeError(f"{module} {' '.join(words)} ended with {done.returncode}:\n{done.stderr}")
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
+
+
+def as_commands_run() -> None:
+    """Start the program again with what commands set for torch before they import it, if that is not in force yet."""
+    before = dict(os.environ)
+    share_machine()
+    if os.environ != before:
+        spec = sys.modules["__main__"].__spec__
+        assert spec is not None  # started with -m
+        os.execv(sys.executable, [sys.executable, "-m", spec.name, *sys.argv[1:]])
 
 
 def print_table(title: str, rows: Sequence[Mapping[str, object]]) -> None:

@@ -25,7 +25,7 @@ from monitors import PosteriorMetricsMonitor
 from monitors.publisher import Publisher
 from train_optimized import OptimizedSettings
 from training.command_line import parse_command_line
-from training.console import set_up_output, share_cores
+from training.console import set_up_output, share_machine
 from training.exit_codes import run_command
 from training.run import fit
 from training.settings import MonitoringSettings, TrainingSettings, Watch
@@ -126,7 +126,7 @@ class Clock(Callback):
 
 
 def main() -> None:
-    share_cores()
+    share_machine()
     parser = argparse.ArgumentParser(
         prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 MACHINE_CPUS = Path("/proc/stat")
+OWN_STATUS = Path("/proc/self/status")
 GIB = 2**30
 
 
@@ -47,6 +48,8 @@ class Machine:
 
     def peak_memory_gib(self) -> float | None:
         """The most that this process ever had in memory."""
+        if OWN_STATUS.exists():  # getrusage takes over what the parent process once had
+            return peak_of(OWN_STATUS.read_text(encoding="utf-8")) / GIB
         if sys.platform == "win32":
             return None
         import resource  # Windows has none
@@ -116,6 +119,16 @@ class TrainingTime:
 
 def difference(now: Spent, before: Spent) -> Spent:
     return Spent(*(a - b for a, b in zip(now, before, strict=True)))
+
+
+def peak_of(status: str) -> int:
+    """Bytes, from /proc/self/status.
+
+    >>> peak_of("VmPeak:   900 kB\\nVmHWM:\\t  20 kB\\nVmRSS: 10 kB")
+    20480
+    """
+    (line,) = [line for line in status.splitlines() if line.startswith("VmHWM:")]
+    return int(line.split()[1]) * 1024
 
 
 def cpu_times(stat: str) -> tuple[float, float]:

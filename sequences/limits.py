@@ -27,6 +27,9 @@ class Limits(NamedTuple):
     """Steps that every sequence is padded to; None: the longest of its batch."""
     hint: str = ""
     """What the same memory would hold, where that is more."""
+    quadratic: float | None = None
+    """Steps of a sequence from which on attention costs more than all else: L steps cost as much as L + L^2 / `quadratic` would
+    without. None: no quadratic term."""
 
 
 def resolve_limits(

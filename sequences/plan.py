@@ -30,6 +30,9 @@ BATCHES_PER_GROUP = 16
 GROUPS_PER_EPOCH = 16
 """Where an epoch would have fewer groups, they are made smaller: short and long batches should alternate."""
 
+GOLDEN_RATIO = (1 + 5**0.5) / 2
+"""Its multiples, without their whole parts, leave no part of 0 to 1 out for long."""
+
 
 class Cut(NamedTuple):
     """What all epochs share: the sequences in their buckets, longest first, and where a batch begins."""
@@ -74,22 +77,20 @@ def cut_batches(
     *,
     bucketing: bool = True,
     drop_last: bool = False,
-    quadratic: float | None = None,
 ) -> Cut:
     """Sort into buckets and cut into batches, both from long to short.
 
-    A sequence of L steps costs L + L^2 / `quadratic` tokens; None: no quadratic term. Without bucketing, or where all
-    are padded alike, there is one bucket: plain random batches of a fixed number of sequences.
+    Without bucketing, or where all are padded alike, there is one bucket: plain random batches of a fixed number of sequences.
     """
     longest = limits.pad_to or int(lengths_N.max())
     if bucketing and limits.pad_to is None:
-        tops, sizes, number_N = _buckets(lengths_N, limits, quadratic)
+        tops, sizes, number_N = _buckets(lengths_N, limits)
         order_N = np.argsort(number_N, kind="stable")  # a radix sort, as the numbers are uint16
     else:
         tops, sizes = [longest], [len(lengths_N)]
         order_N = np.arange(len(lengths_N))
     bucket_starts = [0, *np.cumsum(sizes).tolist()]
-    starts, tops_K, full = _cut_greedily(tops, bucket_starts, limits, quadratic)
+    starts, tops_K, full = _cut_greedily(tops, bucket_starts, limits)
     if drop_last and not full:
         starts, tops_K = starts[:-1], tops_K[:-1]
         if len(tops_K) == 0:
@@ -97,14 +98,14 @@ def cut_batches(
     return Cut(order_N, bucket_starts, starts, np.diff(starts) * tops_K)
 
 
-def _fitting(length: int, limits: Limits, quadratic: float | None) -> int:
+def fitting(length: int, limits: Limits) -> int:
     """How many sequences of this length make a batch: at least one."""
-    cost = length + (length * length / quadratic if quadratic else 0)
+    cost = length + (length * length / limits.quadratic if limits.quadratic else 0)
     number = int(limits.tokens_per_batch // cost)
     return max(1, number if limits.batch_size is None else min(number, limits.batch_size))
 
 
-def _buckets(lengths_N: np.ndarray, limits: Limits, quadratic: float | None) -> tuple[list[int], list[int], np.ndarray]:
+def _buckets(lengths_N: np.ndarray, limits: Limits) -> tuple[list[int], list[int], np.ndarray]:
     """Return the longest length and the size of each bucket, and each sequence's bucket.
 
     A bucket takes in shorter and shorter lengths until it holds `BATCHES_PER_BUCKET` batches: where sequences are many
@@ -120,7 +121,7 @@ def _buckets(lengths_N: np.ndarray, limits: Limits, quadratic: float | None) -> 
         if not sizes or sizes[-1] >= wanted:
             tops.append(length)
             sizes.append(0)
-            wanted = BATCHES_PER_BUCKET * _fitting(length, limits, quadratic)
+            wanted = BATCHES_PER_BUCKET * fitting(length, limits)
         sizes[-1] += count
         numbers.append(len(tops) - 1)
     if len(sizes) > 1 and sizes[-1] < wanted:  # or the shortest ones would always make up the same last batch
@@ -131,9 +132,7 @@ def _buckets(lengths_N: np.ndarray, limits: Limits, quadratic: float | None) -> 
     return tops, sizes, number_L[lengths_N]
 
 
-def _cut_greedily(
-    tops: list[int], bucket_starts: list[int], limits: Limits, quadratic: float | None
-) -> tuple[np.ndarray, np.ndarray, bool]:
+def _cut_greedily(tops: list[int], bucket_starts: list[int], limits: Limits) -> tuple[np.ndarray, np.ndarray, bool]:
     """Return the batches' bounds, the length that each was cut for, and whether the last one is full.
 
     A batch that begins in one bucket may end in the next: what lies there is shorter.
@@ -143,10 +142,10 @@ def _cut_greedily(
     begin = 0
     for top, end in zip(tops, bucket_starts[1:], strict=True):
         if begin < end:
-            piece = np.arange(begin, end, _fitting(top, limits, quadratic))
+            piece = np.arange(begin, end, fitting(top, limits))
             pieces.append(piece)
             tops_K.append(np.full(len(piece), top))
-            begin = int(piece[-1]) + _fitting(top, limits, quadratic)
+            begin = int(piece[-1]) + fitting(top, limits)
     total = bucket_starts[-1]
     return np.concatenate([*pieces, [total]]), np.concatenate(tops_K), begin == total
 
@@ -183,6 +182,15 @@ def _shuffle_groups(tokens_K: np.ndarray, random: np.random.Generator, dearest_f
     return np.concatenate([turns_GS.ravel(), np.arange(groups * size, len(tokens_K))])
 
 
+def spread_out(plan: Plan) -> Plan:
+    """The same batches in an order of which every stretch holds long and short ones alike: a part then stands for the whole.
+
+    The k-th place goes to the batch that the golden ratio's k-th multiple points at, from long to short.
+    """
+    places_K = np.arange(plan.batches) * GOLDEN_RATIO % 1.0
+    return plan._replace(turns_K=np.sort(plan.turns_K)[places_K.argsort().argsort()])
+
+
 def choose_batches(plan: Plan, limit: float | int, seed: int) -> Plan:
     """Keep a fixed random choice of batches: a float is a fraction (but at least one batch), an int a number.
 
@@ -198,7 +206,7 @@ def choose_batches(plan: Plan, limit: float | int, seed: int) -> Plan:
 
 def plan_in_order(lengths_N: np.ndarray, limits: Limits) -> Plan:
     """All sequences once, as they are stored, in batches of a fixed number."""
-    size = _fitting(limits.pad_to or int(lengths_N.max()), limits, None)
+    size = fitting(limits.pad_to or int(lengths_N.max()), limits)
     starts = np.append(np.arange(0, len(lengths_N), size), len(lengths_N))
     return Plan(np.arange(len(lengths_N)), starts, np.arange(len(starts) - 1))
 

@@ -152,7 +152,19 @@ class BatchSettings:
     drop_last: bool = False
     """Leave out the last batch of an epoch where it is not full."""
 
+    level_cost: bool = False
+    """Count what attention costs, which grows with the square of a sequence's length: batches of long sequences then hold fewer
+    steps, and all batches take about as long."""
+
+    pad_grid: int | None = None
+    """Pad batches to at most this many shapes, lengths and numbers of sequences, for recorded graphs of a GPU; default: none, but
+    8 with --compile_model --compile_mode reduce-overhead on a GPU."""
+
     def __post_init__(self) -> None:
+        if self.pad_grid is not None and self.pad_grid < 1:
+            raise ValueError(f"--pad_grid must be 1 or more, got {self.pad_grid}")
+        if self.pad_grid is not None and not self.use_dynamic_padding:
+            raise ValueError("--pad_grid needs --use_dynamic_padding: without it all batches have one length anyway")
         if self.batch_size is not None and self.batch_size < 1:
             raise ValueError(f"--batch_size must be 1 or more, got {self.batch_size}")
         if self.tokens_per_batch is not None and self.tokens_per_batch < 1:

@@ -16,6 +16,10 @@ def given() -> dict[str, torch.Tensor]:
     return {name: tensor.requires_grad_() for name, tensor in inputs.items()}
 
 
+def ours(given: dict[str, torch.Tensor], targets_N: torch.Tensor, counts_N: torch.Tensor) -> torch.Tensor:
+    return linear_cross_entropy(given["hidden"], given["weight"], given["bias"], targets_N, counts_N)
+
+
 def torchs(given: dict[str, torch.Tensor], targets_N: torch.Tensor, counts_N: torch.Tensor) -> torch.Tensor:
     scores_NV = F.linear(given["hidden"], given["weight"], given["bias"])
     return F.cross_entropy(scores_NV.float(), targets_N, reduction="none") * counts_N
@@ -34,10 +38,10 @@ WEIGHTS = {
 def test_values_and_gradients_are_torchs(given, weights, counting, scores_at_once, monkeypatch):
     monkeypatch.setattr("models.cross_entropy.SCORES_AT_ONCE", scores_at_once)
     targets_N = torch.randint(0, IDS, (ROWS,))
-    counts_N = {"all": 0, "two of three": 3, "none": 1}[counting]
-    counts_N = torch.arange(ROWS) % counts_N > 0 if counts_N else torch.ones(ROWS, dtype=torch.bool)
+    counts_N = torch.arange(ROWS) % {"all": ROWS + 1, "two of three": 3, "none": 1}[counting] > 0
+    counts_N[0] = counting == "all"
     weights_N = WEIGHTS[weights](ROWS)
-    nll_N = linear_cross_entropy(*given.values(), targets_N, counts_N)
+    nll_N = ours(given, targets_N, counts_N)
     expected_N = torchs(given, targets_N, counts_N)
     torch.testing.assert_close(nll_N, expected_N)
     gradients = torch.autograd.grad((nll_N * weights_N).sum(), given.values())
@@ -52,7 +56,7 @@ def test_under_autocast_the_values_stay_exact_where_p_is_nearly_one(given):
     with torch.no_grad():
         given["bias"][0] = 15.0
     with torch.autocast("cpu", torch.bfloat16):
-        nll_N = linear_cross_entropy(*given.values(), targets_N, torch.ones(ROWS, dtype=torch.bool))
+        nll_N = ours(given, targets_N, torch.ones(ROWS, dtype=torch.bool))
     assert nll_N.dtype == torch.float32
     (gradient_V,) = torch.autograd.grad(nll_N.sum(), given["bias"])
     p_N = torch.exp(-nll_N.detach())
@@ -62,5 +66,5 @@ def test_under_autocast_the_values_stay_exact_where_p_is_nearly_one(given):
 
 def test_a_loss_that_no_row_counts_in_has_no_gradient(given):
     counts_N = torch.zeros(ROWS, dtype=torch.bool)
-    nll_N = linear_cross_entropy(*given.values(), torch.zeros(ROWS, dtype=torch.long), counts_N)
+    nll_N = ours(given, torch.zeros(ROWS, dtype=torch.long), counts_N)
     assert not any(gradient.any() for gradient in torch.autograd.grad(nll_N.sum(), given.values()))

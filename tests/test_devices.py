@@ -65,6 +65,14 @@ def test_several_processes_average_gradients_and_other_strategies_pass_through()
     assert make_strategy("fsdp", two) == "fsdp"
 
 
+def test_the_graph_is_declared_static_where_a_batch_is_a_step_of_its_own():
+    two = Devices("cpu", 2, 1)
+    for static_graph in (False, True):
+        strategy = make_strategy("ddp", two, static_graph=static_graph)
+        assert isinstance(strategy, DDPStrategy)
+        assert strategy._ddp_kwargs["static_graph"] is static_graph
+
+
 def test_the_initial_loss_scale_reaches_the_scaler_of_16_mixed_alone():
     plugin = make_precision(InForce("16-mixed"), Devices("cpu", 1, 1), 1024.0)
     assert isinstance(plugin, MixedPrecision)

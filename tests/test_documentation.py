@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import analyze_performance
 import inspect_data
 import train_optimized
 import train_with_collapse_detection
@@ -19,11 +20,12 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SCHEMAS = {
     "train_optimized.py": train_optimized.OptimizedSettings,
     "train_with_collapse_detection.py": train_with_collapse_detection.ReferenceSettings,
+    "analyze_performance.py": analyze_performance.AnalyzeOptimized,
     "inspect_data.py": inspect_data.InspectSettings,
 }
 OTHER_FLAGS = {
     *("config", "preset", "print_config", "help", "version"),
-    *("sequences", "large_gb", "data", "evaluate"),
+    *("sequences", "large_gb", "data", "evaluate", "full", "short"),
     "nproc_per_node",
 }
 """Of the command line itself, of benchmarks, and of torchrun."""

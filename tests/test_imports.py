@@ -16,7 +16,7 @@ COMMANDS = {
     *("train_optimized", "train_with_collapse_detection", "analyze_performance"),
     *("evaluate", "use_model", "inspect_data"),
 }
-PRODUCT = {"sequences", "models", "training", "monitors", "reports", "dataset"}
+PRODUCT = {"sequences", "models", "training", "monitors", "reports", "performance", "dataset"}
 HAND_OVERS = {"sequences.batches", "sequences.description"}
 """The types that sequences/ hands over; they know nothing of how the data came about."""
 MAY_IMPORT: dict[str, set[str]] = {
@@ -26,7 +26,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dataset": {"sequences"},
     "models": HAND_OVERS,
     "training": {"dataset", "models", "monitors", "reports", "sequences.settings", "sequences.errors", *HAND_OVERS},
+    "performance": {
+        *("dataset", "models", "monitors", "reports", "training"),
+        *("sequences.settings", "sequences.errors", "sequences.plan", "sequences.limits", *HAND_OVERS),
+    },
     "command": PRODUCT,
+    "analyze_performance": PRODUCT | {"train_optimized", "train_with_collapse_detection"},
     "examples": PRODUCT,
     "benchmarks": PRODUCT | COMMANDS,
     "tests": PRODUCT | COMMANDS | {"benchmarks", "examples"},
@@ -67,7 +72,7 @@ def formula_modules(sources: dict[PurePosixPath, str]) -> set[str]:
 def _station_of(path: PurePosixPath) -> str:
     if len(path.parts) > 1:
         return path.parts[0]
-    return "command" if path.stem in COMMANDS else path.stem
+    return "command" if path.stem in COMMANDS - MAY_IMPORT.keys() else path.stem
 
 
 def _imports_of(path: PurePosixPath, source: str) -> Iterator[Import]:
@@ -91,8 +96,8 @@ def _reason_against(station: str, imported: Import, formulas: set[str]) -> str |
         return None
     if not _is_within(imported.name, MAY_IMPORT[station]):
         return f"{station} may not import it"
-    if station == "training" and root == "monitors" and not _is_within(imported.name, formulas):
-        return "training takes the formulas from monitors; callbacks are passed in"
+    if station in ("training", "performance") and root == "monitors" and not _is_within(imported.name, formulas):
+        return f"{station} takes the formulas from monitors; callbacks are passed in"
     return None
 
 
@@ -139,6 +144,10 @@ FORMULAS = {"monitors.formulas"}
         ("training/run.py", "from monitors import PosteriorMonitor"),
         ("training/run.py", "import monitors"),
         ("training/run.py", "import train_optimized"),
+        ("training/run.py", "from performance.find_batch import find_batch"),
+        ("performance/baton.py", "from monitors.callback import PosteriorMonitor"),
+        ("performance/find_batch.py", "from sequences.cache import open_cache"),
+        ("performance/find_batch.py", "import analyze_performance"),
         ("monitors/window.py", "from training.objective import Objective"),
         ("monitors/window.py", "from monitors.formulas import gaussian_kl"),
         ("monitors/window.py", "import monitors"),
@@ -148,6 +157,8 @@ FORMULAS = {"monitors.formulas"}
         ("reports/page.py", "from lightning.pytorch import Callback"),
         ("reports/page.py", "from monitors.verdicts import Verdict"),
         ("train_optimized.py", "import train_with_collapse_detection"),
+        ("train_optimized.py", "import analyze_performance"),
+        ("analyze_performance.py", "import evaluate"),
         ("evaluate.py", "from tests.fake_sequences import make"),
         ("evaluate.py", "from benchmarks.measure import median"),
         ("models/lstm.py", "import tests"),
@@ -174,7 +185,10 @@ def test_a_broken_rule_is_found(path, source):
             "from lightning import Callback\nfrom .formulas import gaussian_kl\nfrom . import window",
         ),
         ("reports/page.py", "import json\nfrom reports.figures import draw"),
+        ("performance/find_batch.py", "from training.run import make_data\nfrom sequences.plan import cut_batches"),
+        ("performance/baton.py", "from monitors.formulas import gaussian_kl\nfrom reports.terminal import table"),
         ("train_optimized.py", "from training.run import fit\nfrom monitors.callback import PosteriorMonitor"),
+        ("analyze_performance.py", "import train_optimized\nfrom performance.find_batch import find_batch"),
         ("tests/test_x.py", "import train_optimized\nfrom benchmarks.measure import median"),
     ],
 )

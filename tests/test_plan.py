@@ -1,13 +1,17 @@
 """The batch plan: every sequence once, a constant count, no limit exceeded, one order for any number of processes."""
 
 import time
-from itertools import pairwise
+from itertools import combinations, pairwise
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.settings import ModelSettings
+from sequences.grid import OnGrid, grid_efficiency, grid_lengths, rounded_up, with_rows
 from sequences.limits import Limits
 from sequences.plan import (
     Cut,
@@ -18,7 +22,10 @@ from sequences.plan import (
     plan_epoch,
     plan_in_order,
 )
-from tests.fake_sequences import log_normal_lengths
+from sequences.settings import BatchSettings
+from tests.fake_sequences import FakeSequences, log_normal_lengths
+from tests.short_runs import ShortData
+from tests.small_models import KINDS, make_batch, make_vae
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=300).map(lambda lengths: np.array(lengths, dtype=np.int32))
 LIMITS = st.builds(
@@ -26,6 +33,8 @@ LIMITS = st.builds(
     batch_size=st.none() | st.integers(1, 20),
     tokens_per_batch=st.integers(60, 500),
     pad_to=st.none() | st.just(60),
+    hint=st.just(""),
+    quadratic=st.sampled_from([None, 100.0]),
 )
 BUCKETING = st.booleans()
 
@@ -46,19 +55,17 @@ def test_every_sequence_appears_exactly_once_per_epoch(lengths, limits, bucketin
 
 
 @settings(deadline=None)
-@given(LENGTHS, LIMITS, BUCKETING, st.booleans(), st.sampled_from([None, 100.0]))
-def test_no_limit_is_exceeded_and_every_epoch_has_the_same_number_of_batches(
-    lengths, limits, bucketing, drop_last, quadratic
-):
+@given(LENGTHS, LIMITS, BUCKETING, st.booleans())
+def test_no_limit_is_exceeded_and_every_epoch_has_the_same_number_of_batches(lengths, limits, bucketing, drop_last):
     if drop_last and len(lengths) < 500:  # too few may leave no batch at all: a test of its own
         lengths = np.resize(lengths, 501)
-    cut = cut_batches(lengths, limits, bucketing=bucketing, drop_last=drop_last, quadratic=quadratic)
+    cut = cut_batches(lengths, limits, bucketing=bucketing, drop_last=drop_last)
     for epoch in range(3):
         batches = batches_of(plan_epoch(cut, seed=1, epoch=epoch))
         assert len(batches) == cut.batches
         for batch in batches:
             longest = limits.pad_to or lengths[batch].max()
-            cost = longest + (longest**2 / quadratic if quadratic else 0)
+            cost = longest + (longest**2 / limits.quadratic if limits.quadratic else 0)
             assert 1 <= len(batch) <= (limits.batch_size or len(lengths))
             assert len(batch) == 1 or len(batch) * cost <= limits.tokens_per_batch
 
@@ -228,3 +235,100 @@ def test_a_plan_for_a_million_sequences_takes_less_than_half_a_second():
     begin = time.perf_counter()
     plan_epoch(cut_batches(lengths, Limits(None, 4_096, None)), seed=0, epoch=0)
     assert time.perf_counter() - begin < 0.5  # 0.02 s on a quiet machine
+
+
+def test_with_the_quadratic_term_batches_of_short_and_long_sequences_cost_the_same():
+    lengths, quadratic = log_normal_lengths(20_000), 6 * 128.0
+
+    def spread_of_cost(limits: Limits) -> float:
+        cut = cut_batches(lengths, limits)
+        rows_K = np.diff(cut.starts_K1)[:-1]
+        tops_K = cut.tokens_K[:-1] / rows_K
+        cost_K = rows_K * (tops_K + tops_K**2 / quadratic)
+        return float(cost_K.std() / cost_K.mean())
+
+    level = spread_of_cost(Limits(None, 16_384, None, quadratic=quadratic))
+    assert level < 0.05 < 0.15 < spread_of_cost(Limits(None, 16_384, None))
+
+
+@pytest.mark.parametrize(
+    ("encoder", "decoder", "expected"),
+    [
+        ("transformer", "parallel", 96.0),
+        ("tcn", "transformer", 192.0),
+        ("transformer", "lstm", 192.0),
+        ("tcn", "lstm", None),
+    ],
+)
+def test_the_quadratic_term_follows_from_the_model(encoder, decoder, expected):
+    assert ModelSettings(width=16, heads=2, encoder=encoder, decoder=decoder).attention_steps == expected
+
+
+def test_a_data_module_counts_attention_only_when_asked():
+    for level_cost, expected in ((False, None), (True, 48.0)):
+        data = ShortData(batches=BatchSettings(level_cost=level_cost), attention_steps=48.0)
+        assert data.limits.quadratic == expected
+
+
+# --- A grid of few shapes ----------------------------------------------------------------------------------------------
+
+
+def padded_steps_on(lengths: np.ndarray, grid: tuple[int, ...]) -> int:
+    return int(rounded_up(lengths, np.array(grid)).sum())
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=40), st.integers(1, 4))
+def test_a_grid_pads_with_as_few_steps_as_any_of_its_size(lengths, shapes):
+    lengths_N = np.array(lengths)
+    grid = grid_lengths(lengths_N, shapes)
+    present = sorted(set(lengths))
+    size = min(shapes, len(present))
+    rivals = ((*shorter, present[-1]) for shorter in combinations(present[:-1], size - 1))
+    assert len(grid) == size
+    assert rounded_up(lengths_N, grid).sum() == min(padded_steps_on(lengths_N, rival) for rival in rivals)
+
+
+@settings(deadline=None)
+@given(LENGTHS, LIMITS, BUCKETING, st.integers(1, 8))
+def test_on_a_grid_every_batch_has_one_of_few_shapes_and_no_sequence_is_left_out(lengths, limits, bucketing, shapes):
+    limits = limits._replace(pad_to=None)
+    grid = grid_lengths(lengths, shapes)
+    on_grid = OnGrid(FakeSequences(lengths), grid, limits)
+    plan = plan_epoch(cut_batches(rounded_up(lengths, grid), limits, bucketing=bucketing), seed=0, epoch=0)
+    batches: list[Any] = [on_grid.gather(plan.batch(k)) for k in range(plan.batches)]
+    assert len({tuple(batch.tokens_BT.shape) for batch in batches}) <= shapes
+    numbers = torch.cat([batch.sequences_B for batch in batches])
+    assert sorted(numbers[numbers >= 0].tolist()) == list(range(len(lengths)))
+    assert torch.equal(torch.cat([batch.lengths_B > 0 for batch in batches]), numbers >= 0)
+    for batch in batches:
+        assert len(batch.lengths_B) == 1 or batch.tokens_BT.numel() <= limits.tokens_per_batch
+
+
+def test_the_empty_batch_of_a_grid_has_one_of_its_shapes():
+    lengths = np.array([3, 3, 8])
+    limits = Limits(None, 16, None)
+    empty: Any = OnGrid(FakeSequences(lengths), grid_lengths(lengths, 2), limits).gather(np.empty(0, np.int64))
+    assert empty.tokens_BT.shape == (5, 3)
+    assert not empty.lengths_B.any()
+
+
+def test_the_efficiency_of_a_grid_counts_rows_that_are_filled_up():
+    lengths = np.array([4, 4, 3, 8])
+    limits = Limits(None, 16, None)
+    cut = cut_batches(rounded_up(lengths, grid_lengths(lengths, 2)), limits)
+    assert grid_efficiency(lengths, cut, limits) == 19 / 32
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_batch_is_filled_up_with_changes_nothing(kind):
+    vae = make_vae(kind)
+    batch = make_batch(kind, [4, 2, 6], steps=8)
+    torch.manual_seed(0)
+    posterior = vae.encode(batch)
+    filled = with_rows(batch, 5)
+    same = vae.encode(filled)
+    torch.testing.assert_close(same.mean[:3], posterior.mean)
+    assert same.mask.flatten()[:5].tolist() == [True] * 3 + [False] * 2
+    nll, nll_filled = vae.nll_given_z(batch, posterior.mean), vae.nll_given_z(filled, same.mean)
+    torch.testing.assert_close(nll_filled[:3], nll)
+    assert nll_filled[3:].tolist() == [0.0, 0.0]

@@ -1,4 +1,4 @@
-"""What commands do before anything else: output that cannot harm a terminal, threads that wait without burning a core."""
+"""What commands do before anything else: output that cannot harm a terminal, torch that leaves others their share of a machine."""
 
 import io
 import logging
@@ -25,13 +25,17 @@ def set_up_output(*, quiet: bool = False) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # names may hold what the output's encoding does not
 
 
-def share_cores() -> None:
-    """Let torch's threads sleep soon where they wait for one another; to be called before torch is imported.
+def share_machine() -> None:
+    """Let torch take no more of a machine than it needs; to be called before torch is imported.
 
-    By default they spin. Beside one other busy process on two cores, a step then takes 12 times as long; on a quiet machine
-    it makes no difference.
+    Its threads sleep soon where they wait for one another. By default they spin: beside one other busy process on two cores, a
+    step then takes 12 times as long; on a quiet machine it makes no difference.
+
+    Few of its kernels for products of matrices are kept, each of which was made for one shape: by default 1,024, and with lengths
+    that vary from batch to batch their memory grows over thousands of steps (`training/memory.py` does the rest).
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 
 
 def program() -> str:

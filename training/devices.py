@@ -61,14 +61,18 @@ def _accelerator(asked: str) -> Literal["cpu", "cuda", "mps"]:
     raise UsageError(f"--accelerator {asked}: there is none here that torch can use")
 
 
-def make_strategy(asked: str, devices: Devices) -> Strategy | str:
-    """Processes that average their gradients; any other strategy of Lightning's goes by its name."""
+def make_strategy(asked: str, devices: Devices, *, static_graph: bool = False) -> Strategy | str:
+    """Processes that average their gradients; any other strategy of Lightning's goes by its name.
+
+    `static_graph`: every batch uses all weights in the same way, and is an optimizer step of its own. Where several batches make
+    one, torch 2.13 fails, as the first of them would have to tell it what the graph is like.
+    """
     if asked not in ("auto", "ddp"):
         return asked
     if devices.world == 1:
         return "auto"
     backend = "nccl" if devices.accelerator == "cuda" else "gloo"
-    return DDPStrategy(process_group_backend=backend, gradient_as_bucket_view=True)
+    return DDPStrategy(process_group_backend=backend, gradient_as_bucket_view=True, static_graph=static_graph)
 
 
 def make_precision(precision: InForce, devices: Devices, initial_loss_scale: float) -> Precision | None:

@@ -13,10 +13,13 @@ from sequences.description import DataDescription
 MUST_BE_THE_SAME = (
     *("encoder", "decoder", "width", "depth", "heads", "latent_size", "latent_scope", "posterior"),
     *("max_sequence_length", "long_sequences", "window_stride"),
-    *("batch_size", "tokens_per_batch", "use_dynamic_padding", "bucketing", "drop_last"),
+    *("batch_size", "tokens_per_batch", "use_dynamic_padding", "bucketing", "drop_last", "level_cost", "pad_grid"),
     *("gradient_accumulation_steps", "seed"),
 )
 """The network's shape, and what goes into which batch. All else may be changed on purpose when a run goes on."""
+
+ADDED_LATER: dict[str, Any] = {"level_cost": False, "pad_grid": None}
+"""What older checkpoints do not tell of, as it was then."""
 
 MEANING = ("kind", "symbols", "tokenizer", "names", "classes")
 """Of a description: what ids and positions stand for. Weights of the same shapes would fit, and mean something else."""
@@ -30,7 +33,8 @@ def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     kinds = (there["description"]["kind"], here["description"]["kind"])
     if kinds[0] != kinds[1]:
         return [_difference("data", *kinds)]
-    flags = [(f"--{name}", there["settings"][name], here["settings"][name]) for name in MUST_BE_THE_SAME]
+    settings = ADDED_LATER | there["settings"]
+    flags = [(f"--{name}", settings[name], here["settings"][name]) for name in MUST_BE_THE_SAME]
     data = [(f"data: {name}", there["data"][name], here["data"][name]) for name in here["data"]]
     described = [
         (name.replace("_", " "), there["description"][name], here["description"][name]) for name in here["description"]

@@ -89,11 +89,18 @@ def run_command(main: Callable[[], int | None], prog: str) -> int:
         place = "" if error.filename is None else f"{error.filename}: "
         return _fail(prog, f"{place}{error.strerror}", ExitCode.STORAGE)
     except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         return _fail(prog, f"out of memory {error}".rstrip(), ExitCode.OUT_OF_MEMORY)
     except KeyboardInterrupt:
         return _fail(prog, "stopped by Ctrl-C", ExitCode.INTERRUPTED)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Python's own, a GPU's, or that of torch's CPU allocator, which has no type. Torch is not imported to find out."""
+    return (
+        isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate" in str(error)
+    )
 
 
 @contextmanager
@@ -113,13 +120,6 @@ def _signals_raised() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Python's own, a GPU's, or that of torch's CPU allocator, which has no type. Torch is not imported to find out."""
-    return (
-        isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate" in str(error)
-    )
 
 
 def harmless(text: str) -> str:

@@ -12,6 +12,7 @@ from dataset import SequenceDataModule
 from models.embeddings import GivenVectors
 from models.sequence_vae import SequenceVAE
 from models.settings import ModelSettings
+from training.compiling import compile_in_place
 from training.exit_codes import UsageError
 from training.settings import ComputeSettings
 
@@ -21,13 +22,6 @@ class ForgetsActivations(Protocol):
     """A network that can compute its inner results anew on the way back."""
 
     def use_gradient_checkpointing(self) -> None: ...
-
-
-@runtime_checkable
-class KnowsItsLayers(Protocol):
-    """A network that says which of its parts are worth compiling."""
-
-    def compile_inner(self, mode: str) -> None: ...
 
 
 def build_network(
@@ -45,7 +39,7 @@ def build_network(
     return network
 
 
-def make_ready(network: nn.Module, compute: ComputeSettings) -> str:
+def make_ready(network: nn.Module, compute: ComputeSettings, accelerator: str = "cpu") -> str:
     """Change the network in place, as the settings say; what is returned belongs into the header."""
     if compute.gradient_checkpointing:
         if not isinstance(network, ForgetsActivations):
@@ -53,29 +47,7 @@ def make_ready(network: nn.Module, compute: ComputeSettings) -> str:
                 f"--gradient_checkpointing: {type(network).__name__} has no method use_gradient_checkpointing()"
             )
         network.use_gradient_checkpointing()
-    return compile_in_place(network, compute.compile_mode) if compute.compile_model else ""
-
-
-def compile_in_place(network: nn.Module, mode: str) -> str:
-    """In place, so that checkpoints keep their names. Lengths differ from batch to batch: without `dynamic` each new one
-    would be compiled for, for seconds."""
-    problem = why_nothing_compiles()
-    if problem:
-        return f"not compiled: {problem}"
-    if isinstance(network, KnowsItsLayers):
-        network.compile_inner(mode)
-    else:
-        network.compile(mode=mode, dynamic=True)
-    return f"compiled ({mode}): the first steps of training and validation take up to a minute, which pays on long runs"
-
-
-def why_nothing_compiles() -> str:
-    """Found out with next to nothing to compile; empty where it works."""
-    try:
-        torch.compile(torch.neg, dynamic=True)(torch.ones(2))
-    except RuntimeError as error:  # all that a compiler throws is one
-        return f"torch.compile does not work here ({str(error).strip().splitlines()[0]})"
-    return ""
+    return compile_in_place(network, compute.compile_mode, accelerator) if compute.compile_model else ""
 
 
 def given_vectors(data: SequenceDataModule) -> GivenVectors | None:

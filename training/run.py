@@ -19,6 +19,7 @@ from lightning import Callback, Trainer
 from torch import nn
 
 from dataset import SequenceDataModule
+from models.sequence_vae import SequenceVAE
 from reports.run_files import append_event, command_line, environment, write_environment
 from sequences.errors import SettingsError
 from training.checkpoints import HEALTHY, read_lazily
@@ -37,6 +38,9 @@ from training.resume import Start, identity_of, load_weights, open_run, refuse_o
 from training.settings import TrainingSettings
 from training.trainer import all_callbacks, make_trainer, previews_of
 
+RECORDED_SHAPES = 8
+"""Of batches, with --compile_mode reduce-overhead. Each takes memory of its own."""
+
 
 def fit(
     settings: TrainingSettings, callbacks: Sequence[Callback] = (), *, network: nn.Module | None = None
@@ -44,6 +48,7 @@ def fit(
     """Train as the settings say: the network that they describe, or one that turns a batch into a `VAEOutput` as well."""
     settings = shortened(settings) if settings.run.fast_dev_run else settings
     devices = resolve_devices(settings.compute)
+    settings = with_few_shapes(settings, devices)
     data = make_data(settings)
     plan = plan_run(settings, data, devices.world)
     torch.manual_seed(settings.run.seed)
@@ -65,11 +70,14 @@ def fit(
             refuse_run_past_its_end(start.checkpoint, plan)
         elif settings.run.init_from is not None:
             load_weights(network, Path(settings.run.init_from).expanduser(), data.description)
-        remark = make_ready(network, settings.compute)
+        remark = make_ready(network, settings.compute, devices.accelerator)
         resume_command = f"python {program()} --config {shlex.quote(str(start.directory / 'config.yaml'))}"
         everything = all_callbacks([*callbacks, *previews], settings, data, plan, start.directory, resume_command)
         precision = precision_in_force(settings.compute.precision, devices.accelerator)
-        trainer = make_trainer(settings, data, plan, devices, precision, start.directory, everything)
+        is_ours = isinstance(network, SequenceVAE)
+        trainer = make_trainer(
+            *(settings, data, plan, devices, precision, start.directory, everything), has_static_graph=is_ours
+        )
     if is_first_process():
         write_files(settings, start)
         more = [
@@ -104,12 +112,22 @@ def shortened(settings: TrainingSettings) -> TrainingSettings:
     )
 
 
+def with_few_shapes(settings: TrainingSettings, devices: Devices) -> TrainingSettings:
+    """A GPU that replays recorded graphs records one for each shape."""
+    compute, batches = settings.compute, settings.batches
+    replays = compute.compile_model and compute.compile_mode == "reduce-overhead" and devices.accelerator == "cuda"
+    if not replays or batches.pad_grid is not None or not batches.use_dynamic_padding:
+        return settings
+    return replace(settings, batches=replace(batches, pad_grid=RECORDED_SHAPES))
+
+
 def make_data(settings: TrainingSettings) -> SequenceDataModule:
     return SequenceDataModule(
         *(settings.source, settings.lengths, settings.cache, settings.batches, settings.loading),
         seed=settings.run.seed,
         accumulate=settings.optimizer.gradient_accumulation_steps,
         limit_val_batches=settings.validation.limit_val_batches or 1,
+        attention_steps=settings.model.attention_steps,
     )
 
 

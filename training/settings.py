@@ -136,10 +136,11 @@ class ComputeSettings:
     """Take the statistics of --posterior batch_norm over all processes."""
 
     compile_model: bool = False
-    """Compile the network's layers before the first step, which takes a while and then saves a little of each."""
+    """Compile the network's layers and try them before the first step, which takes up to a minute. They are kept where that is
+    faster; a run that could not compile, or would be slower, goes on without."""
 
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
-    """How hard the compiler tries; reduce-overhead and max-autotune are for GPUs."""
+    """How hard the compiler tries; max-autotune is for GPUs, and so is reduce-overhead, which sets --pad_grid 8 there."""
 
     gradient_checkpointing: bool = False
     """Forget each layer's inner results and compute them anew on the way back: less memory for about a third more time."""

@@ -1,0 +1,62 @@
+"""What a command's training step does on a CPU, in a plain loop: no Trainer, no callbacks, no logging."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import torch
+from torch import nn
+from torch.optim import AdamW
+
+from dataset import SequenceDataModule
+from models.sequence_vae import SequenceVAE
+from sequences.batches import Batch
+from training.module import TRAINING, noise_seed, seed_noise
+from training.network import make_ready
+from training.objective import free_bits_in_force, negative_elbo
+from training.precision import precision_in_force
+from training.settings import RATE_TOKENS, TrainingSettings
+
+DTYPES = {"32-true": torch.float32, "16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
+
+
+class BareLoop:
+    """The network and the optimizer that the settings describe, and the step that a run would take."""
+
+    def __init__(self, settings: TrainingSettings, data: SequenceDataModule) -> None:
+        self.settings = settings
+        self.precision = precision_in_force(settings.compute.precision, "cpu").precision
+        torch.manual_seed(settings.run.seed)
+        self.network: nn.Module = SequenceVAE(data.description, settings.model)
+        make_ready(self.network, settings.compute)
+        rate, fused = settings.optimizer.rate(RATE_TOKENS), settings.optimizer.fused_optimizer
+        self.optimizer = AdamW(self.network.parameters(), rate, fused=fused)
+        self.free_bits = free_bits_in_force(settings.objective, settings.model.latent_scope)
+
+    def step(self, batches: Sequence[Batch]) -> None:
+        """One optimizer step of these micro-batches."""
+        dtype = DTYPES[self.precision]
+        for batch in batches:
+            seed_noise(noise_seed(self.settings.run.seed, TRAINING, batch.position), batch.lengths_B.device)
+            with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+                objective = negative_elbo(self.network(batch), 1.0, self.free_bits)
+            (objective.loss / batch.step_tokens).backward()
+        nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.optimizer.gradient_clip or float("inf"))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def steps(self, batches: Iterator[Batch], count: int) -> list[Batch]:
+        """So many optimizer steps; returns the batches that they were of."""
+        seen = []
+        for _ in range(count):
+            parts = list(islice(batches, self.settings.optimizer.gradient_accumulation_steps))
+            self.step(parts)
+            seen.extend(parts)
+        return seen
+
+
+def endless(data: SequenceDataModule) -> Iterator[Batch]:
+    """The training batches, epoch after epoch."""
+    loader = data.train_dataloader()
+    while True:
+        yield from loader
+        loader.set_epoch(loader.epoch + 1)

@@ -1,0 +1,155 @@
+"""Trainings take turns, are validated after each, and are compared by the seconds of training that a validation ELBO took.
+
+In: trainees, which train when told. Out: a curve for each, and from curves the seconds to an ELBO. Validating is not counted.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+CHOOSING_SEED = 1000
+"""Of the runs that rates and batches are chosen on; those that are compared have seeds of their own."""
+
+
+class Stretch(NamedTuple):
+    """Some training."""
+
+    seconds: float
+    tokens: int
+    """Real ones: neither padding nor marks of beginning and end."""
+
+
+class Trainee(Protocol):
+    """A training under way."""
+
+    @property
+    def parameters(self) -> int: ...
+
+    def train(self, seconds: float) -> Stretch:
+        """Go on for so long, to the end of the optimizer step."""
+
+    def validate(self) -> float:
+        """Mean ELBO of the validation sequences at weight 1, in nats a sequence."""
+
+    def close(self) -> None: ...
+
+
+class Candidate(NamedTuple):
+    """A way to train."""
+
+    name: str
+    rate: float
+    """Learning rate."""
+    batch: str
+    start: Callable[[int], Trainee]
+    """Begins with a seed."""
+
+
+class Point(NamedTuple):
+    """Where a training stands."""
+
+    seconds: float
+    tokens: int
+    elbo: float
+
+
+Curve = Sequence[Point]
+
+
+class Entrant:
+    """A candidate's training, and its curve from the untrained network on."""
+
+    def __init__(self, candidate: Candidate, seed: int, looks: int = 1) -> None:
+        """`looks`: validations in a turn, so that who learns fast is seen as closely as who does not."""
+        self.candidate = candidate
+        self.looks = looks
+        self.trainee = candidate.start(seed)
+        self.curve: list[Point] = []
+
+    def turn(self, seconds: float) -> None:
+        if not self.curve:
+            self.curve.append(Point(0.0, 0, self.trainee.validate()))
+        for _ in range(self.looks):
+            stretch = self.trainee.train(seconds / self.looks)
+            before = self.curve[-1]
+            now = Point(before.seconds + stretch.seconds, before.tokens + stretch.tokens, self.trainee.validate())
+            self.curve.append(now)
+
+
+class Trial(NamedTuple):
+    """What a candidate had come to when it was dropped, or chosen."""
+
+    candidate: Candidate
+    last: Point
+
+
+def choose(candidates: Sequence[Candidate], seconds: float) -> tuple[Candidate, list[Trial]]:
+    """Train all in turns, keep the better half, train it on for as long, until one is left. The trials come best first."""
+    if len(candidates) == 1:
+        return candidates[0], []
+    trials: list[Trial] = []
+    with ExitStack() as stack:
+        left = [Entrant(candidate, CHOOSING_SEED) for candidate in candidates]
+        for entrant in left:
+            stack.callback(entrant.trainee.close)
+        while len(left) > 1:
+            for entrant in left:
+                entrant.turn(seconds)
+            left.sort(key=_last_elbo, reverse=True)
+            half = math.ceil(len(left) / 2)
+            for entrant in reversed(left[half:]):
+                entrant.trainee.close()  # at once, for its memory
+                trials.append(Trial(entrant.candidate, entrant.curve[-1]))
+            left = left[:half]
+        trials.append(Trial(left[0].candidate, left[0].curve[-1]))
+    return left[0].candidate, trials[::-1]
+
+
+def _last_elbo(entrant: Entrant) -> float:
+    elbo = entrant.curve[-1].elbo
+    return elbo if math.isfinite(elbo) else -math.inf
+
+
+def race(
+    candidates: Sequence[Candidate], seeds: Sequence[int], turn_seconds: float, rounds: int, looks: Sequence[int]
+) -> tuple[list[list[Curve]], list[int]]:
+    """Train each candidate with each seed, in turns of equal time: curves by candidate, then by seed; parameters of each."""
+    with ExitStack() as stack:
+        entrants = [
+            [Entrant(candidate, seed, n) for seed in seeds] for candidate, n in zip(candidates, looks, strict=True)
+        ]
+        in_turns = [entrant for of_one_seed in zip(*entrants, strict=True) for entrant in of_one_seed]
+        for entrant in in_turns:
+            stack.callback(entrant.trainee.close)
+        for _ in range(rounds):
+            for entrant in in_turns:
+                entrant.turn(turn_seconds)
+        parameters = [of_candidate[0].trainee.parameters for of_candidate in entrants]
+        return [[entrant.curve for entrant in of_candidate] for of_candidate in entrants], parameters
+
+
+def best_elbo(curve: Curve) -> float:
+    return max(point.elbo for point in curve)
+
+
+def seconds_to(curve: Curve, elbo: float) -> float | None:
+    """Seconds of training until the ELBO was reached first, on a straight line between two validations; None: not at all.
+
+    A curve that rises ever more slowly lies above that line, so that where validations are far apart the answer is rather too
+    late than too early.
+
+    >>> seconds_to([Point(0, 0, -90.0), Point(10, 0, -50.0), Point(20, 0, -40.0)], -45.0)
+    15.0
+    """
+    for before, after in pairwise(curve):
+        if after.elbo >= elbo:
+            return before.seconds + (after.seconds - before.seconds) * (elbo - before.elbo) / (after.elbo - before.elbo)
+    return None
+
+
+def tokens_a_second(curve: Curve) -> float:
+    """Without the first stretch, in which everything is done for the first time."""
+    first, last = curve[1], curve[-1]
+    return (last.tokens - first.tokens) / (last.seconds - first.seconds)

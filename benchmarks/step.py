@@ -1,0 +1,233 @@
+"""How fast a training step is: the optimized command against the plain one, against the machine, and against a bare loop.
+
+    python -m benchmarks.step [--short] [--part recipes|loop|compile]
+
+recipes: generated tokens with log-normal lengths (mean 75), 7 million parameters; and the event model of 10 million on
+physionet2012 below SEQVAE_REAL_DATA, or demo events. Runs of the real commands take turns (performance/contestant.py); in between,
+a square product of matrices in bf16 says what the machine can do at that hour. A model's FLOPs are counted by torch on its own
+batches; those for padding are left out.
+loop: the real loader against batches that lie ready, and Lightning's Trainer against a bare loop, at a step of about 10 ms.
+compile: the recipe of the tokens with --compile_model and without, after its warm-up.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import train_optimized
+import train_with_collapse_detection
+from benchmarks.bare_loop import BareLoop, endless
+from benchmarks.generated import write_token_lists
+from benchmarks.measure import as_commands_run, machine, median, print_table, spread
+from monitors.flops import product_peak
+from performance.contestant import Contestant, Recipe
+from performance.messages import Lap, Turn
+from sequences.batches import Batch
+from training.command_line import parse_command_line
+from training.run import make_data
+
+SEQUENCES = 40_000
+TOKEN_MODEL = ("--width", "256", "--depth", "3", "--vocabulary_size", "5000")
+EVENT_MODEL = ("--width", "448", "--depth", "2", "--heads", "2")
+SMALL_STEP = ("--width", "64", "--depth", "1", "--tokens_per_batch", "1500", "--gradient_accumulation_steps", "1")
+"""About 10 ms."""
+OPTIMIZED, REFERENCE, RANDOM_64 = "train_optimized.py", "train_with_collapse_detection.py", "random batches of 64"
+EVENTS, COMPILED = "train_optimized.py, events", "train_optimized.py --compile_model"
+TURNS = {OPTIMIZED: Turn(steps=8, seconds=6), REFERENCE: Turn(seconds=6), RANDOM_64: Turn(steps=2, lead_steps=0)}
+CACHED_BATCHES = 64
+
+
+class Result(NamedTuple):
+    """What a contestant came to in all its turns."""
+
+    laps: list[Lap]
+
+    @property
+    def rate(self) -> float:
+        """Real steps of sequences a second."""
+        return sum(lap.real_steps for lap in self.laps) / sum(lap.seconds for lap in self.laps)
+
+    @property
+    def rates(self) -> list[float]:
+        return [lap.real_steps / lap.seconds for lap in self.laps]
+
+    @property
+    def padding_efficiency(self) -> float:
+        return sum(lap.real_steps for lap in self.laps) / sum(lap.padded_steps for lap in self.laps)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--short", action="store_true", help="three rounds instead of seven, no random batches of 64")
+    parser.add_argument("--part", choices=tuple(PARTS), help="this one alone")
+    options = parser.parse_args()
+    as_commands_run()
+    result: dict[str, Any] = {"benchmark": "step", "machine": machine(), "short": options.short}
+    with tempfile.TemporaryDirectory(prefix="seqvae-bench-") as name:
+        directory = Path(name)
+        write_token_lists(directory / "tokens" / "all.parquet", SEQUENCES)
+        for part in (options.part,) if options.part else PARTS:
+            result[part] = PARTS[part](directory, options.short)
+    print(json.dumps(result))
+
+
+# --- The recipes, and what the machine could do ----------------------------------------------------------------------
+
+
+def report_recipes(directory: Path, short: bool) -> dict[str, Any]:
+    recipes = {
+        OPTIMIZED: token_recipe(directory, OPTIMIZED, "--fast_detection"),
+        REFERENCE: token_recipe(directory, REFERENCE),
+        RANDOM_64: token_recipe(directory, REFERENCE, "--batch_size", "64"),
+        EVENTS: event_recipe(directory),
+    }
+    if short:
+        del recipes[RANDOM_64]
+    results, peaks, flops = compete(recipes, rounds=3 if short else 7)
+    peak, first = median(peaks), results[OPTIMIZED].rate
+    rows = [
+        {
+            "run": name,
+            "real tokens/s": round(result.rate),
+            "spread": spread(result.rates),
+            "padding efficiency": round(result.padding_efficiency, 3),
+            "the first is faster by": round(first / result.rate, 2) if name != EVENTS else "",
+            "share of the GEMM peak": round(result.rate * flops[name] / peak, 3),
+            "peak memory GiB": round(result.laps[-1].peak_memory_gib, 2),
+        }
+        for name, result in results.items()
+    ]
+    print_table(
+        f"Training, in turns; GEMM peak {peak / 1e9:,.0f} GFLOP/s in bf16, spread {spread(peaks)}; for events, a token is a "
+        "step in time",
+        rows,
+    )
+    return {"rows": rows, "peak_gflops": round(peak / 1e9), "peak_spread": spread(peaks)}
+
+
+def token_recipe(directory: Path, command: str, *words: str) -> Recipe:
+    data = ("--data_dir", str(directory / "tokens"), "--cache_dir", str(directory / "cache"))
+    return recipe_of(command, [*data, *TOKEN_MODEL, *words])
+
+
+def event_recipe(directory: Path) -> Recipe:
+    real = os.environ.get("SEQVAE_REAL_DATA")
+    data = ("--data_dir", f"{real}/physionet2012") if real else ("--kind", "events")
+    cache = ("--cache_dir", str(directory / "cache"))
+    return recipe_of(OPTIMIZED, [*data, *cache, *EVENT_MODEL, "--fast_detection"])
+
+
+def recipe_of(command: str, words: Sequence[str]) -> Recipe:
+    module, schema = {
+        OPTIMIZED: (train_optimized, train_optimized.OptimizedSettings),
+        REFERENCE: (train_with_collapse_detection, train_with_collapse_detection.ReferenceSettings),
+    }[command]
+    settings = parse_command_line(schema, words, prog=command, description="")
+    return Recipe(command, settings, module.callbacks)
+
+
+def compete(recipes: dict[str, Recipe], rounds: int) -> tuple[dict[str, Result], list[float], dict[str, float]]:
+    """Each one's laps, the machine's peak after each round, and each one's FLOPs for a real step."""
+    results = {name: Result([]) for name in recipes}
+    peaks = []
+    with ExitStack() as stack:
+        runs = {name: stack.enter_context(Contestant(recipe)) for name, recipe in recipes.items()}
+        flops = {name: flops_of_a_step(run) for name, run in runs.items()}
+        for name, run in runs.items():
+            run.turn(*TURNS.get(name, TURNS[OPTIMIZED]))
+        for _ in range(rounds):
+            for name, run in runs.items():
+                results[name].laps.append(run.turn(*TURNS.get(name, TURNS[OPTIMIZED])))
+            peaks.append(product_peak(torch.device("cpu"), torch.bfloat16))
+    return results, peaks, flops
+
+
+def flops_of_a_step(run: Contestant) -> float:
+    """Of one real step of a sequence: of those that were computed on, each cost as much."""
+    work = run.count(steps=4)
+    return work.flops / work.padded_steps
+
+
+# --- Loader and Trainer ----------------------------------------------------------------------------------------------
+
+
+def report_loop(directory: Path, short: bool) -> dict[str, Any]:
+    """Steps are the same in all three; the ratios are medians over rounds."""
+    recipe = recipe_of(OPTIMIZED, [*token_words(directory), *SMALL_STEP, "--disable_metrics_monitoring"])
+    data = make_data(recipe.settings)
+    data.order = "spread"
+    bare = BareLoop(recipe.settings, data)
+    cached = cycle(list(islice(endless(data), CACHED_BATCHES)))
+    loaded = endless(data)
+    milliseconds: dict[str, list[float]] = {"cached batches": [], "the loader": [], "the Trainer": []}
+    with Contestant(recipe) as run:
+        run.turn(steps=CACHED_BATCHES)
+        for _ in range(5 if short else 15):
+            milliseconds["cached batches"].append(timed(bare, cached))
+            milliseconds["the loader"].append(timed(bare, loaded))
+            lap = run.turn(steps=CACHED_BATCHES, lead_steps=4)
+            milliseconds["the Trainer"].append(lap.seconds / lap.steps * 1e3)
+    by_round = list(zip(*milliseconds.values(), strict=True))
+    rows = [
+        {"step with": name, "ms": round(median(values), 2), "spread": spread(values)}
+        for name, values in milliseconds.items()
+    ]
+    ratios = {
+        "loader_ratio": round(median([ready / loader for ready, loader, _ in by_round]), 3),
+        "trainer_ratio": round(median([trainer / loader for _, loader, trainer in by_round]), 3),
+    }
+    print_table(f"A small step; loader ratio {ratios['loader_ratio']}, Trainer {ratios['trainer_ratio']}", rows)
+    return {"rows": rows, **ratios}
+
+
+def token_words(directory: Path) -> list[str]:
+    data = ["--data_dir", str(directory / "tokens"), "--cache_dir", str(directory / "cache")]
+    return [*data, "--vocabulary_size", "5000"]
+
+
+def timed(loop: BareLoop, batches: Iterator[Batch]) -> float:
+    """Milliseconds of a step, after four that do not count."""
+    loop.steps(batches, 4)
+    start = time.perf_counter()
+    loop.steps(batches, CACHED_BATCHES)
+    return (time.perf_counter() - start) / CACHED_BATCHES * 1e3
+
+
+# --- Compiled --------------------------------------------------------------------------------------------------------
+
+
+def report_compile(directory: Path, short: bool) -> dict[str, Any]:
+    recipes = {
+        OPTIMIZED: token_recipe(directory, OPTIMIZED, "--fast_detection"),
+        COMPILED: token_recipe(directory, OPTIMIZED, "--fast_detection", "--compile_model"),
+    }
+    results, _, _ = compete(recipes, rounds=3 if short else 7)
+    eager, compiled = results[OPTIMIZED], results[COMPILED]
+    by_round = [after / before for before, after in zip(eager.rates, compiled.rates, strict=True)]
+    rows = [
+        {
+            "run": name,
+            "real tokens/s": round(result.rate),
+            "spread": spread(result.rates),
+            "recompiles": sum(lap.recompiles for lap in result.laps),
+        }
+        for name, result in results.items()
+    ]
+    print_table(f"Compiled, after the warm-up: {median(by_round):.3f} times as fast, {spread(by_round)}", rows)
+    return {"rows": rows, "ratio": round(median(by_round), 3), "ratio_spread": spread(by_round)}
+
+
+PARTS = {"recipes": report_recipes, "loop": report_loop, "compile": report_compile}
+
+
+if __name__ == "__main__":
+    main()

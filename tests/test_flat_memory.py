@@ -1,0 +1,93 @@
+"""Memory over thousands of batches of different shapes: free pages go back on a CPU, and a long run does not grow."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from training import memory
+from training.console import share_machine
+from training.memory import FlatMemory, malloc_trim
+
+ROOT = Path(__file__).parent.parent
+SHAPES = """
+import json, os, sys
+from training.console import share_machine
+share_machine()
+import psutil, torch
+from training.memory import malloc_trim
+from tests.small_models import make_batch, make_vae
+torch.set_num_threads(1)
+vae = make_vae("tokens", width=32).train()
+optimizer = torch.optim.AdamW(vae.parameters(), fused=True)
+steps, every = int(sys.argv[1]), int(sys.argv[2])
+lengths = (torch.randn(steps, generator=torch.Generator().manual_seed(0)) * 0.7 + 2.7).exp().clamp(1, 50).int().tolist()
+resident = []
+for step, length in enumerate(lengths, start=1):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = vae(make_batch("tokens", [length] * max(1, 400 // length))).nll_B.mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step % every == 0:
+        malloc_trim()(0)
+        resident.append(psutil.Process().memory_info().rss)
+print(json.dumps(resident))
+"""
+
+on_glibc = pytest.mark.skipif(malloc_trim() is None, reason="only glibc gives pages back when asked")
+
+
+def trained(device: str, steps: list[int], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps, of those that went by, at which memory was given back."""
+    given_back: list[int] = []
+    trainer: Any = SimpleNamespace(global_step=0, strategy=SimpleNamespace(root_device=torch.device(device)))
+    monkeypatch.setattr(memory, "malloc_trim", lambda: lambda _: given_back.append(trainer.global_step))
+    callback = FlatMemory(every_n_steps=10)
+    nothing: Any = None
+    callback.on_train_start(trainer, nothing)
+    for trainer.global_step in steps:
+        callback.on_train_batch_end(trainer, nothing, {}, nothing, 0)
+    return given_back
+
+
+def test_free_pages_go_back_every_so_many_optimizer_steps_whatever_makes_up_a_step(monkeypatch):
+    two_batches_a_step = [step // 2 for step in range(70)]
+    assert trained("cpu", two_batches_a_step, monkeypatch) == [10, 20, 30]
+
+
+def test_a_run_on_another_device_is_left_alone(monkeypatch):
+    assert trained("meta", list(range(100)), monkeypatch) == []
+
+
+@on_glibc
+def test_glibc_gives_pages_back():
+    trim = malloc_trim()
+    assert trim is not None
+    blocks = [bytearray(100_000) for _ in range(100)]  # too small to be mapped each on its own
+    del blocks
+    assert trim(0) in (0, 1)
+
+
+def test_what_a_user_set_in_the_environment_stays(monkeypatch):
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "7")
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    share_machine()
+    assert (os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"], os.environ["GOMP_SPINCOUNT"]) == ("7", "1000")
+
+
+@on_glibc
+@pytest.mark.slow
+def test_memory_is_flat_over_thousands_of_steps_of_different_shapes():
+    words = [sys.executable, "-c", SHAPES, "3000", "200"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    resident = json.loads(done.stdout)
+    early, late = resident[4:7], resident[-3:]
+    assert max(late) <= 1.03 * max(early)

@@ -1,0 +1,203 @@
+"""time_to_quality: what its curves say, that both sides measure the same thing, and that it runs on next to nothing."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import quality_moses, time_to_quality
+from benchmarks.quality_contest import Candidate, Point, Stretch, choose, race, seconds_to, tokens_a_second
+from benchmarks.quality_data import write_demo_tokens
+from benchmarks.quality_hf import hugging_face, padded
+from benchmarks.quality_moses import Molecules, Moses, MosesMissing, MosesTrainee, Portion, elbo_B
+from benchmarks.quality_report import compare
+from benchmarks.time_to_quality import Contest, Effort, run_contest
+
+# Lightning 2.6.6 asks torch 2.13 in a way that torch calls deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")
+
+TINY = ("--width", "16", "--depth", "1", "--heads", "2", "--latent_size", "2", "--num_workers", "0")
+
+
+class ToyTrainee:
+    """Gains `gain` nats and 100 tokens a second."""
+
+    parameters = 7
+
+    def __init__(self, gain: float, log: list[str], name: str) -> None:
+        self.gain, self.log, self.name = gain, log, name
+        self.elbo = -100.0
+
+    def train(self, seconds: float) -> Stretch:
+        self.log.append(self.name)
+        self.elbo += self.gain * seconds
+        return Stretch(seconds, round(100 * seconds))
+
+    def validate(self) -> float:
+        return self.elbo
+
+    def close(self) -> None:
+        self.log.append(f"{self.name} closed")
+
+
+def toys(gains: dict[str, float], log: list[str]) -> list[Candidate]:
+    def candidate(name: str, gain: float) -> Candidate:
+        return Candidate(name, 1e-3, "1 toy", lambda seed: ToyTrainee(gain, log, f"{name}{seed}"))
+
+    return [candidate(name, gain) for name, gain in gains.items()]
+
+
+def few_tokens(directory: Path) -> Path:
+    return write_demo_tokens(directory, trained_on=200, validated_on=10, mean_length=5)
+
+
+def curve(*elbos: float) -> list[Point]:
+    return [Point(10.0 * k, 1000 * k, elbo) for k, elbo in enumerate(elbos)]
+
+
+def test_an_elbo_is_reached_where_the_curve_first_crosses_it():
+    assert seconds_to(curve(-90, -50, -60, -40), -50.0) == 10.0
+    assert seconds_to(curve(-90, -50, -60, -40), -45.0) == 27.5
+    assert seconds_to(curve(-90, -50), -40.0) is None
+
+
+def test_tokens_a_second_leaves_the_first_stretch_out():
+    assert tokens_a_second([Point(0, 0, -9.0), Point(50, 10, -8.0), Point(60, 110, -7.0)]) == 10.0
+
+
+def test_the_target_is_the_best_of_the_other_side_seed_by_seed():
+    found = compare([curve(-90, -50, -55), curve(-90, -70, -30)], [curve(-90, -10, -5), curve(-90, -80, -70)])
+    assert found.targets == [-50, -30]
+    assert found.theirs == [10, 20]
+    assert found.ours == [5, math.inf]
+    assert found.ratios == [2, 0]
+
+
+def test_the_better_half_trains_on_until_one_is_left():
+    log: list[str] = []
+    best, trials = choose(toys({"a": 1, "b": 4, "c": 2, "d": 3, "e": math.nan}, log), seconds=1.0)
+    assert best.name == "b"
+    assert [trial.candidate.name for trial in trials] == ["b", "d", "c", "a", "e"]
+    assert [trial.last.seconds for trial in trials] == [3, 3, 2, 1, 1]
+
+
+def test_what_was_dropped_is_closed_at_once():
+    log: list[str] = []
+    choose(toys({"a": 1, "b": 2}, log), seconds=1.0)
+    assert log[:3] == ["a1000", "b1000", "a1000 closed"]
+
+
+def test_a_single_candidate_is_chosen_untrained():
+    log: list[str] = []
+    assert choose(toys({"a": 1}, log), seconds=1.0)[0].name == "a"
+    assert log == []
+
+
+def test_a_race_goes_round_in_turns_of_equal_time():
+    log: list[str] = []
+    (a, b), parameters = race(toys({"a": 1, "b": 2}, log), [0, 1], turn_seconds=4.0, rounds=2, looks=[1, 2])
+    assert log[:6] == ["a0", "b0", "b0", "a1", "b1", "b1"]
+    assert [len(one) for one in a] == [3, 3]
+    assert [len(one) for one in b] == [5, 5]
+    assert a[0][-1] == Point(8.0, 800, -92.0)
+    assert b[1][-1] == Point(8.0, 800, -84.0)
+    assert parameters == [7, 7]
+
+
+def test_a_contest_says_how_many_times_as_long_the_other_took(capsys: pytest.CaptureFixture[str]):
+    sides = [[candidate] for candidate in toys({"slow": 1, "ours": 5}, [])]
+    result = run_contest(Contest("Toys", sides), Effort(None, 4.0, rounds=2, seeds=3))
+    assert result["rows"][0]["times as long"] == 5.0
+    assert result["rows"][0]["tokens/s, ours/its"] == 1.0
+    assert "times as long" in capsys.readouterr().out
+
+
+# --- MOSES ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def moses() -> Moses:
+    """The wheel itself where it lies already, for nothing is downloaded here."""
+    path = Path(sys.prefix) / quality_moses.WHEEL
+    if not path.exists():
+        pytest.skip(f"{path.name} is not there: `python -m benchmarks.time_to_quality --part moses` downloads it")
+    try:
+        return quality_moses.load(path)
+    except MosesMissing as missing:
+        pytest.skip(str(missing))
+
+
+MOLECULES = Molecules(["CCO", "CCCN", "C", "CNC(=O)C"], ["CCO", "CCCN"])
+
+
+def test_the_elbo_from_moses_logits_is_the_negative_of_its_own_loss(moses: Moses):
+    model = MosesTrainee(moses, MOLECULES, rate=1e-3, batch_size=2, seed=0).model
+    texts = [model.string2tensor(text) for text in ("CCCN", "CO", "N")]
+    torch.manual_seed(5)
+    kl_mean, nll_mean_of_symbols = model(texts)
+    torch.manual_seed(5)
+    symbols = 5 + 3 + 2  # with end marks
+    assert elbo_B(model, texts).mean().item() == pytest.approx(-(kl_mean + nll_mean_of_symbols * symbols / 3).item())
+
+
+def test_moses_weighs_a_nat_of_kl_like_a_nat_of_nll(moses: Moses):
+    trainee = MosesTrainee(moses, MOLECULES, rate=1e-3, batch_size=2, seed=0)
+    assert trainee.kl_weight == pytest.approx(4 / (4 + 5 + 2 + 9))
+
+
+def test_moses_trains_in_turns_and_is_validated_on_the_same_noise(moses: Moses):
+    trainee = MosesTrainee(moses, MOLECULES, rate=1e-3, batch_size=2, seed=0)
+    before = trainee.validate()
+    assert trainee.validate() == before
+    stretches = [trainee.train(seconds=0.0) for _ in range(8)]
+    assert sum(stretch.tokens for stretch in stretches) == 4 * (3 + 4 + 1 + 8)
+    assert trainee.validate() > before
+
+
+def test_a_portion_gives_one_batch_at_least_and_counts_characters_alone():
+    batches = iter([[torch.zeros(5), torch.zeros(3)], [torch.zeros(9)]])
+    portion = Portion(batches, until=0.0)
+    assert len(list(portion)) == 1
+    assert portion.characters == 4
+
+
+def test_a_wheel_that_is_not_the_published_one_is_refused(tmp_path: Path):
+    (tmp_path / quality_moses.WHEEL).write_bytes(b"something else")
+    with pytest.raises(MosesMissing, match="not the file that was published"):
+        quality_moses.wheel(tmp_path)
+
+
+# --- Hugging Face -----------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_padded_to_the_longest_and_counted_without_padding():
+    batch = padded([{"tokens": [3, 1, 2]}, {"tokens": [4]}])
+    assert batch.tokens_BT.tolist() == [[3, 1, 2], [4, 0, 0]]
+    assert batch.lengths_B.tolist() == [3, 1]
+    assert batch.step_tokens == 4
+
+
+def test_the_bare_loop_learns_and_is_validated_on_the_same_noise(tmp_path: Path):
+    pytest.importorskip("datasets")
+    data = few_tokens(tmp_path / "tokens")
+    trainee = hugging_face(data, TINY, 1e-2, torch.float32).start(0)
+    before = trainee.validate()
+    assert trainee.validate() == before
+    for _ in range(5):
+        assert trainee.train(seconds=0.0).tokens > 0
+    assert trainee.validate() > before
+    trainee.close()
+
+
+# --- All of it --------------------------------------------------------------------------------------------------------
+
+
+def test_reference_and_optimized_are_compared_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(time_to_quality, "write_demo_tokens", few_tokens)
+    report = json.loads(json.dumps(time_to_quality.run(["reference"], Effort(None, 0.1, rounds=2, seeds=1), TINY)))
+    other, ours = report["rows"]["reference"]
+    assert other["M parameters"] == ours["M parameters"] > 0
+    assert report["ratio"]["reference"] == [other["times as long"]]
