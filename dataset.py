@@ -75,6 +75,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         self.lengths = lengths or LengthSettings()
         self.cache = cache or CacheSettings()
         self.batches = batches or BatchSettings()
+        self.shapes = self.batches.pad_grid or None
         self.loading = resolve_loading(loading or LoadingSettings())
         self.seed, self.accumulate = seed, accumulate
         self.limit_val_batches, self.predict_split = limit_val_batches, predict_split
@@ -82,6 +83,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         self.order: Literal["shuffled", "spread"] = "shuffled"
         """Of the training batches. spread: every stretch holds long and short ones alike, for measuring on a part of an epoch."""
         self._loaders: dict[str, BatchLoader] = {}
+        self._grids: dict[str, np.ndarray] = {}
         self._resumed: dict[str, Any] | None = None
         self._planned: tuple[tuple[int, str], Plan] | None = None
 
@@ -130,13 +132,18 @@ class SequenceDataModule(lightning.LightningDataModule):
 
     def gathering(self, name: str, limits: Limits) -> Gathers:
         """Return what makes batches of a split: as they are stored, or on the grid of --pad_grid."""
-        split, shapes = self.split(name), self.batches.pad_grid
-        return split if shapes is None else OnGrid(split, grid_lengths(split.lengths_N, shapes), limits)
+        split, grid_G = self.split(name), self._grid(name)
+        return split if grid_G is None else OnGrid(split, grid_G, limits)
 
     def _padded_lengths(self, name: str) -> np.ndarray:
         """Return the lengths of a split as they are before they meet others in a batch."""
-        lengths_N, shapes = self.split(name).lengths_N, self.batches.pad_grid
-        return lengths_N if shapes is None else rounded_up(lengths_N, grid_lengths(lengths_N, shapes))
+        lengths_N, grid_G = self.split(name).lengths_N, self._grid(name)
+        return lengths_N if grid_G is None else rounded_up(lengths_N, grid_G)
+
+    def _grid(self, name: str) -> np.ndarray | None:
+        if self.shapes is not None and name not in self._grids:
+            self._grids[name] = grid_lengths(self.split(name).lengths_N, self.shapes)
+        return self._grids.get(name)
 
     def plan_of_epoch(self, epoch: int) -> Plan:
         """Return the training batches of an epoch, planned once for all who ask one after the other, as header and loader do."""
@@ -170,7 +177,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         lengths_N = self.split("train").lengths_N
         looked_at = some_batches(self.plan_of_epoch(0), EFFICIENCY_BATCHES, self.seed)
         efficiency = padding_efficiency(lengths_N, looked_at, self.limits.pad_to)
-        if self.batches.pad_grid is not None:
+        if self.shapes is not None:
             efficiency = grid_efficiency(lengths_N, self.cut, self.limits)
         others = ", ".join(
             f"{len(self.data.splits[name]):,} {name}" for name in ("valid", "test") if name in self.data.splits

@@ -38,12 +38,13 @@ from training.run import make_data
 SEQUENCES = 40_000
 TOKEN_MODEL = ("--width", "256", "--depth", "3", "--vocabulary_size", "5000")
 EVENT_MODEL = ("--width", "448", "--depth", "2", "--heads", "2")
-SMALL_STEP = ("--width", "64", "--depth", "1", "--tokens_per_batch", "1500", "--gradient_accumulation_steps", "1")
-"""About 10 ms."""
+SMALL_STEP = ("--width", "64", "--depth", "1", "--tokens_per_batch", "1000", "--gradient_accumulation_steps", "1")
+FEW_SEQUENCES = 1_000
+"""Of 500 ids. A step takes about 10 ms, and a turn is an epoch, so that all turns are of the same lengths."""
 OPTIMIZED, REFERENCE, RANDOM_64 = "train_optimized.py", "train_with_collapse_detection.py", "random batches of 64"
 EVENTS, COMPILED = "train_optimized.py, events", "train_optimized.py --compile_model"
+LEAD = 4
 TURNS = {OPTIMIZED: Turn(steps=8, seconds=6), REFERENCE: Turn(seconds=6), RANDOM_64: Turn(steps=2, lead_steps=0)}
-CACHED_BATCHES = 64
 
 
 class Result(NamedTuple):
@@ -75,6 +76,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="seqvae-bench-") as name:
         directory = Path(name)
         write_token_lists(directory / "tokens" / "all.parquet", SEQUENCES)
+        write_token_lists(directory / "few" / "all.parquet", FEW_SEQUENCES, vocabulary=500)
         for part in (options.part,) if options.part else PARTS:
             result[part] = PARTS[part](directory, options.short)
     print(json.dumps(result))
@@ -143,12 +145,17 @@ def compete(recipes: dict[str, Recipe], rounds: int) -> tuple[dict[str, Result],
         runs = {name: stack.enter_context(Contestant(recipe)) for name, recipe in recipes.items()}
         flops = {name: flops_of_a_step(run) for name, run in runs.items()}
         for name, run in runs.items():
-            run.turn(*TURNS.get(name, TURNS[OPTIMIZED]))
+            take_turn(run, name)
         for _ in range(rounds):
             for name, run in runs.items():
-                results[name].laps.append(run.turn(*TURNS.get(name, TURNS[OPTIMIZED])))
+                results[name].laps.append(take_turn(run, name))
             peaks.append(product_peak(torch.device("cpu"), torch.bfloat16))
     return results, peaks, flops
+
+
+def take_turn(run: Contestant, name: str) -> Lap:
+    turn = TURNS.get(name, TURNS[OPTIMIZED])
+    return run.turn(turn.steps, turn.seconds, turn.lead_steps, by_stage=False)
 
 
 def flops_of_a_step(run: Contestant) -> float:
@@ -162,19 +169,20 @@ def flops_of_a_step(run: Contestant) -> float:
 
 def report_loop(directory: Path, short: bool) -> dict[str, Any]:
     """Steps are the same in all three; the ratios are medians over rounds."""
-    recipe = recipe_of(OPTIMIZED, [*token_words(directory), *SMALL_STEP, "--disable_metrics_monitoring"])
+    words = ["--data_dir", str(directory / "few"), "--cache_dir", str(directory / "cache")]
+    recipe = recipe_of(OPTIMIZED, [*words, *SMALL_STEP, "--disable_metrics_monitoring"])
     data = make_data(recipe.settings)
     data.order = "spread"
-    bare = BareLoop(recipe.settings, data)
-    cached = cycle(list(islice(endless(data), CACHED_BATCHES)))
+    bare, epoch = BareLoop(recipe.settings, data), data.batches_per_epoch()
+    cached = cycle(list(islice(endless(data), epoch)))
     loaded = endless(data)
     milliseconds: dict[str, list[float]] = {"cached batches": [], "the loader": [], "the Trainer": []}
     with Contestant(recipe) as run:
-        run.turn(steps=CACHED_BATCHES)
-        for _ in range(5 if short else 15):
-            milliseconds["cached batches"].append(timed(bare, cached))
-            milliseconds["the loader"].append(timed(bare, loaded))
-            lap = run.turn(steps=CACHED_BATCHES, lead_steps=4)
+        run.turn(steps=epoch)
+        for _ in range(10 if short else 30):
+            milliseconds["cached batches"].append(timed(bare, cached, epoch))
+            milliseconds["the loader"].append(timed(bare, loaded, epoch))
+            lap = run.turn(steps=epoch, lead_steps=LEAD, by_stage=False)
             milliseconds["the Trainer"].append(lap.seconds / lap.steps * 1e3)
     by_round = list(zip(*milliseconds.values(), strict=True))
     rows = [
@@ -189,17 +197,12 @@ def report_loop(directory: Path, short: bool) -> dict[str, Any]:
     return {"rows": rows, **ratios}
 
 
-def token_words(directory: Path) -> list[str]:
-    data = ["--data_dir", str(directory / "tokens"), "--cache_dir", str(directory / "cache")]
-    return [*data, "--vocabulary_size", "5000"]
-
-
-def timed(loop: BareLoop, batches: Iterator[Batch]) -> float:
-    """Milliseconds of a step, after four that do not count."""
-    loop.steps(batches, 4)
+def timed(loop: BareLoop, batches: Iterator[Batch], steps: int) -> float:
+    """Milliseconds of a step, after some that do not count."""
+    loop.steps(batches, LEAD)
     start = time.perf_counter()
-    loop.steps(batches, CACHED_BATCHES)
-    return (time.perf_counter() - start) / CACHED_BATCHES * 1e3
+    loop.steps(batches, steps)
+    return (time.perf_counter() - start) / steps * 1e3
 
 
 # --- Compiled --------------------------------------------------------------------------------------------------------

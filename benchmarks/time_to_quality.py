@@ -12,7 +12,7 @@ parameters, all with the objective NLL + KL from the first step on and with cons
 First each side chooses among the same three learning rates, and among batches where they may differ (the reference's and
 Hugging Face's are what they are): the better half trains on until one is left. Then the chosen ones train anew with other seeds,
 in turns of --seconds, and are validated after each turn on the same sequences, which is not counted. The target is the best
-ELBO that the other side reached; ours is seen several times a turn. --short takes what was chosen before, one seed and three
+ELBO that the other side reached; ours is seen several times a turn. --short takes what was chosen before, one seed and a few
 short turns. MOSES' wheel is downloaded where it is not there (benchmarks/quality_moses.py says why it cannot be installed).
 """
 
@@ -20,7 +20,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,7 +70,9 @@ class Effort(NamedTuple):
 
 
 FULL = Effort(choosing_seconds=6.0, turn_seconds=9.0, rounds=5, seeds=3)
-SHORT = Effort(choosing_seconds=None, turn_seconds=3.0, rounds=3, seeds=1)
+SHORT = Effort(choosing_seconds=None, turn_seconds=3.0, rounds=2, seeds=1)
+SHORT_REFERENCE = SHORT._replace(rounds=5)
+"""The first seconds teach anybody the most; what a recipe is worth shows after them."""
 
 
 class Contest(NamedTuple):
@@ -98,13 +100,16 @@ def main() -> None:
     options, words = parser.parse_known_args()
     if options.rounds == 1:
         parser.error("--rounds must be 2 or more: the first turn says nothing of the speed")
-    usual = SHORT if options.short else FULL
-    effort = usual._replace(
-        turn_seconds=options.seconds or usual.turn_seconds,
-        rounds=options.rounds or usual.rounds,
-        seeds=options.seeds or usual.seeds,
-    )
-    print(json.dumps(run([options.part] if options.part else list(PARTS), effort, words)))
+    asked = {"turn_seconds": options.seconds, "rounds": options.rounds, "seeds": options.seeds}
+    given = {name: value for name, value in asked.items() if value is not None}
+    parts = [options.part] if options.part else list(PARTS)
+    print(json.dumps(run({part: usual_effort(part, options.short)._replace(**given) for part in parts}, words)))
+
+
+def usual_effort(part: str, short: bool) -> Effort:
+    if not short:
+        return FULL
+    return SHORT_REFERENCE if part == "reference" else SHORT
 
 
 def positive(kind: type[int] | type[float]) -> Callable[[str], float]:
@@ -117,17 +122,17 @@ def positive(kind: type[int] | type[float]) -> Callable[[str], float]:
     return parsed
 
 
-def run(parts: Sequence[str], effort: Effort, words: Sequence[str] = ()) -> dict[str, Any]:
-    """`words`: flags of the model."""
+def run(efforts: Mapping[str, Effort], words: Sequence[str] = ()) -> dict[str, Any]:
+    """Effort by part; `words`: flags of the model."""
     results = {}
     with tempfile.TemporaryDirectory(prefix="seqvae-bench-") as directory:
-        for part in parts:
+        for part, effort in efforts.items():
             contest = PARTS[part](Path(directory) / part, words, effort.choosing_seconds is not None)
             results[part] = run_contest(contest, effort)
     return {
         "benchmark": "time_to_quality",
         "machine": machine(),
-        "effort": effort._asdict(),
+        "effort": {part: effort._asdict() for part, effort in efforts.items()},
         "rows": {part: result["rows"] for part, result in results.items()},
         "chosen_from": {part: result["chosen_from"] for part, result in results.items()},
         "ratio": {part: [row["times as long"] for row in result["rows"][:-1]] for part, result in results.items()},

@@ -22,7 +22,7 @@ from performance.memory import available_memory
 from performance.messages import Lap, Ready
 from performance.rounds import LEAST_GAIN, RULE, Pace, Rounds, Start, Trial, Verdict
 from training.precision import cpu_has_bf16_units
-from training.run import make_data
+from training.run import make_data, with_few_shapes
 from training.trainer import UNITS
 
 GIB = 2**30
@@ -75,6 +75,7 @@ def advise(
 ) -> Advice:
     """`words` are what was typed behind `prog` for the recipe's settings; `say` hears what is under way."""
     begun = time.perf_counter()
+    recipe = recipe._replace(settings=with_few_shapes(recipe.settings))
     data = make_data(recipe.settings)
     unit = f"{UNITS[data.description.kind]}s"
     with Rounds(recipe, Pace(seconds_per_turn, rounds), start) as contest:

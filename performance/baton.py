@@ -19,7 +19,7 @@ from performance.messages import Lap, Ready, Saved, Traced, Validation, Work
 from performance.stages import StageClock
 from sequences.batches import Batch, padded_steps
 from training.checkpoints import is_between_steps
-from training.compiling import compiled_graphs
+from training.compiling import compiled_graphs, is_compiled
 from training.module import TrainingModule, add_up, sums_of
 from training.objective import negative_elbo
 from training.plan import Plan
@@ -54,7 +54,7 @@ class Baton(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         on_gpu = trainer.strategy.root_device.type == "cuda"
         self._clock = StageClock(torch.cuda.synchronize if on_gpu else None)
-        vars(trainer)["profiler"] = self._clock  # Lightning asks for it anew at each action
+        self._no_clock = vars(trainer)["profiler"]
         self._connection.send(
             Ready(
                 parameters=sum(p.numel() for p in pl_module.parameters()),
@@ -63,6 +63,7 @@ class Baton(Callback):
                 precision=str(trainer.precision),
                 device=str(trainer.strategy.root_device),
                 seconds=time.perf_counter() - self._started,
+                is_compiled=is_compiled(pl_module),
             )
         )
         self._obey(trainer, pl_module)
@@ -112,19 +113,20 @@ class Baton(Callback):
         graphs = compiled_graphs()
         for _ in range(request.lead_steps):
             yield
+        vars(trainer)["profiler"] = self._clock if request.by_stage else self._no_clock  # asked for anew at each action
         self._sizes.clear()
         steps_begun, cpu_begun, begun = trainer.global_step, time.process_time(), time.perf_counter()
         self._clock.restart()
         while trainer.global_step - steps_begun < request.steps or time.perf_counter() - begun < request.seconds:
             yield
-        stages = self._clock.seconds()
+        seconds = time.perf_counter() - begun
         device = trainer.strategy.root_device
         return Lap(
-            seconds=sum(stages.values()) - stages["validation"] - stages["checkpoint"],
+            seconds=seconds,
             steps=trainer.global_step - steps_begun,
             micro_batches=len(self._sizes),
             **self._sums(),
-            stages=stages,
+            stages=self._clock.seconds() if request.by_stage else {},
             cpu_seconds=time.process_time() - cpu_begun,
             cores=self._machine.cores(),
             gpu_utilisation=self._machine.gpu_utilisation(device),

@@ -124,12 +124,12 @@ def _padding_changes(settings: TrainingSettings, facts: Facts) -> list[Change]:
         values = _differing(values, settings)
         effect = "as many sequences in an optimizer step, those of similar length together"
         found.append(Change("similar lengths together", "batches", values, "less padding", effect, by_totals=True))
-    if batches.use_dynamic_padding and batches.pad_grid is None:
+    if batches.use_dynamic_padding and not batches.pad_grid:
         reason = "libraries prepare themselves for every shape"
         values = {"pad_grid": PAD_GRID}
         found.append(Change(f"at most {PAD_GRID} shapes", "shapes", values, reason, REGROUPED, by_totals=True))
-    elif batches.pad_grid is not None:
-        values = {"pad_grid": None}
+    elif batches.pad_grid:
+        values = {"pad_grid": 0}
         found.append(Change("any shape", "shapes", values, "less padding", REGROUPED, by_totals=True))
     return found
 

@@ -93,6 +93,8 @@ class Contestant:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is not None:  # nobody waits for the end of a turn
+            self._process.kill()
         self.close()
 
     @property
@@ -102,8 +104,8 @@ class Contestant:
             self._ready = self._answer(Ready)
         return self._ready
 
-    def turn(self, steps: int = 1, seconds: float = 0.0, lead_steps: int = 2) -> Lap:
-        return self._ask(Turn(steps, seconds, lead_steps), Lap)
+    def turn(self, steps: int = 1, seconds: float = 0.0, lead_steps: int = 2, *, by_stage: bool = True) -> Lap:
+        return self._ask(Turn(steps, seconds, lead_steps, by_stage), Lap)
 
     def count(self, steps: int = 4) -> Work:
         return self._ask(Count(steps), Work)
@@ -149,7 +151,8 @@ class Contestant:
 
     def _death(self) -> ContestantError:
         self._process.join(PATIENCE_SECONDS)
-        output = (self.directory / OUTPUT).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        path = self.directory / OUTPUT
+        output = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
         last = f": {output[-1]}" if output else ""
         return ContestantError(self.name, f"its process ended with code {self._process.exitcode}{last}")
 
@@ -214,5 +217,11 @@ def measurable(settings: TrainingSettings, directory: str) -> TrainingSettings:
         settings,
         compute=replace(settings.compute, devices=1, num_nodes=1),
         run=replace(run, max_steps=LONG_RUN, max_epochs=None, max_time=None, logger="csv"),
-        validation=replace(settings.validation, limit_val_batches=0, sanity_checks=0, early_stopping_patience=None),
+        validation=replace(
+            settings.validation,
+            limit_val_batches=0,
+            sanity_checks=0,
+            early_stopping_patience=None,
+            checkpoint_every_n_steps=LONG_RUN,
+        ),
     )

@@ -178,6 +178,8 @@ class Rounds:
 
     def _measure(self, change: Change, runner: Runner) -> Trial:
         warm_up = self._warm_up(runner)
+        if change.values.get("compile_model") and not runner.ready.is_compiled:
+            return Trial(change, Verdict.NO_FASTER, remark="the run tried it itself, and went on uncompiled")
         ours, theirs = self._take_turns(runner)
         ratios = _ratios(ours, theirs)
         comparison = Comparison(

@@ -22,6 +22,9 @@ from sequences.limits import Limits
 from sequences.plan import Cut, fitting
 from sequences.workers import Gathers
 
+MOST_CANDIDATES = 512
+"""Lengths that the grid is chosen from: its choice takes 20 ms for so many, and grows with their square."""
+
 
 def grid_lengths(lengths_N: np.ndarray, shapes: int) -> np.ndarray:
     """At most so many lengths, ascending up to the longest, to which all can be padded with the fewest steps.
@@ -33,12 +36,15 @@ def grid_lengths(lengths_N: np.ndarray, shapes: int) -> np.ndarray:
     """
     counts_L = np.bincount(lengths_N)
     lengths_D = np.flatnonzero(counts_L)
-    until_D = np.cumsum(counts_L[lengths_D])
+    if len(lengths_D) > MOST_CANDIDATES:
+        lengths_D = lengths_D[np.linspace(0, len(lengths_D) - 1, MOST_CANDIDATES).round().astype(np.int64)]
+    until_D = np.cumsum(counts_L)[lengths_D]
+    more_DD = (until_D[:, None] - until_D[None, :]) * lengths_D[:, None].astype(np.float64)
+    more_DD[np.triu_indices(len(lengths_D))] = np.inf  # before a length stand shorter ones alone
     least_D = (until_D * lengths_D).astype(np.float64)
     choices: list[np.ndarray] = []  # for each length of the grid but the first: which one stands before it
     for _ in range(min(shapes, len(lengths_D)) - 1):
-        padded_DD = least_D[None, :] + (until_D[:, None] - until_D[None, :]) * lengths_D[:, None]
-        padded_DD[np.triu_indices(len(lengths_D))] = np.inf  # before it stand shorter ones alone
+        padded_DD = least_D[None, :] + more_DD
         choices.append(padded_DD.argmin(axis=1))
         least_D = padded_DD.min(axis=1)
     chosen = [len(lengths_D) - 1]
@@ -48,7 +54,8 @@ def grid_lengths(lengths_N: np.ndarray, shapes: int) -> np.ndarray:
 
 
 def rounded_up(lengths_N: np.ndarray, grid_G: np.ndarray) -> np.ndarray:
-    return grid_G[np.searchsorted(grid_G, lengths_N)].astype(lengths_N.dtype)
+    rounded_L = grid_G[np.searchsorted(grid_G, np.arange(grid_G[-1] + 1))].astype(lengths_N.dtype)
+    return rounded_L[lengths_N]
 
 
 def grid_efficiency(lengths_N: np.ndarray, cut: Cut, limits: Limits) -> float:

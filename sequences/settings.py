@@ -157,13 +157,13 @@ class BatchSettings:
     steps, and all batches take about as long."""
 
     pad_grid: int | None = None
-    """Pad batches to at most this many shapes, lengths and numbers of sequences, for recorded graphs of a GPU; default: none, but
-    8 with --compile_model --compile_mode reduce-overhead on a GPU."""
+    """Pad batches to at most this many shapes, lengths and numbers of sequences: libraries prepare themselves for each. 0: any
+    shape; default: 32 where a CPU computes in bf16, 8 for a GPU with --compile_model --compile_mode reduce-overhead, else any."""
 
     def __post_init__(self) -> None:
-        if self.pad_grid is not None and self.pad_grid < 1:
-            raise ValueError(f"--pad_grid must be 1 or more, got {self.pad_grid}")
-        if self.pad_grid is not None and not self.use_dynamic_padding:
+        if self.pad_grid is not None and self.pad_grid < 0:
+            raise ValueError(f"--pad_grid must be 0 or more, got {self.pad_grid}")
+        if self.pad_grid and not self.use_dynamic_padding:
             raise ValueError("--pad_grid needs --use_dynamic_padding: without it all batches have one length anyway")
         if self.batch_size is not None and self.batch_size < 1:
             raise ValueError(f"--batch_size must be 1 or more, got {self.batch_size}")

@@ -57,7 +57,7 @@ class FakeRun:
     @property
     def ready(self) -> Ready:
         plan = Plan(self.runs.total_steps, 100, 100.0, 10.0, 1e-3)
-        return Ready(1000, plan, accumulate=1, precision="32-true", device="cpu", seconds=0.5)
+        return Ready(1000, plan, accumulate=1, precision="32-true", device="cpu", seconds=0.5, is_compiled=True)
 
     def turn(self, steps: int = 1, seconds: float = 0.0, lead_steps: int = 2) -> Lap:
         self.turns += 1

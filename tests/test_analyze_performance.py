@@ -191,7 +191,7 @@ def test_the_command_says_where_a_step_goes_and_writes_it_down(tmp_path, token_l
     numbers = json.loads((tmp_path / "out" / "analysis.json").read_text())
     (run,) = numbers["runs"]
     assert numbers["settings"]["optimized"]["width"] == 16
-    assert sum(run["stages"].values()) == pytest.approx(run["seconds"])
+    assert sum(run["stages"].values()) == pytest.approx(run["seconds"], rel=1e-2)
     assert run["steps"] == 3
     assert run["recompiles"] == 0
     assert json.loads((tmp_path / "out" / "trace.json").read_text())["traceEvents"]

@@ -108,7 +108,7 @@ def test_sorting_by_length_keeps_the_number_of_sequences(batches):
 
 def test_a_grid_of_shapes_is_tried_the_other_way_round():
     assert flags_of_theme("shapes") == ["--pad_grid 32"]
-    assert flags_of_theme("shapes", replace(PLAIN, batches=BatchSettings(pad_grid=16))) == ["--pad_grid null"]
+    assert flags_of_theme("shapes", replace(PLAIN, batches=BatchSettings(pad_grid=16))) == ["--pad_grid 0"]
 
 
 def test_no_grid_where_all_batches_have_one_length():

@@ -42,7 +42,7 @@ def test_a_turn_trains_as_many_steps_as_were_asked_for_and_each_moment_has_its_s
     lap = run.turn(steps=6, lead_steps=1)
     assert (lap.steps, lap.micro_batches) == (6, 12)
     assert set(lap.stages) == set(STAGES)
-    assert lap.seconds == pytest.approx(sum(lap.stages.values()))
+    assert lap.seconds == pytest.approx(sum(lap.stages.values()), rel=1e-2)
     assert all(lap.stages[stage] > 0 for stage in ("data", "forward", "backward", "optimizer", "monitoring", "loop"))
     assert lap.real_steps <= lap.padded_steps <= 12 * 100
     assert lap.sequences >= 12

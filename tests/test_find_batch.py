@@ -261,7 +261,6 @@ def test_where_memory_is_plenty_the_data_end_the_search(tmp_path):
 @on_linux
 @pytest.mark.slow
 def test_training_with_the_size_found_stays_below_the_limit(tmp_path, monkeypatch):
-    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")  # as the commands do
     limit = 1_000_000_000
     words = words_for(tmp_path, 20_000, 30)
     result = find_batch(settings_of(words), memory_limit_bytes=limit, say=lambda line: None)

@@ -197,7 +197,7 @@ def test_the_bare_loop_learns_and_is_validated_on_the_same_noise(tmp_path: Path)
 
 def test_reference_and_optimized_are_compared_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(time_to_quality, "write_demo_tokens", few_tokens)
-    report = json.loads(json.dumps(time_to_quality.run(["reference"], Effort(None, 0.1, rounds=2, seeds=1), TINY)))
+    report = json.loads(json.dumps(time_to_quality.run({"reference": Effort(None, 0.1, rounds=2, seeds=1)}, TINY)))
     other, ours = report["rows"]["reference"]
     assert other["M parameters"] == ours["M parameters"] > 0
     assert report["ratio"]["reference"] == [other["times as long"]]

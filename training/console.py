@@ -30,12 +30,8 @@ def share_machine() -> None:
 
     Its threads sleep soon where they wait for one another. By default they spin: beside one other busy process on two cores, a
     step then takes 12 times as long; on a quiet machine it makes no difference.
-
-    Few of its kernels for products of matrices are kept, each of which was made for one shape: by default 1,024, and with lengths
-    that vary from batch to batch their memory grows over thousands of steps (`training/memory.py` does the rest).
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 
 
 def program() -> str:

@@ -33,8 +33,8 @@ def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     kinds = (there["description"]["kind"], here["description"]["kind"])
     if kinds[0] != kinds[1]:
         return [_difference("data", *kinds)]
-    settings = ADDED_LATER | there["settings"]
-    flags = [(f"--{name}", settings[name], here["settings"][name]) for name in MUST_BE_THE_SAME]
+    old, new = (ADDED_LATER | origin["settings"] for origin in (there, here))
+    flags = [(f"--{name}", old[name], new[name]) for name in MUST_BE_THE_SAME]
     data = [(f"data: {name}", there["data"][name], here["data"][name]) for name in here["data"]]
     described = [
         (name.replace("_", " "), there["description"][name], here["description"][name]) for name in here["description"]

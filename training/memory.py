@@ -1,7 +1,7 @@
 """Memory that stays flat over thousands of batches of different shapes on a CPU: a callback in, pages given back out.
 
 Each shape leaves holes of other sizes in the C heap, which glibc keeps: in 600 steps of random lengths a small network grew from
-1.0 to 1.3 GB, and still grew. Giving back what is free, with few kept kernels (`training/console.py`), held it at 0.6 to 0.8.
+1.0 to 1.3 GB, and still grew. What is free is given back; and --pad_grid keeps the shapes few, for each of which kernels are kept.
 """
 
 import ctypes

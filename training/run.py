@@ -38,8 +38,9 @@ from training.resume import Start, identity_of, load_weights, open_run, refuse_o
 from training.settings import TrainingSettings
 from training.trainer import all_callbacks, make_trainer, previews_of
 
-RECORDED_SHAPES = 8
-"""Of batches, with --compile_mode reduce-overhead. Each takes memory of its own."""
+RECORDED_SHAPES, CPU_SHAPES = 8, 32
+"""Of batches. Each recorded graph takes memory of its own. On a CPU 32 shapes pad 0 to 4 % more, and the demo model passes 12 %
+more real tokens a second, one of 7 million parameters 1.5 % (medians of five, in turns)."""
 
 
 def fit(
@@ -48,7 +49,7 @@ def fit(
     """Train as the settings say: the network that they describe, or one that turns a batch into a `VAEOutput` as well."""
     settings = shortened(settings) if settings.run.fast_dev_run else settings
     devices = resolve_devices(settings.compute)
-    settings = with_few_shapes(settings, devices)
+    settings = with_few_shapes(settings)
     data = make_data(settings)
     plan = plan_run(settings, data, devices.world)
     torch.manual_seed(settings.run.seed)
@@ -112,16 +113,23 @@ def shortened(settings: TrainingSettings) -> TrainingSettings:
     )
 
 
-def with_few_shapes(settings: TrainingSettings, devices: Devices) -> TrainingSettings:
-    """A GPU that replays recorded graphs records one for each shape."""
+def with_few_shapes(settings: TrainingSettings) -> TrainingSettings:
+    """What --pad_grid stands for where it is not given. A GPU that replays recorded graphs records one for each shape; a CPU's
+    products of matrices in bf16 are compiled for each, which takes longer than small products themselves."""
     compute, batches = settings.compute, settings.batches
-    replays = compute.compile_model and compute.compile_mode == "reduce-overhead" and devices.accelerator == "cuda"
-    if not replays or batches.pad_grid is not None or not batches.use_dynamic_padding:
+    if batches.pad_grid is not None or not (batches.use_dynamic_padding and batches.bucketing):
         return settings
-    return replace(settings, batches=replace(batches, pad_grid=RECORDED_SHAPES))
+    accelerator = resolve_devices(compute).accelerator
+    shapes = None
+    if accelerator == "cuda" and compute.compile_model and compute.compile_mode == "reduce-overhead":
+        shapes = RECORDED_SHAPES
+    elif accelerator == "cpu" and precision_in_force(compute.precision, accelerator).precision == "bf16-mixed":
+        shapes = CPU_SHAPES
+    return replace(settings, batches=replace(batches, pad_grid=shapes))
 
 
 def make_data(settings: TrainingSettings) -> SequenceDataModule:
+    settings = with_few_shapes(settings)
     return SequenceDataModule(
         *(settings.source, settings.lengths, settings.cache, settings.batches, settings.loading),
         seed=settings.run.seed,

@@ -140,7 +140,7 @@ class ComputeSettings:
     faster; a run that could not compile, or would be slower, goes on without."""
 
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
-    """How hard the compiler tries; max-autotune is for GPUs, and so is reduce-overhead, which sets --pad_grid 8 there."""
+    """How hard the compiler tries; max-autotune is for GPUs, and so is reduce-overhead."""
 
     gradient_checkpointing: bool = False
     """Forget each layer's inner results and compute them anew on the way back: less memory for about a third more time."""
