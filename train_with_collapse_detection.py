@@ -5,8 +5,8 @@
     python train_with_collapse_detection.py --fast_detection             # watched less closely, and quietly
 
 What a careful person would write without any of this package's measures: 32-bit numbers, random batches of four sequences,
-plain AdamW, a full validation after each epoch. It is the reference that train_optimized.py is measured against, and the run
-to look at where something seems wrong.
+plain AdamW, torch's own operations, a full validation after each epoch. It is the reference that train_optimized.py is
+measured against, and the run to look at where something seems wrong.
 """
 
 import sys
@@ -18,7 +18,7 @@ from sequences.settings import BatchSettings
 from training.command_line import parse_command_line
 from training.console import set_up_output, share_machine
 from training.exit_codes import run_command
-from training.settings import OptimizerSettings, TrainingSettings, Watch
+from training.settings import ComputeSettings, OptimizerSettings, TrainingSettings, Watch
 
 if TYPE_CHECKING:
     from lightning import Callback
@@ -35,6 +35,7 @@ class ReferenceSettings(TrainingSettings):
 
     batches: BatchSettings = field(default_factory=partial(BatchSettings, batch_size=4, bucketing=False))
     optimizer: OptimizerSettings = field(default_factory=partial(OptimizerSettings, fused_optimizer=False))
+    compute: ComputeSettings = field(default_factory=partial(ComputeSettings, plain_operations=True))
 
 
 def main() -> None:

@@ -94,6 +94,7 @@ MEASURES = (
     Measure("bucketing: similar lengths together", partial(as_recommended, "batches", "bucketing")),
     Measure("a budget of tokens, not of sequences", token_budget),
     Measure("16-mixed, not 32-true", partial(as_recommended, "compute", "precision")),
+    Measure("operations written out by hand", partial(as_recommended, "compute", "plain_operations")),
     Measure("fused AdamW", partial(as_recommended, "optimizer", "fused_optimizer")),
     Measure("2 batches an optimizer step", partial(as_recommended, "optimizer", "gradient_accumulation_steps")),
     Measure("a thread that prefetches, not processes", prefetch_thread),
@@ -113,6 +114,7 @@ MAIN = (
     "bucketing: similar lengths together",
     "a budget of tokens, not of sequences",
     "16-mixed, not 32-true",
+    "operations written out by hand",
     "fused AdamW",
 )
 """Those of the short form; the others are in force from the beginning there."""

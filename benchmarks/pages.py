@@ -36,9 +36,9 @@ TABLES: dict[str, tuple[Table, ...]] = {
     ),
     "ablation": tuple(Table(kind.capitalize(), kind) for kind in ("tokens", "vectors", "events")),
     "time_to_quality": (
-        Table("Words: the same network, against the plain recipe", "rows.reference"),
+        Table("Tokens: the same network, against the plain recipe", "rows.reference"),
         Table("Molecules: as many parameters, against MOSES' own VAE", "rows.moses"),
-        Table("Words: the same network, against Hugging Face `datasets` and a bare loop", "rows.hf"),
+        Table("Tokens: the same network, against Hugging Face `datasets` and a bare loop", "rows.hf"),
     ),
     "scaling": (
         Table("Against the number of sequences", "sequences"),

@@ -42,9 +42,15 @@ SMALL_STEP = ("--width", "64", "--depth", "1", "--tokens_per_batch", "1000", "--
 FEW_SEQUENCES = 1_000
 """Of 500 ids. A step takes about 10 ms, and a turn is an epoch, so that all turns are of the same lengths."""
 OPTIMIZED, REFERENCE, RANDOM_64 = "train_optimized.py", "train_with_collapse_detection.py", "random batches of 64"
+BY_HAND = "the same, operations by hand"
 EVENTS, COMPILED = "train_optimized.py, events", "train_optimized.py --compile_model"
 LEAD = 4
-TURNS = {OPTIMIZED: Turn(steps=8, seconds=6), REFERENCE: Turn(seconds=6), RANDOM_64: Turn(steps=2, lead_steps=0)}
+TURNS = {
+    OPTIMIZED: Turn(steps=8, seconds=6),
+    REFERENCE: Turn(seconds=6),
+    BY_HAND: Turn(seconds=6),
+    RANDOM_64: Turn(steps=2, lead_steps=0),
+}
 
 
 class Result(NamedTuple):
@@ -68,7 +74,7 @@ class Result(NamedTuple):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--short", action="store_true", help="three rounds instead of seven, no random batches of 64")
+    parser.add_argument("--short", action="store_true", help="three rounds instead of five, two recipes less")
     parser.add_argument("--part", choices=tuple(PARTS), help="this one alone")
     options = parser.parse_args()
     as_commands_run()
@@ -89,12 +95,13 @@ def report_recipes(directory: Path, short: bool) -> dict[str, Any]:
     recipes = {
         OPTIMIZED: token_recipe(directory, OPTIMIZED, "--fast_detection"),
         REFERENCE: token_recipe(directory, REFERENCE),
+        BY_HAND: token_recipe(directory, REFERENCE, "--no_plain_operations"),
         RANDOM_64: token_recipe(directory, REFERENCE, "--batch_size", "64"),
         EVENTS: event_recipe(directory),
     }
     if short:
-        del recipes[RANDOM_64]
-    results, peaks, flops = compete(recipes, rounds=3 if short else 7)
+        del recipes[BY_HAND], recipes[RANDOM_64]
+    results, peaks, flops = compete(recipes, rounds=3 if short else 5)
     peak, first = median(peaks), results[OPTIMIZED].rate
     rows = [
         {
@@ -213,7 +220,7 @@ def report_compile(directory: Path, short: bool) -> dict[str, Any]:
         OPTIMIZED: token_recipe(directory, OPTIMIZED, "--fast_detection"),
         COMPILED: token_recipe(directory, OPTIMIZED, "--fast_detection", "--compile_model"),
     }
-    results, _, _ = compete(recipes, rounds=3 if short else 7)
+    results, _, _ = compete(recipes, rounds=3 if short else 5)
     eager, compiled = results[OPTIMIZED], results[COMPILED]
     by_round = [after / before for before, after in zip(eager.rates, compiled.rates, strict=True)]
     rows = [

@@ -33,11 +33,11 @@ class Sight(NamedTuple):
     """What is then added to its scores; None: nothing, since all steps are seen."""
 
 
-def sight(steps_BTW: Tensor, heads: int, real_BT: Tensor | None = None) -> Sight:
+def sight(steps_BTW: Tensor, heads: int, real_BT: Tensor | None = None, *, by_hand: bool = True) -> Sight:
     """One angle for each position and pair of numbers of a head; any length, no table.
 
     All real steps are seen, and each sequence needs one for its attention to be defined; without `real_BT`, those up to the
-    step itself: padding stands behind all real steps, and no mask is needed.
+    step itself: padding stands behind all real steps, and no mask is needed. `by_hand`: attention may be written out.
     """
     length, width = steps_BTW.shape[1:]
     pairs = width // heads // 2
@@ -46,7 +46,7 @@ def sight(steps_BTW: Tensor, heads: int, real_BT: Tensor | None = None) -> Sight
     visible_B11T = None if real_BT is None else real_BT[:, None, None, :]
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else steps_BTW.dtype
     longest = LONGEST_WRITTEN_OUT["bf16" if dtype == torch.bfloat16 else "others"]
-    is_written_out = is_plain_cpu(steps_BTW) and length <= longest
+    is_written_out = by_hand and is_plain_cpu(steps_BTW) and length <= longest
     bias = score_bias(visible_B11T, length, dtype) if is_written_out else None
     return Sight(angles_TP.cos(), angles_TP.sin(), visible_B11T, is_written_out, bias)
 

@@ -31,6 +31,9 @@ COMPILED_VARIANTS = 32
 class Encoder(nn.Module):
     """Looks at a sequence in both directions; nothing of what it says of a real step depends on padding."""
 
+    by_hand = True
+    """Whether a CPU gets attention that is written out for it."""
+
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
         self.architecture: Architecture = settings.encoder
@@ -42,7 +45,7 @@ class Encoder(nn.Module):
 
     def forward(self, steps_BTW: Tensor, real_BT: Tensor) -> Tensor:
         """`real_BT` is False where padded; each sequence needs one real step."""
-        around = surroundings(self.architecture, steps_BTW, self.heads, real_BT)
+        around = surroundings(self.architecture, steps_BTW, self.heads, real_BT, by_hand=self.by_hand)
         for block in self.blocks:
             steps_BTW = self.blocks.run(block, steps_BTW, around)
         return self.norm(steps_BTW)
@@ -56,6 +59,8 @@ class Decoder(nn.Module):
     over positions, and over the latents of earlier steps. It may not look ahead either, because how many steps there are is part
     of what is predicted.
     """
+
+    by_hand = True
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
@@ -73,7 +78,7 @@ class Decoder(nn.Module):
         """`z` is (B, Z) or, with a latent for each step, (B, T, Z)."""
         hidden_BTW = inputs_BTW if self.autoregressive else inputs_BTW[:, :1] + position_waves(inputs_BTW)
         shifts = self.latent(z if z.dim() == 3 else z[:, None]).chunk(len(self.blocks), dim=-1)
-        around = surroundings(self.architecture, inputs_BTW, self.heads)
+        around = surroundings(self.architecture, inputs_BTW, self.heads, by_hand=self.by_hand)
         for block, shift in zip(self.blocks, shifts, strict=True):
             hidden_BTW = self.blocks.run(block, hidden_BTW + shift, around)
         return self.norm(hidden_BTW)
@@ -112,11 +117,13 @@ def make_block(settings: ModelSettings, architecture: Architecture, layer: int, 
             return ConvolutionBlock(settings, layer, causal=causal)
 
 
-def surroundings(architecture: Architecture, steps_BTW: Tensor, heads: int, real_BT: Tensor | None = None) -> Any:
+def surroundings(
+    architecture: Architecture, steps_BTW: Tensor, heads: int, real_BT: Tensor | None = None, *, by_hand: bool
+) -> Any:
     """What all blocks of a backbone need to know of a batch, worked out once; without `real_BT` for looking back only."""
     match architecture:
         case "transformer":
-            return sight(steps_BTW, heads, real_BT)
+            return sight(steps_BTW, heads, real_BT, by_hand=by_hand)
         case "lstm":
             return None if real_BT is None else opposite_steps(real_BT)
         case "tcn":

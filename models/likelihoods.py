@@ -59,6 +59,8 @@ class TokenLikelihood(nn.Module):
     """Categorical over the ids and the end mark, whose id is the vocabulary's size."""
 
     extra_steps = 1
+    by_hand = True
+    """Whether scores and cross entropy are worked out together, slice by slice; or else by torch, all at once."""
 
     def __init__(self, vocabulary_size: int, width: int) -> None:
         super().__init__()
@@ -71,7 +73,9 @@ class TokenLikelihood(nn.Module):
         targets_BS = F.pad(batch.tokens_BT, (0, 1)).masked_fill(steps_S == lengths_B1, self.end)
         counts_BS = (steps_S <= lengths_B1) & (lengths_B1 > 0)
         hidden_NW, targets_N = hidden_BSW.flatten(0, 1), targets_BS.flatten()
-        if is_plain_cpu(hidden_NW) and torch.is_grad_enabled():
+        if not self.by_hand:
+            nll_N = self.cross_entropy(hidden_NW, targets_N)
+        elif is_plain_cpu(hidden_NW) and torch.is_grad_enabled():
             nll_N = linear_cross_entropy(
                 hidden_NW, self.scores.weight, self.scores.bias, targets_N, counts_BS.flatten()
             )

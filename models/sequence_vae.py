@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from models.backbones import Decoder, Encoder
 from models.embeddings import GivenVectors, make_embedding
-from models.likelihoods import make_likelihood
+from models.likelihoods import TokenLikelihood, make_likelihood
 from models.pieces import Dropout, real_steps
 from models.posteriors import Posterior, draw, make_posterior
 from models.settings import ModelSettings
@@ -103,6 +103,12 @@ class SequenceVAE(nn.Module):
         """Forget the inner results of each layer and compute them anew on the way back."""
         for backbone in (self.encoder, self.decoder):
             backbone.blocks.forgetful = True
+
+    def use_plain_operations(self) -> None:
+        """Leave to torch what is otherwise written out by hand."""
+        for module in self.modules():
+            if isinstance(module, Dropout | Encoder | Decoder | TokenLikelihood):
+                module.by_hand = False
 
     def compile_inner(self, mode: str) -> None:
         """In place, so that weights keep their names."""

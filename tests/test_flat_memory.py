@@ -44,12 +44,12 @@ print(json.dumps(resident))
 on_glibc = pytest.mark.skipif(malloc_trim() is None, reason="only glibc gives pages back when asked")
 
 
-def trained(device: str, steps: list[int], monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The steps, of those that went by, at which memory was given back."""
+def trained(device: str, steps: list[int], monkeypatch: pytest.MonkeyPatch, seconds: float = 0.0) -> list[int]:
+    """The steps, of those that went by, each in a second, at which memory was given back."""
     given_back: list[int] = []
     trainer: Any = SimpleNamespace(global_step=0, strategy=SimpleNamespace(root_device=torch.device(device)))
     monkeypatch.setattr(memory, "malloc_trim", lambda: lambda _: given_back.append(trainer.global_step))
-    callback = FlatMemory(every_n_steps=10)
+    callback = FlatMemory(every_n_steps=10, every_seconds=seconds, now=lambda: float(trainer.global_step))
     nothing: Any = None
     callback.on_train_start(trainer, nothing)
     for trainer.global_step in steps:
@@ -60,6 +60,10 @@ def trained(device: str, steps: list[int], monkeypatch: pytest.MonkeyPatch) -> l
 def test_free_pages_go_back_every_so_many_optimizer_steps_whatever_makes_up_a_step(monkeypatch):
     two_batches_a_step = [step // 2 for step in range(70)]
     assert trained("cpu", two_batches_a_step, monkeypatch) == [10, 20, 30]
+
+
+def test_short_steps_give_back_no_more_often_than_long_ones(monkeypatch):
+    assert trained("cpu", list(range(1, 100)), monkeypatch, seconds=45.0) == [45, 90]
 
 
 def test_a_run_on_another_device_is_left_alone(monkeypatch):

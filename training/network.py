@@ -41,6 +41,8 @@ def build_network(
 
 def make_ready(network: nn.Module, compute: ComputeSettings, accelerator: str = "cpu") -> str:
     """Change the network in place, as the settings say; what is returned belongs into the header."""
+    if compute.plain_operations and isinstance(network, SequenceVAE):  # others have nothing else
+        network.use_plain_operations()
     if compute.gradient_checkpointing:
         if not isinstance(network, ForgetsActivations):
             raise UsageError(

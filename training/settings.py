@@ -145,6 +145,9 @@ class ComputeSettings:
     gradient_checkpointing: bool = False
     """Forget each layer's inner results and compute them anew on the way back: less memory for about a third more time."""
 
+    plain_operations: bool = False
+    """Leave attention, cross entropy and dropout to torch, which are written out by hand for a CPU otherwise."""
+
     cudnn_benchmark: bool | None = None
     """Let a GPU try several algorithms for each new shape; default: where shapes are few (--use_dynamic_padding false)."""
 
