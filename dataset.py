@@ -142,7 +142,10 @@ class SequenceDataModule(lightning.LightningDataModule):
 
     def _grid(self, name: str) -> np.ndarray | None:
         if self.shapes is not None and name not in self._grids:
-            self._grids[name] = grid_lengths(self.split(name).lengths_N, self.shapes)
+            lengths_N, grid_G = self.split(name).lengths_N, None if name == "train" else self._grid("train")
+            if grid_G is None or lengths_N.max() > grid_G[-1]:  # what training's shapes hold needs no others
+                grid_G = grid_lengths(lengths_N, self.shapes)
+            self._grids[name] = grid_G
         return self._grids.get(name)
 
     def plan_of_epoch(self, epoch: int) -> Plan:
@@ -175,9 +178,10 @@ class SequenceDataModule(lightning.LightningDataModule):
     def summary(self) -> list[str]:
         """Return lines for a header: what was detected, how it is cut into batches, what to know of the data, and hints."""
         lengths_N = self.split("train").lengths_N
-        looked_at = some_batches(self.plan_of_epoch(0), EFFICIENCY_BATCHES, self.seed)
-        efficiency = padding_efficiency(lengths_N, looked_at, self.limits.pad_to)
-        if self.shapes is not None:
+        if self.shapes is None:
+            looked_at = some_batches(self.plan_of_epoch(0), EFFICIENCY_BATCHES, self.seed)
+            efficiency = padding_efficiency(lengths_N, looked_at, self.limits.pad_to)
+        else:
             efficiency = grid_efficiency(lengths_N, self.cut, self.limits)
         others = ", ".join(
             f"{len(self.data.splits[name]):,} {name}" for name in ("valid", "test") if name in self.data.splits

@@ -3,7 +3,7 @@
     python train_optimized.py --fast_detection                              # demo data with known truth
     python train_optimized.py --fast_detection --data_dir my_data           # any Parquet of sequences
     python train_optimized.py --data_dir smiles --tokenizer characters      # text
-    python train_optimized.py --disable_metrics_monitoring --compile_model  # nothing but speed
+    python train_optimized.py --disable_metrics_monitoring                  # nothing but speed
     torchrun --nproc_per_node 8 train_optimized.py --fast_detection         # or --devices 8
 
 The recommended recipe, on top of the defaults that --help shows: mixed precision, two batches to an optimizer step,

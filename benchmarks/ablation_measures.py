@@ -46,7 +46,7 @@ def plain_variant(reference: TrainingSettings, *, longest: int, has_values: bool
     `longest`: steps of the longest sequence.
     """
     plain = Variant(reference, closest_watch=True, from_parquet=True, normalise=has_values)
-    plain = changed(plain, "batches", batch_size=1)
+    plain = changed(plain, "batches", batch_size=1, pad_grid=0)
     plain = changed(plain, "loading", worker_type="process", num_workers=2, prefetch_factor=2)  # torch's own
     plain = changed(plain, "lengths", max_sequence_length=max(longest, reference.lengths.max_sequence_length))
     return changed(plain, "validation", val_check_interval=1 / VALIDATIONS_PER_EPOCH, limit_val_batches=1.0)
@@ -94,6 +94,7 @@ MEASURES = (
     Measure("bucketing: similar lengths together", partial(as_recommended, "batches", "bucketing")),
     Measure("a budget of tokens, not of sequences", token_budget),
     Measure("16-mixed, not 32-true", partial(as_recommended, "compute", "precision")),
+    Measure("32 shapes of batches (--pad_grid)", lambda it, _: changed(it, "batches", pad_grid=None)),
     Measure("operations written out by hand", partial(as_recommended, "compute", "plain_operations")),
     Measure("fused AdamW", partial(as_recommended, "optimizer", "fused_optimizer")),
     Measure("2 batches an optimizer step", partial(as_recommended, "optimizer", "gradient_accumulation_steps")),
@@ -114,6 +115,7 @@ MAIN = (
     "bucketing: similar lengths together",
     "a budget of tokens, not of sequences",
     "16-mixed, not 32-true",
+    "32 shapes of batches (--pad_grid)",
     "operations written out by hand",
     "fused AdamW",
 )

@@ -32,6 +32,10 @@ TABLES: dict[str, tuple[Table, ...]] = {
     "step": (
         Table("Training, against the plain recipe and against the machine's own product of matrices", "recipes.rows"),
         Table("A step of about 10 ms: batches that lie ready, the loader, Lightning's Trainer", "loop.rows"),
+        Table(
+            "Ratios of these: real tokens a second with the loader to those with ready batches; and of the step's times",
+            "loop.ratios",
+        ),
         Table("Compiled, after its warm-up", "compile.rows"),
     ),
     "ablation": tuple(Table(kind.capitalize(), kind) for kind in ("tokens", "vectors", "events")),
@@ -174,6 +178,7 @@ def loading_in_short(report: Report) -> str:
 BLOCKS: dict[str, tuple[str, Callable[[Report], str]]] = {
     **{name: (name, partial(tables_of, name)) for name in TABLES},
     "loading_in_short": ("loading", loading_in_short),
+    "step_in_short": ("step", lambda report: f"{provenance(report)}\n\n{markdown(report['recipes']['rows'])}\n"),
 }
 """What stands between the marks of each name: the benchmark it is from, and how its report is written."""
 

@@ -79,7 +79,7 @@ class HuggingFaceTrainee:
             for batch in self.data.val_dataloader():
                 seed_noise(noise_seed(self.settings.run.seed, VALIDATION, batch.position), batch.lengths_B.device)
                 loss += float(negative_elbo(self.network(batch), 1.0, 0.0).loss)
-                sequences += len(batch.lengths_B)
+                sequences += int((batch.lengths_B > 0).sum())
         return -loss / sequences
 
     def close(self) -> None:

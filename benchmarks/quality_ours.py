@@ -63,12 +63,12 @@ def _common(data: Path, rate: float) -> tuple[str, ...]:
 
 def _start_reference(words: Sequence[str], seed: int) -> OurTrainee:
     settings = _parsed(train_with_collapse_detection.ReferenceSettings, words, seed)
-    return OurTrainee(Recipe("reference", settings, train_with_collapse_detection.callbacks))
+    return OurTrainee(Recipe("reference", settings, train_with_collapse_detection.callbacks, is_spread=False))
 
 
 def _start_optimized(words: Sequence[str], seed: int) -> OurTrainee:
     settings = _parsed(train_optimized.OptimizedSettings, (*words, "--fast_detection"), seed)
-    return OurTrainee(Recipe("optimized", settings, train_optimized.callbacks))
+    return OurTrainee(Recipe("optimized", settings, train_optimized.callbacks, is_spread=False))
 
 
 def _parsed(kind: type[TrainingSettings], words: Sequence[str], seed: int) -> TrainingSettings:

@@ -29,9 +29,9 @@ PROG = "benchmarks.scaling_start"
 
 STAGES = {
     "open": ("dataset.prepare_cache", "dataset.open_cache"),
-    "cut": ("dataset.cut_batches",),
+    "cut": ("dataset.grid_lengths", "dataset.rounded_up", "dataset.cut_batches"),
     "plan": ("dataset.plan_epoch",),
-    "padding": ("dataset.padding_efficiency",),
+    "padding": ("dataset.padding_efficiency", "dataset.grid_efficiency"),
     "checksum": ("training.run.identity_of",),
 }
 """What grows with the number of sequences, by the names under which the run calls it."""

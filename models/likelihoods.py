@@ -73,9 +73,10 @@ class TokenLikelihood(nn.Module):
         targets_BS = F.pad(batch.tokens_BT, (0, 1)).masked_fill(steps_S == lengths_B1, self.end)
         counts_BS = (steps_S <= lengths_B1) & (lengths_B1 > 0)
         hidden_NW, targets_N = hidden_BSW.flatten(0, 1), targets_BS.flatten()
-        if not self.by_hand:
+        is_trained_on_cpu = is_plain_cpu(hidden_NW) and torch.is_grad_enabled()
+        if is_trained_on_cpu and not self.by_hand:
             nll_N = self.cross_entropy(hidden_NW, targets_N)
-        elif is_plain_cpu(hidden_NW) and torch.is_grad_enabled():
+        elif is_trained_on_cpu:
             nll_N = linear_cross_entropy(
                 hidden_NW, self.scores.weight, self.scores.bias, targets_N, counts_BS.flatten()
             )

@@ -29,7 +29,7 @@ __all__ = ["Posterior", "SequenceVAE", "VAEOutput", "draw"]
 
 
 class VAEOutput(NamedTuple):
-    """What a forward pass says about a batch. The sequence of length 0 of an empty batch has 0 nats and 0 steps."""
+    """What a forward pass says about a batch. Sequences of length 0 have 0 nats and 0 steps."""
 
     posterior_mean: Tensor
     """(B, Z), or (B, S, Z) with a latent for each step; as in `Posterior`, and so are the next two."""

@@ -75,11 +75,10 @@ def advise(
 ) -> Advice:
     """`words` are what was typed behind `prog` for the recipe's settings; `say` hears what is under way."""
     begun = time.perf_counter()
-    recipe = recipe._replace(settings=with_few_shapes(recipe.settings))
     data = make_data(recipe.settings)
     unit = f"{UNITS[data.description.kind]}s"
     with Rounds(recipe, Pace(seconds_per_turn, rounds), start) as contest:
-        changes = changes_for(recipe.settings, facts_of(data, contest.ready, contest.first_lap))
+        changes = changes_for(with_few_shapes(recipe.settings), facts_of(data, contest.ready, contest.first_lap))
         say(f"{contest.base_rate:,.0f} {unit}/s as it is; {len(changes)} changes to try")
         alone = []
         for number, change in enumerate(changes, start=1):

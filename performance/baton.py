@@ -35,11 +35,14 @@ class Closed(BaseException):
 class Baton(Callback):
     """Stands last among the callbacks that a command gives; holds the run before its first step and after each request."""
 
-    def __init__(self, connection: Connection, plan: Plan, limit_val_batches: float | int, started: float) -> None:
+    def __init__(
+        self, connection: Connection, plan: Plan, limit_val_batches: float | int, is_spread: bool, started: float
+    ) -> None:
         """`plan` and `limit_val_batches` are those of the run as it was asked for, `started` is when its process did."""
         self._connection = connection
         self._plan = plan
         self._limit_val_batches = limit_val_batches
+        self._is_spread = is_spread
         self._started = started
         self._machine = Machine()
         self._validation_batches: Iterable[Batch] | None = None
@@ -49,7 +52,8 @@ class Baton(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """A stretch of training should stand for all of it, and not begin with the dearest batches."""
         data = data_of(trainer)
-        data.order, data.limit_val_batches = "spread", self._limit_val_batches or 1
+        data.order = "spread" if self._is_spread else "shuffled"
+        data.limit_val_batches = self._limit_val_batches or 1
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         on_gpu = trainer.strategy.root_device.type == "cuda"

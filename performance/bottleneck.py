@@ -93,7 +93,7 @@ def _products(speed: Speed, settings: TrainingSettings) -> Bottleneck:
         f"{percent(speed.share_of_peak)} of what large products of {speed.peak_dtype} matrices reach here"
     )
     tries = {
-        "--precision 16-mixed": speed.precision == "32-true",
+        "--precision 16-mixed": settings.compute.precision in ("32", "32-true"),
         _larger_batch(settings): are_small,
         "--compile_model": not settings.compute.compile_model,
     }

@@ -124,7 +124,7 @@ def _padding_changes(settings: TrainingSettings, facts: Facts) -> list[Change]:
         values = _differing(values, settings)
         effect = "as many sequences in an optimizer step, those of similar length together"
         found.append(Change("similar lengths together", "batches", values, "less padding", effect, by_totals=True))
-    if batches.use_dynamic_padding and not batches.pad_grid:
+    if batches.use_dynamic_padding and batches.bucketing and not batches.pad_grid:
         reason = "libraries prepare themselves for every shape"
         values = {"pad_grid": PAD_GRID}
         found.append(Change(f"at most {PAD_GRID} shapes", "shapes", values, reason, REGROUPED, by_totals=True))
@@ -162,6 +162,9 @@ def _compute_changes(settings: TrainingSettings, facts: Facts) -> list[Change]:
         found.append(
             Change("no gradient checkpointing", "memory", {"gradient_checkpointing": False}, "nothing computed twice")
         )
+    if compute.plain_operations and facts.device == "cpu":
+        values = {"plain_operations": False}
+        found.append(Change("operations by hand", "operations", values, "less memory traffic"))
     if not settings.optimizer.fused_optimizer:
         found.append(Change("fused optimizer", "optimizer", {"fused_optimizer": True}, "one pass over the weights"))
     if facts.device == "cuda" and not settings.loading.pin_memory:

@@ -4,8 +4,8 @@
         lap = run.turn(steps=20)
 
 It is the run that the command would have: the real Trainer, the command's callbacks, the loader, a run directory, which is
-thrown away. Only the order of its batches differs (every stretch holds long and short ones alike), and it neither
-validates nor saves on its own.
+thrown away. Only the order of its batches differs, unless the recipe says otherwise (every stretch holds long and short
+ones alike), and it neither validates nor saves on its own.
 """
 
 import multiprocessing
@@ -65,6 +65,8 @@ class Recipe(NamedTuple):
     settings: TrainingSettings
     callbacks: "Callable[[Any], list[Callback]]"
     """Settings -> the command's callbacks; a function that other processes can import."""
+    is_spread: bool = True
+    """Any stretch of its batches stands for all; False: they come as the command has them, which matters to what is learnt."""
 
 
 class ContestantError(Exception):
@@ -206,7 +208,7 @@ def _train(connection: Connection, recipe: Recipe, directory: str, started: floa
     set_up_output()
     settings = measurable(recipe.settings, directory)
     asked = plan_run(recipe.settings, make_data(recipe.settings), world=1)
-    baton = Baton(connection, asked, recipe.settings.validation.limit_val_batches, started)
+    baton = Baton(connection, asked, recipe.settings.validation.limit_val_batches, recipe.is_spread, started)
     fit(settings, [*recipe.callbacks(settings), baton])
 
 

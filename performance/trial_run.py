@@ -3,7 +3,6 @@
 It is the run's own network, objective, precision, clipping and optimizer, in Lightning's loop; only the loader differs.
 """
 
-import os
 import signal
 import sys
 import warnings
@@ -55,9 +54,6 @@ class GpuMemory:
 def train_what_is_asked(connection: Connection, directory: str, settings: TrainingSettings) -> None:
     """Until the other end of the pipe is closed. Exits with ExitCode.OUT_OF_MEMORY where memory runs out and the system lets
     the process live."""
-    os.environ.setdefault(
-        "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64"
-    )  # or kernels of sizes that were tried would count as needed
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks, and closes the pipe
     set_up_output(quiet=True)
     warnings.simplefilter("ignore")  # the run that follows will say them
@@ -80,7 +76,7 @@ def train(connection: Connection, directory: Path, settings: TrainingSettings) -
     torch.manual_seed(settings.run.seed)
     network = build_network(data, settings.model, settings.compute)
     module = make_module(network, settings, plan, data)
-    make_ready(network, settings.compute)
+    make_ready(network, settings.compute, devices.accelerator)
     precision = precision_in_force(settings.compute.precision, devices.accelerator)
     trainer = make_trainer(settings, data, plan, devices, precision, directory, [])
     meter = GpuMemory() if devices.accelerator == "cuda" else process_meter()

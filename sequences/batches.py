@@ -4,7 +4,8 @@ Named tuples, because torch's `pin_memory` and Lightning's device transfer rebui
 silence. Masks are not here: they follow from `lengths_B` and are made on the device.
 
 Shapes: B sequences, T steps (padded), D features of a vector, E events of the whole batch.
-An empty batch (every process must take part in every step) is one sequence of length 0.
+With --pad_grid a batch may end with sequences of length 0 (number -1, no label); an empty batch (every process must take part in
+every step) holds nothing else. They come to 0 nats and 0 steps.
 """
 
 from typing import NamedTuple

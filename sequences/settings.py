@@ -163,8 +163,10 @@ class BatchSettings:
     def __post_init__(self) -> None:
         if self.pad_grid is not None and self.pad_grid < 0:
             raise ValueError(f"--pad_grid must be 0 or more, got {self.pad_grid}")
-        if self.pad_grid and not self.use_dynamic_padding:
-            raise ValueError("--pad_grid needs --use_dynamic_padding: without it all batches have one length anyway")
+        if self.pad_grid and not (self.use_dynamic_padding and self.bucketing):
+            raise ValueError(
+                "--pad_grid needs --use_dynamic_padding and --bucketing: the batches of a shape are of one length"
+            )
         if self.batch_size is not None and self.batch_size < 1:
             raise ValueError(f"--batch_size must be 1 or more, got {self.batch_size}")
         if self.tokens_per_batch is not None and self.tokens_per_batch < 1:

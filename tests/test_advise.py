@@ -19,7 +19,6 @@ from sequences.errors import SettingsError
 from tests.fake_runs import Behaviour, FakeRuns
 from train_optimized import OptimizedSettings, callbacks
 from training.command_line import parse_command_line
-from training.run import with_few_shapes
 from training.settings import RunSettings, TrainingSettings
 
 COMPILED = Change("compiled", "compiler", {"compile_model": True}, "less memory traffic")
@@ -230,7 +229,7 @@ def test_the_command_is_the_users_own_with_what_was_faster(words):
     assert advice.command.split() == ["python", "train_optimized.py", *words, "--compile_model"]
     assert advice.best is not None
     assert advice.best.gain == pytest.approx(2.0)
-    assert with_few_shapes(typed_settings(advice)) == runs.started[-1]
+    assert typed_settings(advice) == runs.started[-1]
 
 
 def test_at_most_two_runs_are_alive(words):

@@ -23,6 +23,8 @@ from training.module import TrainingModule
 from training.objective import negative_elbo
 from training.progress_display import clock
 
+LEAST_GAIN = 1.02
+"""Less is chance."""
 ROUNDS = 5
 """Of steps compiled and as written, in turns; the medians decide."""
 WARM_ROUNDS = 2
@@ -141,7 +143,7 @@ class CompilerTrial(Callback):
             if self.is_kept:
                 return f"compiled in {seconds:.0f} s"
             timed = take_turns(network, batches[:TIMED_BATCHES], trainer.precision_plugin.forward_context)
-        self.is_kept = trainer.strategy.broadcast(timed.compiled < timed.as_written)
+        self.is_kept = trainer.strategy.broadcast(timed.is_worth_it)
         if not self.is_kept:
             undo_compiling(network)
         left = (self.total_steps - trainer.global_step) * trainer.accumulate_grad_batches
@@ -153,6 +155,10 @@ class Timed(NamedTuple):
 
     compiled: float
     as_written: float
+
+    @property
+    def is_worth_it(self) -> bool:
+        return self.compiled * LEAST_GAIN < self.as_written
 
 
 def describe(compile_seconds: float, timed: Timed, micro_batches_left: int) -> str:
@@ -166,7 +172,7 @@ def describe(compile_seconds: float, timed: Timed, micro_batches_left: int) -> s
     'compiled in 12 s, but 0.91 times as fast as without: the run goes on without (leave out --compile_model)'
     """
     took, ratio = f"compiled in {compile_seconds:.0f} s", timed.as_written / timed.compiled
-    if timed.compiled >= timed.as_written:
+    if not timed.is_worth_it:
         return f"{took}, but {ratio:.2f} times as fast as without: the run goes on without (leave out --compile_model)"
     saved = (timed.as_written - timed.compiled) * micro_batches_left
     if saved < compile_seconds:

@@ -18,7 +18,7 @@ MUST_BE_THE_SAME = (
 )
 """The network's shape, and what goes into which batch. All else may be changed on purpose when a run goes on."""
 
-ADDED_LATER: dict[str, Any] = {"level_cost": False, "pad_grid": None}
+ADDED_LATER: dict[str, Any] = {"level_cost": False, "pad_grid": 0}
 """What older checkpoints do not tell of, as it was then."""
 
 MEANING = ("kind", "symbols", "tokenizer", "names", "classes")
@@ -34,6 +34,8 @@ def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     if kinds[0] != kinds[1]:
         return [_difference("data", *kinds)]
     old, new = (ADDED_LATER | origin["settings"] for origin in (there, here))
+    for settings in (old, new):
+        settings["pad_grid"] = settings["pad_grid"] or 0  # not given, or no grid wanted
     flags = [(f"--{name}", old[name], new[name]) for name in MUST_BE_THE_SAME]
     data = [(f"data: {name}", there["data"][name], here["data"][name]) for name in here["data"]]
     described = [

@@ -49,6 +49,8 @@ def fit(
     """Train as the settings say: the network that they describe, or one that turns a batch into a `VAEOutput` as well."""
     settings = shortened(settings) if settings.run.fast_dev_run else settings
     devices = resolve_devices(settings.compute)
+    if network is not None and settings.batches.pad_grid is None:  # it may not know sequences without steps
+        settings = replace(settings, batches=replace(settings.batches, pad_grid=0))
     settings = with_few_shapes(settings)
     data = make_data(settings)
     plan = plan_run(settings, data, devices.world)
@@ -120,7 +122,7 @@ def with_few_shapes(settings: TrainingSettings) -> TrainingSettings:
     if batches.pad_grid is not None or not (batches.use_dynamic_padding and batches.bucketing):
         return settings
     accelerator = resolve_devices(compute).accelerator
-    shapes = None
+    shapes = 0
     if accelerator == "cuda" and compute.compile_model and compute.compile_mode == "reduce-overhead":
         shapes = RECORDED_SHAPES
     elif accelerator == "cpu" and precision_in_force(compute.precision, accelerator).precision == "bf16-mixed":
