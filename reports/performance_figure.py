@@ -44,8 +44,8 @@ STYLE = {
     "hatch.color": "white",
 }
 WIDTH, DOTS_PER_INCH = 9.0, 120
-WIDE_ENOUGH = 0.1
-"""Share of the axis from which a segment is written on."""
+LETTER = 0.0125
+"""Width of one as a share of the axis: a segment is written on where its name has room."""
 HATCHES = ("", "///", "...")
 """Of the commands, where there are several."""
 
@@ -106,7 +106,7 @@ def _draw_stacks(axes: Axes, columns: Sequence[Column], unit: str) -> None:
         left = 0.0
         for stage, value in column.values.items():
             axes.barh(place, value, 0.62, left, color=COLOURS[stage], hatch=hatch, edgecolor="white", linewidth=0.8)
-            if value > WIDE_ENOUGH * longest and not several:
+            if not several and value > LETTER * len(STAGE_NAMES[stage]) * longest:
                 text = f"{STAGE_NAMES[stage]}\n{percent(value / column.total)}"
                 colour = "white" if stage in ON_DARK else "black"
                 axes.text(left + value / 2, place, text, ha="center", va="center", color=colour)
