@@ -261,7 +261,7 @@ def test_where_memory_is_plenty_the_data_end_the_search(tmp_path):
 @on_linux
 @pytest.mark.slow
 def test_training_with_the_size_found_stays_below_the_limit(tmp_path, monkeypatch):
-    limit = 1_000_000_000
+    limit = 1_600_000_000
     words = words_for(tmp_path, 20_000, 30)
     result = find_batch(settings_of(words), memory_limit_bytes=limit, say=lambda line: None)
     assert result.ended_by == "memory"
