@@ -108,7 +108,7 @@ class SequenceVAETraining:
         self.data = make_data(settings)
         if self.data.description.kind != "events":
             raise SystemExit("event_throughput: --data_dir, or SEQVAE_REAL_DATA with physionet2012/, must hold events")
-        self.loop = BareLoop(settings, self.data)
+        self.loop = BareLoop(settings, self.data.description)
         self.network, self.precision = self.loop.network, self.loop.precision
         self.batches = endless(self.data)
 

@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.bare_loop import BareLoop
 from benchmarks.generated import write_token_lists
 from benchmarks.measure import in_own_process, interleaved_seconds, median, print_table, spread
 from benchmarks.scaling_laws import Curve, Panel, draw_panels
-from benchmarks.scaling_steps import BASE, TokenTraining
+from benchmarks.scaling_steps import BASE, token_training
 from models.settings import ModelSettings
-from sequences.batches import TokenBatch
 from sequences.cache import open_cache, prepare_cache
 from sequences.limits import Limits
 from sequences.loader import BatchLoader
@@ -88,7 +88,7 @@ def start_again(folder: Path, until: str, words: Sequence[str]) -> dict[str, Any
 
 def time_steps(folders: Mapping[int, Path], model: ModelSettings, rounds: int) -> dict[int, list[float]]:
     """Seconds of an optimizer step, its batch fetched from the cache; the same network sees the data of all sizes."""
-    training = TokenTraining(model)
+    training = token_training(model)
     candidates: dict[str, Callable[[], object]] = {
         str(number): partial(train_on, training, chosen_batches(folder)) for number, folder in folders.items()
     }
@@ -104,10 +104,9 @@ def chosen_batches(folder: Path) -> BatchLoader:
     return BatchLoader(train, lambda epoch: plan, plan.batches, resolve_loading(LoadingSettings()))
 
 
-def train_on(training: TokenTraining, batches: BatchLoader) -> None:
+def train_on(training: BareLoop, batches: BatchLoader) -> None:
     for batch in batches:
-        assert isinstance(batch, TokenBatch)
-        training.step(batch)
+        training.step([batch])
 
 
 def report(measured: Mapping[int, Timings], rounds: int) -> list[dict[str, Any]]:

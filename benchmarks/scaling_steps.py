@@ -10,21 +10,16 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
-from torch.optim import AdamW
 
+from benchmarks.bare_loop import BareLoop
 from benchmarks.measure import interleaved_seconds, median, print_table, spread
 from benchmarks.scaling_laws import Curve
-from models.sequence_vae import SequenceVAE
 from models.settings import ModelSettings
 from sequences.batches import TokenBatch
 from sequences.description import DataDescription
-from training.objective import free_bits_in_force, negative_elbo
-from training.precision import precision_in_force
-from training.settings import ObjectiveSettings, OptimizerSettings
+from train_optimized import OptimizedSettings
 
 VOCABULARY = 5000
-DTYPES = {"32-true": torch.float32, "16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 
 
 class Shape(NamedTuple):
@@ -54,25 +49,10 @@ WIDTHS, SHORT_WIDTHS = (32, 64, 128, 256, 512), (32, 64, 128, 256)
 TOKENS, SHORT_TOKENS = (256, 512, 1024, 2048, 4096, 8192, 16384), (256, 1024, 4096)
 
 
-class TokenTraining:
-    """A network that trains on whatever batch it is given."""
-
-    def __init__(self, model: ModelSettings, vocabulary: int = VOCABULARY) -> None:
-        torch.manual_seed(0)
-        self.network = SequenceVAE(DataDescription(kind="tokens", vocabulary_size=vocabulary), model)
-        optimizer = OptimizerSettings()
-        self.optimizer = AdamW(self.network.parameters(), optimizer.rate(BASE.tokens), fused=True)
-        self.clip = optimizer.gradient_clip
-        self.free_bits = free_bits_in_force(ObjectiveSettings(), model.latent_scope)
-        self.dtype = DTYPES[precision_in_force("16-mixed", "cpu").precision]
-
-    def step(self, batch: TokenBatch) -> None:
-        with torch.autocast("cpu", self.dtype, enabled=self.dtype != torch.float32):
-            objective = negative_elbo(self.network(batch), 1.0, self.free_bits)
-        (objective.loss / batch.step_tokens).backward()
-        nn.utils.clip_grad_norm_(self.network.parameters(), self.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+def token_training(model: ModelSettings, vocabulary: int = VOCABULARY) -> BareLoop:
+    """A network that trains on whatever batches it is given."""
+    settings = replace(OptimizedSettings(), model=model)
+    return BareLoop(settings, DataDescription(kind="tokens", vocabulary_size=vocabulary))
 
 
 def sweeps(*, short: bool, base: Shape = BASE) -> list[Sweep]:
@@ -86,9 +66,11 @@ def sweeps(*, short: bool, base: Shape = BASE) -> list[Sweep]:
 
 def run_sweep(sweep: Sweep, rounds: int, model: ModelSettings) -> tuple[list[dict[str, Any]], Curve, Curve]:
     """The table, and two curves: milliseconds of a step, and microseconds of it for each token."""
-    trainings = {width: TokenTraining(replace(model, width=width)) for width in {shape.width for shape in sweep.shapes}}
+    trainings = {
+        width: token_training(replace(model, width=width)) for width in {shape.width for shape in sweep.shapes}
+    }
     candidates: dict[str, Callable[[], object]] = {
-        str(size): partial(trainings[shape.width].step, random_batch(shape))
+        str(size): partial(trainings[shape.width].step, [random_batch(shape)])
         for size, shape in zip(sweep.sizes, sweep.shapes, strict=True)
     }
     seconds = list(interleaved_seconds(candidates, rounds).values())

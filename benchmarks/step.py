@@ -182,7 +182,7 @@ def report_loop(directory: Path, short: bool) -> dict[str, Any]:
     recipe = recipe_of(OPTIMIZED, [*words, *SMALL_STEP, "--disable_metrics_monitoring"])
     data = make_data(recipe.settings)
     data.order = "spread"
-    bare, epoch = BareLoop(recipe.settings, data), data.batches_per_epoch()
+    bare, epoch = BareLoop(recipe.settings, data.description), data.batches_per_epoch()
     cached = cycle(list(islice(endless(data), epoch)))
     loaded = endless(data)
     milliseconds: dict[str, list[float]] = {"cached batches": [], "the loader": [], "the Trainer": []}

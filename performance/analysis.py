@@ -25,6 +25,7 @@ from performance.whole_run import Costs, whole_run
 from reports.performance_numbers import STAGE_NAMES, Comparison, Speed
 from reports.performance_table import span
 from sequences.batches import EventBatch
+from training.precision import DTYPES
 from training.run import make_data
 from training.settings import TrainingSettings
 from training.trainer import UNITS
@@ -37,8 +38,6 @@ MOST_VALIDATION_BATCHES = 32
 """A validation of more is reckoned from so many of its batches, chosen at random."""
 EVENTS_SAMPLE = 512
 """Sequences that are looked at for the events of a step."""
-DTYPES = {"32-true": torch.float32, "16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
-"""What matrices are multiplied in."""
 
 Say = Callable[[str], None]
 Start = Callable[[Recipe], Contestant]

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from lightning.pytorch.profilers import Profiler
 
-STAGES = ("data", "transfer", "forward", "backward", "optimizer", "monitoring", "validation", "checkpoint", "loop")
+STAGES = ("data", "transfer", "forward", "backward", "optimizer", "monitoring", "checkpoint", "loop")
 """Waiting for a batch; its way to the device; network and objective; gradients; clipping, step and zeroing; callbacks and
-loggers; validation; saving; what is left is Lightning's own loop."""
+loggers; saving; what is left is Lightning's own loop."""
 
 _STAGE_OF = {
     "train_dataloader_next": "data",

@@ -11,7 +11,7 @@ from benchmarks import scaling_report
 from benchmarks.generated import write_token_lists
 from benchmarks.scaling_laws import Curve, Panel, draw_panels, fit_power_law
 from benchmarks.scaling_sequences import cache_of, chosen_batches, start_again
-from benchmarks.scaling_steps import Shape, TokenTraining, random_batch, sweeps
+from benchmarks.scaling_steps import Shape, random_batch, sweeps, token_training
 from dataset import SequenceDataModule, some_batches
 from models.settings import ModelSettings
 from sequences.demo import log_normal_lengths
@@ -78,9 +78,9 @@ def test_batches_of_one_length_have_no_padding():
 
 
 def test_a_step_changes_the_network_and_leaves_no_gradient():
-    training = TokenTraining(TINY)
+    training = token_training(TINY)
     before = [weight.detach().clone() for weight in training.network.parameters()]
-    training.step(random_batch(TINY_SHAPE))
+    training.step([random_batch(TINY_SHAPE)])
     assert all(weight.grad is None for weight in training.network.parameters())
     assert any((new != old).any() for new, old in zip(training.network.parameters(), before, strict=True))
 

@@ -16,6 +16,13 @@ NAMES: dict[str, Precision] = {
 }
 """What a user may type, and what it stands for."""
 
+DTYPES: dict[str, torch.dtype] = {
+    "32-true": torch.float32,
+    "16-mixed": torch.float16,
+    "bf16-mixed": torch.bfloat16,
+}
+"""What matrices are multiplied in."""
+
 
 class InForce(NamedTuple):
     """The precision that a run gets, and why, where that is not what was asked for."""
