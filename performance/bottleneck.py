@@ -95,7 +95,6 @@ def _products(speed: Speed, settings: TrainingSettings) -> Bottleneck:
     tries = {
         "--precision 16-mixed": settings.compute.precision in ("32", "32-true"),
         _larger_batch(settings): are_small,
-        "--compile_model": not settings.compute.compile_model,
     }
     helpful = tuple(phrase for phrase, helps in tries.items() if helps)
     if are_small:
