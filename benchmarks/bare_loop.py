@@ -5,30 +5,30 @@ from itertools import islice
 
 import torch
 from torch import nn
-from torch.optim import AdamW
 
 from dataset import SequenceDataModule
 from models.sequence_vae import SequenceVAE
 from sequences.batches import Batch
 from sequences.description import DataDescription
-from training.module import TRAINING, noise_seed, seed_noise
+from training.memory import keep_freed_memory
+from training.module import TRAINING, make_optimizer, noise_seed, seed_noise
 from training.network import make_ready
 from training.objective import free_bits_in_force, negative_elbo
 from training.precision import DTYPES, precision_in_force
-from training.settings import RATE_TOKENS, TrainingSettings
+from training.settings import TrainingSettings
 
 
 class BareLoop:
     """The network and the optimizer that the settings describe, and the step that a run would take."""
 
     def __init__(self, settings: TrainingSettings, description: DataDescription) -> None:
+        keep_freed_memory()
         self.settings = settings
         self.precision = precision_in_force(settings.compute.precision, "cpu").precision
         torch.manual_seed(settings.run.seed)
         self.network: nn.Module = SequenceVAE(description, settings.model)
         make_ready(self.network, settings.compute)
-        rate, fused = settings.optimizer.rate(RATE_TOKENS), settings.optimizer.fused_optimizer
-        self.optimizer = AdamW(self.network.parameters(), rate, fused=fused)
+        self.optimizer = make_optimizer(self.network, settings.optimizer)
         self.free_bits = free_bits_in_force(settings.objective, settings.model.latent_scope)
 
     def step(self, batches: Sequence[Batch]) -> None:

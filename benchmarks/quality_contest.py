@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
+from statistics import mean
 from typing import NamedTuple, Protocol
 
 CHOOSING_SEED = 1000
@@ -79,37 +80,32 @@ class Entrant:
 
 
 class Trial(NamedTuple):
-    """What a candidate had come to when it was dropped, or chosen."""
+    """What a candidate came to before the race, in as much time as the race takes."""
 
     candidate: Candidate
-    last: Point
+    curve: Curve
+    seconds: float
+    """To the target; infinite where it was not reached, or where it is what the trials are to find."""
 
 
-def choose(candidates: Sequence[Candidate], seconds: float) -> tuple[Candidate, list[Trial]]:
-    """Train all in turns, keep the better half, train it on for as long, until one is left. The trials come best first."""
-    if len(candidates) == 1:
-        return candidates[0], []
-    trials: list[Trial] = []
-    with ExitStack() as stack:
-        left = [Entrant(candidate, CHOOSING_SEED) for candidate in candidates]
-        for entrant in left:
-            stack.callback(entrant.trainee.close)
-        while len(left) > 1:
-            for entrant in left:
-                entrant.turn(seconds)
-            left.sort(key=_last_elbo, reverse=True)
-            half = math.ceil(len(left) / 2)
-            for entrant in reversed(left[half:]):
-                entrant.trainee.close()  # at once, for its memory
-                trials.append(Trial(entrant.candidate, entrant.curve[-1]))
-            left = left[:half]
-        trials.append(Trial(left[0].candidate, left[0].curve[-1]))
-    return left[0].candidate, trials[::-1]
+def try_all(candidates: Sequence[Candidate], turn_seconds: float, rounds: int) -> list[Trial]:
+    """Of a side that sets the target, in turns: who comes to the best ELBO comes first."""
+    curves, _ = race(candidates, [CHOOSING_SEED], turn_seconds, rounds, [1] * len(candidates))
+    trials = [Trial(candidate, curve, math.inf) for candidate, (curve,) in zip(candidates, curves, strict=True)]
+    return sorted(trials, key=lambda trial: best_elbo(trial.curve), reverse=True)
 
 
-def _last_elbo(entrant: Entrant) -> float:
-    elbo = entrant.curve[-1].elbo
-    return elbo if math.isfinite(elbo) else -math.inf
+def try_all_against(
+    candidates: Sequence[Candidate], target: float, turn_seconds: float, rounds: int, looks: int
+) -> list[Trial]:
+    """Of ours: who comes to the target soonest comes first; of those that do not, who comes closest."""
+    curves, _ = race(candidates, [CHOOSING_SEED], turn_seconds, rounds, [looks] * len(candidates))
+    smooth = [smoothed(curve, looks) for (curve,) in curves]
+    trials = [
+        Trial(candidate, curve, seconds_or_never(curve, target))
+        for candidate, curve in zip(candidates, smooth, strict=True)
+    ]
+    return sorted(trials, key=lambda trial: (trial.seconds, -best_elbo(trial.curve)))
 
 
 def race(
@@ -131,7 +127,23 @@ def race(
 
 
 def best_elbo(curve: Curve) -> float:
-    return max(point.elbo for point in curve)
+    return max((point.elbo for point in curve if math.isfinite(point.elbo)), default=-math.inf)
+
+
+def smoothed(curve: Curve, looks: int) -> list[Point]:
+    """Each ELBO as the mean of the last so many: who is looked at more often shall not gain from having more chances.
+
+    >>> [point.elbo for point in smoothed([Point(0, 0, -90.0), Point(1, 9, -50.0), Point(2, 18, -60.0)], 2)]
+    [-90.0, -70.0, -55.0]
+    """
+    elbos = [point.elbo for point in curve]
+    means = [mean(elbos[max(0, end - looks) : end]) for end in range(1, len(elbos) + 1)]
+    return [point._replace(elbo=elbo) for point, elbo in zip(curve, means, strict=True)]
+
+
+def seconds_or_never(curve: Curve, elbo: float) -> float:
+    seconds = seconds_to(curve, elbo)
+    return math.inf if seconds is None else seconds
 
 
 def seconds_to(curve: Curve, elbo: float) -> float | None:

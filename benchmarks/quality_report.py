@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.measure import median, print_table, spread
-from benchmarks.quality_contest import Candidate, Curve, Trial, best_elbo, seconds_to, tokens_a_second
+from benchmarks.quality_contest import Candidate, Curve, Trial, best_elbo, seconds_or_never, smoothed, tokens_a_second
 
 
 class Side(NamedTuple):
@@ -14,6 +14,8 @@ class Side(NamedTuple):
     candidate: Candidate
     parameters: int
     curves: Sequence[Curve]
+    looks: int
+    """Validations in a turn."""
 
 
 class Comparison(NamedTuple):
@@ -33,6 +35,7 @@ class Comparison(NamedTuple):
 
 
 def compare(theirs: Sequence[Curve], ours: Sequence[Curve]) -> Comparison:
+    """Ours as the means of a turn's validations."""
     targets = [best_elbo(curve) for curve in theirs]
     return Comparison(
         targets,
@@ -41,26 +44,20 @@ def compare(theirs: Sequence[Curve], ours: Sequence[Curve]) -> Comparison:
     )
 
 
-def seconds_or_never(curve: Curve, elbo: float) -> float:
-    seconds = seconds_to(curve, elbo)
-    return math.inf if seconds is None else seconds
-
-
-def report_choice(title: str, trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """Nothing where there was nothing to choose."""
+def report_choice(trials: Sequence[Trial]) -> list[dict[str, Any]]:
     rows = [
         {
             "training": trial.candidate.name,
             "rate": trial.candidate.rate,
             "a step": trial.candidate.batch,
-            "seconds": round(trial.last.seconds, 1),
-            "tokens/s": round(trial.last.tokens / trial.last.seconds),
-            "ELBO": round(trial.last.elbo, 2),
+            "seconds": round(trial.curve[-1].seconds, 1),
+            "tokens/s": round(tokens_a_second(trial.curve)),
+            "best ELBO": round(best_elbo(trial.curve), 2),
+            "at the target after s": round(trial.seconds, 1) if math.isfinite(trial.seconds) else "",
         }
         for trial in trials
     ]
-    if rows:
-        print_table(f"{title}: the better half trains on, the first one is taken", rows)
+    print_table(f"{trials[0].candidate.name}: the first one is taken", rows)
     return rows
 
 
@@ -89,7 +86,7 @@ def _row(side: Side) -> dict[str, Any]:
 
 
 def _compared(side: Side, ours: Side) -> dict[str, Any]:
-    found = compare(side.curves, ours.curves)
+    found = compare(side.curves, [smoothed(curve, ours.looks) for curve in ours.curves])
     rates = [tokens_a_second(our) / tokens_a_second(their) for our, their in zip(ours.curves, side.curves, strict=True)]
     return {
         "best ELBO": round(median(found.targets), 2),

@@ -14,10 +14,8 @@ import argparse
 import json
 import os
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,15 +23,13 @@ import torch
 
 import train_optimized
 import train_with_collapse_detection
-from benchmarks.bare_loop import BareLoop, endless
 from benchmarks.generated import write_token_lists
 from benchmarks.measure import as_commands_run, machine, median, print_table, spread
+from benchmarks.small_step import CACHED, LOADED, TRAINED, time_small_steps
 from monitors.flops import product_peak
 from performance.contestant import Contestant, Recipe
 from performance.messages import Lap, Turn
-from sequences.batches import Batch
 from training.command_line import parse_command_line
-from training.run import make_data
 
 SEQUENCES = 40_000
 TOKEN_MODEL = ("--width", "256", "--depth", "3", "--vocabulary_size", "5000")
@@ -44,7 +40,6 @@ FEW_SEQUENCES = 1_000
 OPTIMIZED, REFERENCE, RANDOM_64 = "train_optimized.py", "train_with_collapse_detection.py", "random batches of 64"
 BY_HAND = "the same, operations by hand"
 EVENTS, COMPILED = "train_optimized.py, events", "train_optimized.py --compile_model"
-LEAD = 4
 TURNS = {
     OPTIMIZED: Turn(steps=8, seconds=6),
     REFERENCE: Turn(seconds=6),
@@ -180,38 +175,21 @@ def report_loop(directory: Path, short: bool) -> dict[str, Any]:
     """Steps are the same in all three; the ratios are medians over rounds."""
     words = ["--data_dir", str(directory / "few"), "--cache_dir", str(directory / "cache")]
     recipe = recipe_of(OPTIMIZED, [*words, *SMALL_STEP, "--disable_metrics_monitoring"])
-    data = make_data(recipe.settings)
-    data.order = "spread"
-    bare, epoch = BareLoop(recipe.settings, data.description), data.batches_per_epoch()
-    cached = cycle(list(islice(endless(data), epoch)))
-    loaded = endless(data)
-    milliseconds: dict[str, list[float]] = {"cached batches": [], "the loader": [], "the Trainer": []}
-    with Contestant(recipe) as run:
-        run.turn(steps=epoch)
-        for _ in range(10 if short else 30):
-            milliseconds["cached batches"].append(timed(bare, cached, epoch))
-            milliseconds["the loader"].append(timed(bare, loaded, epoch))
-            lap = run.turn(steps=epoch, lead_steps=LEAD, by_stage=False)
-            milliseconds["the Trainer"].append(lap.seconds / lap.steps * 1e3)
-    by_round = list(zip(*milliseconds.values(), strict=True))
+    milliseconds = time_small_steps(recipe, directory / "runs", rounds=10 if short else 30)
     rows = [
         {"step with": name, "ms": round(median(values), 2), "spread": spread(values)}
         for name, values in milliseconds.items()
     ]
     ratios = {
-        "loader ratio": round(median([ready / loader for ready, loader, _ in by_round]), 3),
-        "Trainer / bare loop": round(median([trainer / loader for _, loader, trainer in by_round]), 3),
+        "loader ratio": ratio_by_round(milliseconds[CACHED], milliseconds[LOADED]),
+        "Trainer / bare loop": ratio_by_round(milliseconds[TRAINED], milliseconds[LOADED]),
     }
     print_table(f"A small step; loader ratio {ratios['loader ratio']}, Trainer {ratios['Trainer / bare loop']}", rows)
     return {"rows": rows, "ratios": ratios}
 
 
-def timed(loop: BareLoop, batches: Iterator[Batch], steps: int) -> float:
-    """Milliseconds of a step, after some that do not count."""
-    loop.steps(batches, LEAD)
-    start = time.perf_counter()
-    loop.steps(batches, steps)
-    return (time.perf_counter() - start) / steps * 1e3
+def ratio_by_round(values: Sequence[float], others: Sequence[float]) -> float:
+    return round(median([value / other for value, other in zip(values, others, strict=True)]), 3)
 
 
 # --- Compiled --------------------------------------------------------------------------------------------------------

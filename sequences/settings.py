@@ -184,7 +184,7 @@ class LoadingSettings:
     """How many of them; auto: one thread; 0: none, batches are made when asked for."""
 
     prefetch_factor: int | None = None
-    """Batches that each worker keeps ready; default: as many as there are workers, at least 2."""
+    """Batches that each worker keeps ready at most; default: 8 for a thread, for a process as many as there are, at least 2."""
 
     persistent_workers: bool = True
     """Keep worker processes from one epoch to the next."""

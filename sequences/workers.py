@@ -12,6 +12,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
+from itertools import islice
 from multiprocessing.util import Finalize
 from queue import SimpleQueue
 from types import FrameType
@@ -24,6 +25,10 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from sequences.batches import Batch
 from sequences.settings import LoadingSettings
+
+THREAD_AHEAD = 8
+"""Batches. Half of them are made in one go: a thread that is called between two steps finds the caches cold, and then takes
+0.25 ms for a batch of 0.03 ms."""
 
 
 class Gathers(Protocol):
@@ -57,7 +62,8 @@ def resolve_loading(settings: LoadingSettings) -> Loading:
     return Loading(
         worker_type=settings.worker_type,
         workers=workers,
-        prefetch_factor=settings.prefetch_factor or max(2, workers),
+        prefetch_factor=settings.prefetch_factor
+        or (THREAD_AHEAD if settings.worker_type == "thread" else max(2, workers)),
         persistent=settings.persistent_workers,
         pin_memory=settings.pin_memory and torch.cuda.is_available(),
         hint=hint,
@@ -105,16 +111,18 @@ def pin(batch: Batch) -> Batch:
 def _make_in_threads(
     make: Callable[[np.ndarray], Batch], requests: Iterable[np.ndarray], loading: Loading
 ) -> Generator[Batch]:
-    """Threads take turns, so that order is kept without anybody sorting. Bare queues hand a batch over in half the time of
-    futures, which matters where making it takes no longer than that."""
+    """Threads take turns, so that order is kept without anybody sorting, and are called when half of what was made is gone. Bare
+    queues hand a batch over in half the time of futures, which matters where making it takes no longer than that."""
     lanes = [_Lane(make) for _ in range(loading.workers)]
     coming = iter(requests)
     given = taken = 0
+    ahead = len(lanes) * loading.prefetch_factor
     try:
         while True:
-            while given - taken < len(lanes) * loading.prefetch_factor and (request := next(coming, None)) is not None:
-                lanes[given % len(lanes)].requests.put(request)
-                given += 1
+            if given - taken <= ahead // 2:
+                for request in islice(coming, ahead - (given - taken)):
+                    lanes[given % len(lanes)].requests.put(request)
+                    given += 1
             if given == taken:
                 return
             made = lanes[taken % len(lanes)].batches.get()

@@ -117,8 +117,8 @@ def test_a_validation_is_timed_on_a_known_share_of_the_tokens(tmp_path):
 @pytest.mark.parametrize(
     ("loading", "accumulate", "step_seconds", "expected"),
     [
-        (LoadingSettings(), 1, 0.01, 2),
-        (LoadingSettings(), 2, 0.01, 1),
+        (LoadingSettings(), 1, 0.01, 8),
+        (LoadingSettings(), 2, 0.01, 4),
         (LoadingSettings(worker_type="process", num_workers=8, prefetch_factor=2), 1, 0.01, 16),
         (LoadingSettings(worker_type="process", num_workers=8, prefetch_factor=2), 1, 0.3, 3),
         (LoadingSettings(), 1, 2.0, 0),

@@ -23,7 +23,7 @@ from sequences.limits import Limits
 from sequences.loader import BatchLoader
 from sequences.plan import Cut, cut_batches, plan_epoch
 from sequences.settings import LoadingSettings
-from sequences.workers import pin, resolve_loading
+from sequences.workers import Workers, pin, resolve_loading
 from tests.fake_sequences import FakeSequences, log_normal_lengths
 
 ROOT = Path(__file__).parent.parent
@@ -334,14 +334,35 @@ def test_a_worker_process_computes_with_one_thread():
     loader.close()
 
 
-def test_defaults_are_one_thread_that_keeps_two_batches_ready():
+def test_defaults_are_one_thread_that_keeps_eight_batches_ready():
     loading = resolve_loading(LoadingSettings())
-    assert (loading.worker_type, loading.workers, loading.prefetch_factor, loading.hint) == ("thread", 1, 2, "")
+    assert (loading.worker_type, loading.workers, loading.prefetch_factor, loading.hint) == ("thread", 1, 8, "")
 
 
-def test_each_of_several_workers_keeps_as_many_batches_ready_as_there_are_workers():
-    assert resolve_loading(LoadingSettings(num_workers=4)).prefetch_factor == 4
-    assert resolve_loading(LoadingSettings(num_workers=4, prefetch_factor=1)).prefetch_factor == 1
+def test_each_of_several_processes_keeps_as_many_batches_ready_as_there_are_processes():
+    assert resolve_loading(LoadingSettings(worker_type="process", num_workers=4)).prefetch_factor == 4
+    assert resolve_loading(LoadingSettings(worker_type="process", num_workers=1)).prefetch_factor == 2
+    assert (
+        resolve_loading(LoadingSettings(worker_type="process", num_workers=4, prefetch_factor=1)).prefetch_factor == 1
+    )
+
+
+def test_a_thread_makes_batches_in_one_go_when_half_of_those_ahead_are_gone():
+    asked: list[int] = []
+
+    def requests():
+        for number in range(20):
+            asked.append(number)
+            yield np.array([number % len(LENGTHS)])
+
+    workers = Workers(FakeSequences(LENGTHS), resolve_loading(LoadingSettings(prefetch_factor=4)))
+    batches = workers.make(requests())
+    counts = []
+    for _ in range(6):
+        next(batches)
+        counts.append(len(asked))
+    batches.close()
+    assert counts == [4, 4, 6, 6, 8, 8]
 
 
 def test_more_workers_than_cores_are_honoured_with_a_hint(monkeypatch):

@@ -9,7 +9,17 @@ import pytest
 import torch
 
 from benchmarks import quality_moses, time_to_quality
-from benchmarks.quality_contest import Candidate, Point, Stretch, choose, race, seconds_to, tokens_a_second
+from benchmarks.quality_contest import (
+    Candidate,
+    Point,
+    Stretch,
+    race,
+    seconds_to,
+    smoothed,
+    tokens_a_second,
+    try_all,
+    try_all_against,
+)
 from benchmarks.quality_data import write_demo_tokens
 from benchmarks.quality_hf import hugging_face, padded
 from benchmarks.quality_moses import Molecules, Moses, MosesMissing, MosesTrainee, Portion, elbo_B
@@ -76,24 +86,35 @@ def test_the_target_is_the_best_of_the_other_side_seed_by_seed():
     assert found.ratios == [2, 0]
 
 
-def test_the_better_half_trains_on_until_one_is_left():
+def test_of_the_others_the_one_that_comes_to_the_best_elbo_is_taken():
     log: list[str] = []
-    best, trials = choose(toys({"a": 1, "b": 4, "c": 2, "d": 3, "e": math.nan}, log), seconds=1.0)
-    assert best.name == "b"
-    assert [trial.candidate.name for trial in trials] == ["b", "d", "c", "a", "e"]
-    assert [trial.last.seconds for trial in trials] == [3, 3, 2, 1, 1]
+    trials = try_all(toys({"a": 1, "b": 4, "c": math.nan}, log), turn_seconds=2.0, rounds=3)
+    assert [trial.candidate.name for trial in trials] == ["b", "a", "c"]
+    assert trials[0].curve[-1] == Point(6.0, 600, -76.0)
+    assert log[:6] == ["a1000", "b1000", "c1000"] * 2
 
 
-def test_what_was_dropped_is_closed_at_once():
-    log: list[str] = []
-    choose(toys({"a": 1, "b": 2}, log), seconds=1.0)
-    assert log[:3] == ["a1000", "b1000", "a1000 closed"]
+def test_of_ours_the_one_that_is_at_the_target_soonest_is_taken_and_then_who_comes_closest():
+    trials = try_all_against(toys({"a": 1, "b": 4, "c": 2, "d": 8}, []), -80.0, turn_seconds=2.0, rounds=3, looks=1)
+    assert [(trial.candidate.name, trial.seconds) for trial in trials] == [
+        ("d", 2.5),
+        ("b", 5.0),
+        ("c", math.inf),
+        ("a", math.inf),
+    ]
 
 
-def test_a_single_candidate_is_chosen_untrained():
-    log: list[str] = []
-    assert choose(toys({"a": 1}, log), seconds=1.0)[0].name == "a"
-    assert log == []
+def test_a_lucky_look_does_not_count_as_there():
+    assert [point.elbo for point in smoothed(curve(-90, -50, -70, -60), 2)] == [-90, -70, -60, -65]
+    assert smoothed(curve(-90, -50), 1) == curve(-90, -50)
+
+
+def test_each_side_chooses_before_the_race(capsys: pytest.CaptureFixture[str]):
+    sides = [toys({"slow": 1, "slower": 0.5}, []), toys({"ours": 2, "ours too": 20}, [])]
+    result = run_contest(Contest("Toys", sides), Effort(True, 4.0, rounds=3, seeds=1))
+    assert [rows[0]["training"] for rows in result["chosen_from"]] == ["slow", "ours too"]
+    assert [row["training"] for row in result["rows"]] == ["slow", "ours too"]
+    assert "the first one is taken" in capsys.readouterr().out
 
 
 def test_a_race_goes_round_in_turns_of_equal_time():
@@ -109,8 +130,8 @@ def test_a_race_goes_round_in_turns_of_equal_time():
 
 def test_a_contest_says_how_many_times_as_long_the_other_took(capsys: pytest.CaptureFixture[str]):
     sides = [[candidate] for candidate in toys({"slow": 1, "ours": 5}, [])]
-    result = run_contest(Contest("Toys", sides), Effort(None, 4.0, rounds=2, seeds=3))
-    assert result["rows"][0]["times as long"] == 5.0
+    result = run_contest(Contest("Toys", sides), Effort(False, 4.0, rounds=2, seeds=3))
+    assert result["rows"][0]["times as long"] == 2.58  # 8 s against 3.1: a turn's looks are averaged
     assert result["rows"][0]["tokens/s, ours/its"] == 1.0
     assert "times as long" in capsys.readouterr().out
 
@@ -197,7 +218,7 @@ def test_the_bare_loop_learns_and_is_validated_on_the_same_noise(tmp_path: Path)
 
 def test_reference_and_optimized_are_compared_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(time_to_quality, "write_demo_tokens", few_tokens)
-    report = json.loads(json.dumps(time_to_quality.run({"reference": Effort(None, 0.1, rounds=2, seeds=1)}, TINY)))
+    report = json.loads(json.dumps(time_to_quality.run({"reference": Effort(False, 0.1, rounds=2, seeds=1)}, TINY)))
     other, ours = report["rows"]["reference"]
     assert other["M parameters"] == ours["M parameters"] > 0
     assert report["ratio"]["reference"] == [other["times as long"]]

@@ -144,12 +144,7 @@ class TrainingModule(lightning.LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         settings = self.optimizer
-        weights = [p for p in self.network.parameters() if p.requires_grad]
-        groups = [
-            {"params": [p for p in weights if p.dim() >= 2], "weight_decay": settings.weight_decay},
-            {"params": [p for p in weights if p.dim() < 2], "weight_decay": 0.0},
-        ]
-        optimizer = AdamW(groups, lr=settings.rate(RATE_TOKENS), betas=(0.9, 0.98), fused=settings.fused_optimizer)
+        optimizer = make_optimizer(self.network, settings)
         schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, self.total_steps, settings))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -186,6 +181,15 @@ class ProbeableModule(TrainingModule):
 
     def nll_given_z(self, batch: Batch, z: Tensor) -> Tensor:
         return self.network.nll_given_z(batch, z)
+
+
+def make_optimizer(network: nn.Module, settings: OptimizerSettings) -> AdamW:
+    weights = [p for p in network.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in weights if p.dim() >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in weights if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return AdamW(groups, lr=settings.rate(RATE_TOKENS), betas=(0.9, 0.98), fused=settings.fused_optimizer)
 
 
 def sums_of(objective: Objective, output: VAEOutput, batch: Batch) -> Sums:
