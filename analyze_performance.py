@@ -29,7 +29,7 @@ from train_with_collapse_detection import ReferenceSettings
 from training.command_line import parse_command_line
 from training.config_files import to_flat_dict
 from training.console import set_up_output, share_machine
-from training.exit_codes import DivergedError, UsageError, harmless, run_command
+from training.exit_codes import UsageError, harmless, run_command
 from training.flags import values_of
 from training.settings import TrainingSettings
 
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 PROG = "analyze_performance.py"
 NUMBERS, FIGURE, TRACE = "analysis.json", "analysis.png", "trace{}.json"
-OUT_OF_MEMORY = ("MemoryError", "OutOfMemoryError")
-"""How a training process puts it. Where the system kills it instead, it says nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +94,7 @@ def main() -> None:
     ink = ink_for(sys.stdout, os.environ)
     measuring = next(iter(asked.values())).measuring
     place = new_directory(measuring.output, recipes[0].settings.run.output_dir, data.description.kind)
-    with place as directory, ending_as_training_would():
+    with place as directory:
         measure = find_batch if measuring.find_batch else analyse
         content = measure(recipes, measuring, directory, data, ink)
         write_numbers(directory / NUMBERS, asked, data, content)
@@ -219,22 +217,6 @@ def new_directory(given: str | None, output_dir: str, kind: str) -> Iterator[Pat
         if is_new:
             with suppress(OSError):  # it holds something
                 directory.rmdir()
-        raise
-
-
-@contextmanager
-def ending_as_training_would() -> Iterator[None]:
-    """With the exit code that the training command would have had."""
-    from performance.contestant import ContestantError
-
-    try:
-        yield
-    except ContestantError as error:
-        said = str(error).splitlines()[0]
-        if error.kind == DivergedError.__name__:
-            raise DivergedError(said) from error
-        if error.kind in OUT_OF_MEMORY or "can't allocate" in said or (not error.kind and "code -9" in said):
-            raise MemoryError(f"({said})") from error
         raise
 
 

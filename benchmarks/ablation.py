@@ -42,6 +42,7 @@ from train_optimized import OptimizedSettings
 from train_with_collapse_detection import ReferenceSettings
 from training.command_line import parse_command_line
 from training.console import share_machine
+from training.exit_codes import run_command
 from training.run import make_data
 from training.settings import TrainingSettings
 
@@ -195,4 +196,4 @@ def times(one: float, other: float) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main, PROG))

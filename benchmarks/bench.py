@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.pages import FIGURES, read_figures, rewrite_pages
+from training.exit_codes import run_command
 
 
 class Form(NamedTuple):
@@ -64,9 +65,13 @@ def output_of(command: Sequence[str]) -> str | None:
     last = ""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            last = line
+        try:
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                last = line
+        except BaseException:  # stopped: it has to end, too
+            process.terminate()
+            raise
     return None if process.returncode else last
 
 
@@ -78,4 +83,4 @@ def keep(name: str, report: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main, "benchmarks.bench"))

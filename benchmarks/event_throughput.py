@@ -11,6 +11,7 @@ float32 on batches of four patients, which lie ready in memory; once with all th
 import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +28,7 @@ from benchmarks.set_loop_reference import SetLoopVAE
 from sequences.batches import EventBatch
 from train_optimized import OptimizedSettings
 from training.command_line import parse_command_line
+from training.exit_codes import run_command
 from training.run import make_data
 from training.settings import TrainingSettings
 
@@ -160,4 +162,4 @@ def print_profile(settings: TrainingSettings) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main, "benchmarks.event_throughput"))

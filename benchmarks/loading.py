@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +36,7 @@ from sequences.plan import Plan, cut_batches, padding_efficiency, plan_epoch
 from sequences.sequence_set import SequenceSet
 from sequences.settings import CacheSettings, LengthSettings, LoadingSettings, SourceSettings
 from sequences.workers import resolve_loading
+from training.exit_codes import run_command
 
 BATCH = 64
 TIMED_BATCHES = 200
@@ -274,4 +276,4 @@ def own_mb(pid: int) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main, "benchmarks.loading"))

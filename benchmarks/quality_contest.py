@@ -12,6 +12,8 @@ from typing import NamedTuple, Protocol
 
 CHOOSING_SEED = 1000
 """Of the runs that rates and batches are chosen on; those that are compared have seeds of their own."""
+LOOKS = 4
+"""Validations in a turn. At a constant rate the ELBO scatters from one to the next: what counts is their mean."""
 
 
 class Stretch(NamedTuple):
@@ -52,7 +54,7 @@ class Point(NamedTuple):
     """Where a training stands."""
 
     seconds: float
-    tokens: int
+    tokens: float
     elbo: float
 
 
@@ -62,18 +64,16 @@ Curve = Sequence[Point]
 class Entrant:
     """A candidate's training, and its curve from the untrained network on."""
 
-    def __init__(self, candidate: Candidate, seed: int, looks: int = 1) -> None:
-        """`looks`: validations in a turn, so that who learns fast is seen as closely as who does not."""
+    def __init__(self, candidate: Candidate, seed: int) -> None:
         self.candidate = candidate
-        self.looks = looks
         self.trainee = candidate.start(seed)
         self.curve: list[Point] = []
 
     def turn(self, seconds: float) -> None:
         if not self.curve:
             self.curve.append(Point(0.0, 0, self.trainee.validate()))
-        for _ in range(self.looks):
-            stretch = self.trainee.train(seconds / self.looks)
+        for _ in range(LOOKS):
+            stretch = self.trainee.train(seconds / LOOKS)
             before = self.curve[-1]
             now = Point(before.seconds + stretch.seconds, before.tokens + stretch.tokens, self.trainee.validate())
             self.curve.append(now)
@@ -90,32 +90,27 @@ class Trial(NamedTuple):
 
 def try_all(candidates: Sequence[Candidate], turn_seconds: float, rounds: int) -> list[Trial]:
     """Of a side that sets the target, in turns: who comes to the best ELBO comes first."""
-    curves, _ = race(candidates, [CHOOSING_SEED], turn_seconds, rounds, [1] * len(candidates))
+    curves, _ = race(candidates, [CHOOSING_SEED], turn_seconds, rounds)
     trials = [Trial(candidate, curve, math.inf) for candidate, (curve,) in zip(candidates, curves, strict=True)]
     return sorted(trials, key=lambda trial: best_elbo(trial.curve), reverse=True)
 
 
-def try_all_against(
-    candidates: Sequence[Candidate], target: float, turn_seconds: float, rounds: int, looks: int
-) -> list[Trial]:
+def try_all_against(candidates: Sequence[Candidate], target: float, turn_seconds: float, rounds: int) -> list[Trial]:
     """Of ours: who comes to the target soonest comes first; of those that do not, who comes closest."""
-    curves, _ = race(candidates, [CHOOSING_SEED], turn_seconds, rounds, [looks] * len(candidates))
-    smooth = [smoothed(curve, looks) for (curve,) in curves]
+    curves, _ = race(candidates, [CHOOSING_SEED], turn_seconds, rounds)
     trials = [
         Trial(candidate, curve, seconds_or_never(curve, target))
-        for candidate, curve in zip(candidates, smooth, strict=True)
+        for candidate, (curve,) in zip(candidates, curves, strict=True)
     ]
     return sorted(trials, key=lambda trial: (trial.seconds, -best_elbo(trial.curve)))
 
 
 def race(
-    candidates: Sequence[Candidate], seeds: Sequence[int], turn_seconds: float, rounds: int, looks: Sequence[int]
+    candidates: Sequence[Candidate], seeds: Sequence[int], turn_seconds: float, rounds: int
 ) -> tuple[list[list[Curve]], list[int]]:
     """Train each candidate with each seed, in turns of equal time: curves by candidate, then by seed; parameters of each."""
     with ExitStack() as stack:
-        entrants = [
-            [Entrant(candidate, seed, n) for seed in seeds] for candidate, n in zip(candidates, looks, strict=True)
-        ]
+        entrants = [[Entrant(candidate, seed) for seed in seeds] for candidate in candidates]
         in_turns = [entrant for of_one_seed in zip(*entrants, strict=True) for entrant in of_one_seed]
         for entrant in in_turns:
             stack.callback(entrant.trainee.close)
@@ -123,22 +118,22 @@ def race(
             for entrant in in_turns:
                 entrant.turn(turn_seconds)
         parameters = [of_candidate[0].trainee.parameters for of_candidate in entrants]
-        return [[entrant.curve for entrant in of_candidate] for of_candidate in entrants], parameters
+        return [[smoothed(entrant.curve) for entrant in of_candidate] for of_candidate in entrants], parameters
 
 
 def best_elbo(curve: Curve) -> float:
     return max((point.elbo for point in curve if math.isfinite(point.elbo)), default=-math.inf)
 
 
-def smoothed(curve: Curve, looks: int) -> list[Point]:
-    """Each ELBO as the mean of the last so many: who is looked at more often shall not gain from having more chances.
+def smoothed(curve: Curve, looks: int = LOOKS) -> list[Point]:
+    """Means over as many points in a row, of everything: a lucky look is not yet there.
 
-    >>> [point.elbo for point in smoothed([Point(0, 0, -90.0), Point(1, 9, -50.0), Point(2, 18, -60.0)], 2)]
-    [-90.0, -70.0, -55.0]
+    An ELBO rises ever more slowly, so its mean over some time lies below what it is in the middle of it.
+
+    >>> smoothed([Point(0, 0, -90.0), Point(1, 9, -50.0), Point(2, 18, -60.0)], 2)[1]
+    Point(seconds=1.5, tokens=13.5, elbo=-55.0)
     """
-    elbos = [point.elbo for point in curve]
-    means = [mean(elbos[max(0, end - looks) : end]) for end in range(1, len(elbos) + 1)]
-    return [point._replace(elbo=elbo) for point, elbo in zip(curve, means, strict=True)]
+    return [Point(*map(mean, zip(*curve[end - looks : end], strict=True))) for end in range(looks, len(curve) + 1)]
 
 
 def seconds_or_never(curve: Curve, elbo: float) -> float:
@@ -155,6 +150,8 @@ def seconds_to(curve: Curve, elbo: float) -> float | None:
     >>> seconds_to([Point(0, 0, -90.0), Point(10, 0, -50.0), Point(20, 0, -40.0)], -45.0)
     15.0
     """
+    if curve[0].elbo >= elbo:
+        return curve[0].seconds
     for before, after in pairwise(curve):
         if after.elbo >= elbo:
             return before.seconds + (after.seconds - before.seconds) * (elbo - before.elbo) / (after.elbo - before.elbo)

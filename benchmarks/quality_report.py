@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.measure import median, print_table, spread
-from benchmarks.quality_contest import Candidate, Curve, Trial, best_elbo, seconds_or_never, smoothed, tokens_a_second
+from benchmarks.quality_contest import Candidate, Curve, Trial, best_elbo, seconds_or_never, tokens_a_second
 
 
 class Side(NamedTuple):
@@ -14,8 +14,6 @@ class Side(NamedTuple):
     candidate: Candidate
     parameters: int
     curves: Sequence[Curve]
-    looks: int
-    """Validations in a turn."""
 
 
 class Comparison(NamedTuple):
@@ -35,7 +33,6 @@ class Comparison(NamedTuple):
 
 
 def compare(theirs: Sequence[Curve], ours: Sequence[Curve]) -> Comparison:
-    """Ours as the means of a turn's validations."""
     targets = [best_elbo(curve) for curve in theirs]
     return Comparison(
         targets,
@@ -86,7 +83,7 @@ def _row(side: Side) -> dict[str, Any]:
 
 
 def _compared(side: Side, ours: Side) -> dict[str, Any]:
-    found = compare(side.curves, [smoothed(curve, ours.looks) for curve in ours.curves])
+    found = compare(side.curves, ours.curves)
     rates = [tokens_a_second(our) / tokens_a_second(their) for our, their in zip(ours.curves, side.curves, strict=True)]
     return {
         "best ELBO": round(median(found.targets), 2),

@@ -9,11 +9,13 @@ start. Ten million take 8 GB of disk where temporary files lie (TMPDIR). Picture
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from train_optimized import OptimizedSettings
 from training.command_line import parse_command_line
 from training.console import share_machine
+from training.exit_codes import run_command
 
 PROG = "benchmarks.scaling"
 SEQUENCES = (10_000, 100_000, 1_000_000, 10_000_000)
@@ -39,4 +41,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main, PROG))

@@ -13,6 +13,7 @@ compile: the recipe of the tokens with --compile_model and without, after its wa
 import argparse
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -30,6 +31,7 @@ from monitors.flops import product_peak
 from performance.contestant import Contestant, Recipe
 from performance.messages import Lap, Turn
 from training.command_line import parse_command_line
+from training.exit_codes import run_command
 
 SEQUENCES = 40_000
 TOKEN_MODEL = ("--width", "256", "--depth", "3", "--vocabulary_size", "5000")
@@ -221,4 +223,4 @@ PARTS = {"recipes": report_recipes, "loop": report_loop, "compile": report_compi
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main, "benchmarks.step"))

@@ -1,6 +1,6 @@
 """Seconds of training until a given validation ELBO: train_optimized.py against the reference, and against what others have.
 
-    python -m benchmarks.time_to_quality [--part reference|moses|hf] [--short] [--seconds 9] [--rounds 5] [--seeds 3]
+    python -m benchmarks.time_to_quality [--part reference|moses|hf] [--chosen] [--short] [--seconds 9] [--rounds 5] [--seeds 3]
 
 Takes the flags of the model as well (--width, --depth ...). Each part puts train_optimized.py beside other trainings of as many
 parameters, all with the objective NLL + KL from the first step on and with constant learning rates:
@@ -10,11 +10,11 @@ parameters, all with the objective NLL + KL from the first step on and with cons
     hf         Hugging Face datasets, batches of 64 and a bare PyTorch loop on those tokens, the same network
 
 First each side chooses among the same three learning rates, and among batches where they may differ (the reference's and
-Hugging Face's are what they are), each tried for as long as the race takes: the other side what comes to the best ELBO, ours what
-is there soonest. Then the chosen ones train anew with other seeds, in turns of --seconds, and are validated after each turn on the
-same sequences, which is not counted. The target is the best ELBO that the other side reached; ours is seen several times a turn,
-and is there when the mean of as many looks is. --short takes what was chosen before, one seed and a few short turns. MOSES' wheel
-is downloaded where it is not there (benchmarks/quality_moses.py says why it cannot be installed).
+Hugging Face's are what they are), each tried for as long as the race takes: the other side what comes to the best ELBO, ours
+what is there soonest. Then the chosen ones train anew with other seeds, in turns of --seconds, and are validated four times a
+turn on the same sequences, which is not counted. What counts is the mean of four validations in a row; the target is the best
+that the other side reached. --chosen takes what was chosen before; --short does, too, with one seed and a few short turns.
+MOSES' wheel is downloaded where it is not there (benchmarks/quality_moses.py says why it cannot be installed).
 """
 
 import argparse
@@ -34,6 +34,7 @@ from benchmarks.quality_data import write_demo_tokens, write_molecules
 from benchmarks.quality_hf import hugging_face
 from benchmarks.quality_ours import RATES, optimized, reference
 from benchmarks.quality_report import Side, report_choice, report_race
+from training.exit_codes import run_command
 
 PROG = "benchmarks.time_to_quality"
 TOKENS_MODEL = ("--width", "256", "--depth", "3", "--vocabulary_size", "5000")
@@ -41,8 +42,6 @@ TOKENS_MODEL = ("--width", "256", "--depth", "3", "--vocabulary_size", "5000")
 MOLECULES_MODEL = ("--width", "304", "--depth", "2", "--latent_size", "128", "--dropout", "0", "--free_bits", "0")
 """4.6 million, as MOSES' VAE; its latent's size, no dropout as in its networks, and each nat of the KL costs."""
 MOLECULES = 200_000
-LOOKS = 4
-"""Validations of ours in a turn of the others."""
 
 OPTIMIZED_BATCHES = (1024, 2048)
 """Tokens of an optimizer step. Few: a network that knows nothing yet learns more from many steps."""
@@ -51,10 +50,10 @@ MOSES_BATCHES = (512, 64)
 """Molecules; the first is its own."""
 
 CHOSEN = {
-    "reference": (1e-3, 0),
-    "optimized": (1e-3, 1024),
-    "moses": (1e-3, 64),
-    "molecules": (3e-3, 1024),
+    "reference": (3e-4, 0),
+    "optimized": (1e-3, 2048),
+    "moses": (3e-3, 64),
+    "molecules": (1e-3, 1024),
     "hf": (3e-3, 0),
 }
 """Rate and batch of each side where nothing is chosen; a full run says what it chooses."""
@@ -72,8 +71,8 @@ class Effort(NamedTuple):
 
 FULL = Effort(choosing=True, turn_seconds=9.0, rounds=5, seeds=3)
 SHORT = Effort(choosing=False, turn_seconds=3.0, rounds=2, seeds=1)
-SHORT_REFERENCE = SHORT._replace(rounds=5)
-"""The first seconds teach anybody the most; what a recipe is worth shows after them."""
+LONGER = {"reference": 2}
+"""Times as many rounds. The first seconds teach anybody the most; what a recipe is worth shows after them."""
 
 
 class Contest(NamedTuple):
@@ -94,6 +93,7 @@ def main() -> None:
         prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--part", choices=tuple(PARTS), help="default: all")
+    parser.add_argument("--chosen", action="store_true", help="nothing is chosen anew")
     parser.add_argument("--short", action="store_true", help="in a minute and a half, nothing chosen")
     parser.add_argument("--seconds", type=positive(float), help="of a turn")
     parser.add_argument("--rounds", type=positive(int), help="turns of each training, 2 or more")
@@ -102,15 +102,16 @@ def main() -> None:
     if options.rounds == 1:
         parser.error("--rounds must be 2 or more: the first turn says nothing of the speed")
     asked = {"turn_seconds": options.seconds, "rounds": options.rounds, "seeds": options.seeds}
-    given = {name: value for name, value in asked.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    if options.chosen:
+        given["choosing"] = False
     parts = [options.part] if options.part else list(PARTS)
     print(json.dumps(run({part: usual_effort(part, options.short)._replace(**given) for part in parts}, words)))
 
 
 def usual_effort(part: str, short: bool) -> Effort:
-    if not short:
-        return FULL
-    return SHORT_REFERENCE if part == "reference" else SHORT
+    effort = SHORT if short else FULL
+    return effort._replace(rounds=effort.rounds * LONGER.get(part, 1))
 
 
 def positive(kind: type[int] | type[float]) -> Callable[[str], float]:
@@ -144,9 +145,8 @@ def run_contest(contest: Contest, effort: Effort) -> dict[str, Any]:
     chosen, chosen_from = (
         choose(contest.sides, effort) if effort.choosing else ([only for (only,) in contest.sides], [])
     )
-    looks = [1] * (len(chosen) - 1) + [LOOKS]
-    curves, parameters = race(chosen, range(effort.seeds), effort.turn_seconds, effort.rounds, looks)
-    sides = [Side(*facts) for facts in zip(chosen, parameters, curves, looks, strict=True)]
+    curves, parameters = race(chosen, range(effort.seeds), effort.turn_seconds, effort.rounds)
+    sides = [Side(*facts) for facts in zip(chosen, parameters, curves, strict=True)]
     return {"rows": report_race(contest.title, sides), "chosen_from": chosen_from}
 
 
@@ -156,7 +156,7 @@ def choose(sides: Sequence[Sequence[Candidate]], effort: Effort) -> tuple[list[C
     trials = [try_all(candidates, effort.turn_seconds, effort.rounds) for candidates in others]
     target = max(best_elbo(of_side[0].curve) for of_side in trials)
     if len(ours) > 1:
-        trials.append(try_all_against(ours, target, effort.turn_seconds, effort.rounds, LOOKS))
+        trials.append(try_all_against(ours, target, effort.turn_seconds, effort.rounds))
     chosen = [*(of_side[0].candidate for of_side in trials), *(ours if len(ours) == 1 else ())]
     return chosen, [report_choice(of_side) for of_side in trials]
 
@@ -208,4 +208,4 @@ PARTS: dict[str, Prepare] = {"reference": reference_part, "moses": moses_part, "
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main, PROG))

@@ -11,6 +11,7 @@ ones alike), and it neither validates nor saves on its own.
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -41,7 +42,7 @@ from performance.messages import (
     Work,
 )
 from sequences.errors import DataError, SettingsError, StorageError
-from training.exit_codes import UsageError
+from training.exit_codes import DivergedError, UsageError, is_out_of_memory
 from training.settings import TrainingSettings
 
 if TYPE_CHECKING:
@@ -70,12 +71,11 @@ class Recipe(NamedTuple):
 
 
 class ContestantError(Exception):
-    """A training process failed, or ended."""
+    """A training process failed, or ended, and it is not known to be the user's to mend."""
 
-    def __init__(self, name: str, said: str, kind: str = "") -> None:
-        super().__init__(f"{name}: {said}")
-        self.kind = kind
-        """The exception's type in that process; empty where it was killed."""
+
+ENDINGS = (ContestantError, DivergedError, MemoryError)
+"""How a run may end that was started as it should be."""
 
 
 class Contestant:
@@ -151,12 +151,14 @@ class Contestant:
         assert isinstance(answer, wanted)
         return answer
 
-    def _death(self) -> ContestantError:
+    def _death(self) -> Exception:
         self._process.join(PATIENCE_SECONDS)
         path = self.directory / OUTPUT
         output = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
         last = f": {output[-1]}" if output else ""
-        return ContestantError(self.name, f"its process ended with code {self._process.exitcode}{last}")
+        code = self._process.exitcode
+        said = f"{self.name}: its process ended with code {code}{last}"
+        return MemoryError(f"({said})") if code == -signal.SIGKILL else ContestantError(said)
 
 
 def _context() -> Any:
@@ -170,10 +172,12 @@ def _context() -> Any:
 
 def _as_raised(name: str, failed: Failed) -> Exception:
     """What the user can mend is raised as what it was; the rest with where it happened."""
-    for kind in (UsageError, SettingsError, DataError, StorageError):
+    for kind in (UsageError, SettingsError, DataError, StorageError, DivergedError):
         if failed.kind == kind.__name__:
             return kind(failed.said)
-    return ContestantError(name, f"{failed.kind}: {failed.said}\n{failed.traceback}", failed.kind)
+    if failed.kind == MemoryError.__name__:
+        return MemoryError(f"({name}: {failed.said})")
+    return ContestantError(f"{name}: {failed.kind}: {failed.said}\n{failed.traceback}")
 
 
 # --- In the other process ----------------------------------------------------------------------------------------------
@@ -196,7 +200,8 @@ def _run(connection: Connection, recipe: Recipe, directory: str) -> None:
     except Closed:
         pass
     except BaseException as error:
-        connection.send(Failed(type(error).__name__, str(error), traceback.format_exc()))
+        kind = MemoryError if is_out_of_memory(error) else type(error)
+        connection.send(Failed(kind.__name__, str(error), traceback.format_exc()))
 
 
 def _train(connection: Connection, recipe: Recipe, directory: str, started: float) -> None:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 from performance.changes import Change
-from performance.contestant import Contestant, ContestantError, Recipe
+from performance.contestant import ENDINGS, Contestant, Recipe
 from performance.messages import Lap, Ready
 from sequences.errors import SettingsError
 from training.exit_codes import UsageError
@@ -29,8 +29,6 @@ LEAD_STEPS = 1
 START_NOISE_SECONDS = 2.0
 """What two starts of the same run may differ by on a busy machine."""
 RULE = "faster: by more than 2 %, and in three quarters of the rounds"
-KILLED = "code -9"
-"""How a process ended for which the system had no memory left."""
 
 
 class Pace(NamedTuple):
@@ -171,7 +169,7 @@ class Rounds:
         runner = self._start(recipe)
         try:
             return self._measure(change, runner)
-        except (ContestantError, UsageError, SettingsError) as error:
+        except (*ENDINGS, UsageError, SettingsError) as error:
             return Trial(change, Verdict.FAILED, remark=_in_a_line(error, change.name))
         finally:
             runner.close()
@@ -208,7 +206,7 @@ class Rounds:
     def _base_turn(self) -> Lap:
         try:
             lap = self._turn(self._base)
-        except ContestantError as error:
+        except ENDINGS as error:
             raise RuntimeError(f"the run that all others are compared with ended: {error}") from error
         self._laps.append(lap)
         return lap
@@ -269,9 +267,6 @@ def _seconds_per_step(laps: Sequence[Lap]) -> float:
 
 def _in_a_line(error: Exception, name: str) -> str:
     """What went wrong, without the traceback that may be behind it."""
-    said = str(error).removeprefix(f"{name}: ")
-    kind = error.kind if isinstance(error, ContestantError) else ""
-    is_killed = isinstance(error, ContestantError) and not kind and KILLED in said
-    if is_killed or kind in ("MemoryError", "OutOfMemoryError") or "can't allocate" in said:
+    if isinstance(error, MemoryError):
         return "out of memory"
-    return said.partition("\n")[0]
+    return str(error).removeprefix(f"{name}: ").partition("\n")[0]

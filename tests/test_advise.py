@@ -19,6 +19,7 @@ from sequences.errors import SettingsError
 from tests.fake_runs import Behaviour, FakeRuns
 from train_optimized import OptimizedSettings, callbacks
 from training.command_line import parse_command_line
+from training.exit_codes import DivergedError
 from training.settings import RunSettings, TrainingSettings
 
 COMPILED = Change("compiled", "compiler", {"compile_model": True}, "less memory traffic")
@@ -94,16 +95,9 @@ def test_the_two_take_turns_at_going_first():
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (
-            ContestantError("bf16-mixed", "OutOfMemoryError: no room\nTraceback ...", "OutOfMemoryError"),
-            "out of memory",
-        ),
-        (
-            ContestantError("bf16-mixed", "RuntimeError: can't allocate 3 bytes\nat ...", "RuntimeError"),
-            "out of memory",
-        ),
-        (ContestantError("bf16-mixed", "its process ended with code -9"), "out of memory"),
-        (ContestantError("bf16-mixed", "TypeError: no\nTraceback ...", "TypeError"), "TypeError: no"),
+        (MemoryError("(bf16-mixed: its process ended with code -9)"), "out of memory"),
+        (DivergedError("step 3: the loss is nan"), "step 3: the loss is nan"),
+        (ContestantError("bf16-mixed: TypeError: no\nTraceback ..."), "TypeError: no"),
         (SettingsError("--tokens_per_batch 3 is too small"), "--tokens_per_batch 3 is too small"),
     ],
 )
@@ -121,7 +115,7 @@ def test_settings_that_refuse_one_another_are_told_in_a_line():
 
 def test_the_failure_of_the_run_itself_is_no_verdict_on_a_change():
     runs = FakeRuns(
-        lambda s: Behaviour() if s.compute.compile_model else Behaviour(fails=ContestantError("as it is", "gone"))
+        lambda s: Behaviour() if s.compute.compile_model else Behaviour(fails=ContestantError("as it is: gone"))
     )
     with pytest.raises(ContestantError, match="gone"), Rounds(recipe(), PACE, runs.start, runs.now):
         pass

@@ -17,20 +17,19 @@ import analyze_performance
 import train_optimized
 from analyze_performance import (
     AnalyzeOptimized,
-    ending_as_training_would,
     new_directory,
     read_settings,
     training_settings,
     training_words,
 )
-from performance.contestant import ContestantError, Recipe
+from performance.contestant import Recipe
 from reports.terminal import Ink
 from tests.parquet_files import write_splits
 from train_optimized import OptimizedSettings
 from train_with_collapse_detection import ReferenceSettings
 from training.command_line import parse_command_line
 from training.config_files import to_yaml
-from training.exit_codes import ExitCode, UsageError, run_command
+from training.exit_codes import UsageError
 
 ROOT = Path(__file__).parent.parent
 SMALL = "--width 16 --heads 2 --depth 1 --latent_size 2 --tokens_per_batch 400 --max_sequence_length 100"
@@ -142,29 +141,6 @@ def test_a_directory_that_was_there_stays(tmp_path):
     with pytest.raises(KeyError), new_directory(str(tmp_path), "runs", "tokens"):
         raise KeyError
     assert tmp_path.exists()
-
-
-@pytest.mark.parametrize(
-    ("kind", "said", "code"),
-    [
-        ("DivergedError", "DivergedError: step 3: the loss is nan", ExitCode.DIVERGED),
-        ("OutOfMemoryError", "OutOfMemoryError: CUDA out of memory", ExitCode.OUT_OF_MEMORY),
-        ("RuntimeError", "RuntimeError: DefaultCPUAllocator: can't allocate memory", ExitCode.OUT_OF_MEMORY),
-        ("", "its process ended with code -9", ExitCode.OUT_OF_MEMORY),
-    ],
-)
-def test_what_ends_a_training_process_ends_the_command_as_it_would_a_training(kind, said, code, capsys):
-    def main() -> None:
-        with ending_as_training_would():
-            raise ContestantError("optimized", f"{said}\nTraceback ...", kind)
-
-    assert run_command(main, "analyze_performance.py") == code
-    assert said in capsys.readouterr().err
-
-
-def test_a_bug_in_a_training_process_shows_its_traceback():
-    with pytest.raises(ContestantError, match="line 7"), ending_as_training_would():
-        raise ContestantError("optimized", "KeyError: 'x'\nline 7", "KeyError")
 
 
 def test_a_file_is_no_place_for_output(tmp_path):

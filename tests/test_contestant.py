@@ -1,6 +1,8 @@
 """A run in a process of its own that trains only when told."""
 
 import json
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,10 +10,10 @@ import pytest
 import train_optimized
 from performance.contestant import Contestant, ContestantError, Recipe
 from performance.stages import STAGES
-from sequences.errors import DataError
+from sequences.errors import DataError, StorageError
 from tests.parquet_files import write
 from training.command_line import parse_command_line
-from training.exit_codes import UsageError
+from training.exit_codes import DivergedError, ExitCode, UsageError, run_command
 
 SMALL = ("--width", "8", "--depth", "1", "--heads", "2", "--latent_size", "2", "--tokens_per_batch", "100")
 
@@ -86,11 +88,39 @@ def test_what_the_user_can_mend_is_raised_as_what_it_was(words):
         _ = run.ready
 
 
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (DivergedError("step 3: the loss is nan"), ExitCode.DIVERGED),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), ExitCode.OUT_OF_MEMORY),
+        (StorageError("/runs: no space left"), ExitCode.STORAGE),
+    ],
+)
+def test_what_ends_a_training_process_ends_the_command_as_it_would_a_training(words, error, code, capsys):
+    def main() -> None:
+        failing = recipe(words)._replace(callbacks=partial(fail_with, error))
+        with Contestant(failing) as run:
+            _ = run.ready
+
+    assert run_command(main, "analyze_performance.py") == code
+    assert str(error) in capsys.readouterr().err
+
+
+def test_a_bug_in_a_training_process_shows_where_it_was(words):
+    failing = recipe(words)._replace(callbacks=partial(fail_with, KeyError("x")))
+    with Contestant(failing) as run, pytest.raises(ContestantError, match="in fail_with"):
+        _ = run.ready
+
+
+def fail_with(error: Exception, settings: Any) -> list[Any]:
+    raise error
+
+
 def test_a_process_that_is_killed_is_missed(words):
     with Contestant(recipe(words)) as run:
         _ = run.ready
         run._process.kill()
-        with pytest.raises(ContestantError, match="ended with code -9"):
+        with pytest.raises(MemoryError, match="ended with code -9"):
             run.turn()
 
 

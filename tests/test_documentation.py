@@ -25,7 +25,7 @@ SCHEMAS = {
 }
 OTHER_FLAGS = {
     *("config", "preset", "print_config", "help", "version"),
-    *("part", "seconds", "rounds", "seeds"),
+    *("part", "seconds", "rounds", "seeds", "chosen"),
     *("sequences", "large_gb", "data", "evaluate", "full", "short"),
     "nproc_per_node",
 }

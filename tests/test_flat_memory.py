@@ -1,5 +1,6 @@
 """Memory over thousands of batches of different shapes: free pages go back on a CPU, and a long run does not grow."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -66,12 +67,20 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 20)
 on_glibc = pytest.mark.skipif(malloc_trim() is None, reason="only glibc gives pages back when asked")
 
 
-def trained(device: str, steps: list[int], monkeypatch: pytest.MonkeyPatch, seconds: float = 0.0) -> list[int]:
-    """The steps, of those that went by, each in a second, at which memory was given back."""
+def trained(
+    device: str, steps: list[int], monkeypatch: pytest.MonkeyPatch, seconds: float = 0.0, growth: float = 1.1
+) -> list[int]:
+    """The steps, of those that went by, each in a second, at which memory was given back; `growth`: from look to look."""
     given_back: list[int] = []
+    looks = itertools.count()
     trainer: Any = SimpleNamespace(global_step=0, strategy=SimpleNamespace(root_device=torch.device(device)))
     monkeypatch.setattr(memory, "malloc_trim", lambda: lambda _: given_back.append(trainer.global_step))
-    callback = FlatMemory(every_n_steps=10, every_seconds=seconds, now=lambda: float(trainer.global_step))
+    callback = FlatMemory(
+        every_n_steps=10,
+        every_seconds=seconds,
+        now=lambda: float(trainer.global_step),
+        resident=lambda: round(1e6 * growth ** next(looks)),
+    )
     nothing: Any = None
     callback.on_train_start(trainer, nothing)
     for trainer.global_step in steps:
@@ -81,11 +90,16 @@ def trained(device: str, steps: list[int], monkeypatch: pytest.MonkeyPatch, seco
 
 def test_free_pages_go_back_every_so_many_optimizer_steps_whatever_makes_up_a_step(monkeypatch):
     two_batches_a_step = [step // 2 for step in range(70)]
-    assert trained("cpu", two_batches_a_step, monkeypatch) == [10, 20, 30]
+    assert trained("cpu", two_batches_a_step, monkeypatch) == [10, 30]
 
 
 def test_short_steps_give_back_no_more_often_than_long_ones(monkeypatch):
-    assert trained("cpu", list(range(1, 100)), monkeypatch, seconds=45.0) == [45, 90]
+    assert trained("cpu", list(range(1, 200)), monkeypatch, seconds=45.0) == [45, 135]
+
+
+def test_pages_stay_where_no_more_of_them_gathered_since_the_last_time(monkeypatch):
+    assert trained("cpu", list(range(1, 100)), monkeypatch, growth=1.01) == [10, 40, 70]
+    assert trained("cpu", list(range(1, 100)), monkeypatch, growth=1.0) == [10]
 
 
 def test_a_run_on_another_device_is_left_alone(monkeypatch):
