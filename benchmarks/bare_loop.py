@@ -22,7 +22,7 @@ class BareLoop:
     """The network and the optimizer that the settings describe, and the step that a run would take."""
 
     def __init__(self, settings: TrainingSettings, description: DataDescription) -> None:
-        keep_freed_memory()
+        keep_freed_memory()  # as a run does
         self.settings = settings
         self.precision = precision_in_force(settings.compute.precision, "cpu").precision
         torch.manual_seed(settings.run.seed)

@@ -1,4 +1,4 @@
-"""Trainings take turns, are validated after each, and are compared by the seconds of training that a validation ELBO took.
+"""Trainings take turns, are validated in each, and are compared by the seconds of training that a validation ELBO took.
 
 In: trainees, which train when told. Out: a curve for each, and from curves the seconds to an ELBO. Validating is not counted.
 """
@@ -108,12 +108,16 @@ def try_all_against(candidates: Sequence[Candidate], target: float, turn_seconds
 def race(
     candidates: Sequence[Candidate], seeds: Sequence[int], turn_seconds: float, rounds: int
 ) -> tuple[list[list[Curve]], list[int]]:
-    """Train each candidate with each seed, in turns of equal time: curves by candidate, then by seed; parameters of each."""
+    """Train each candidate with each seed, in turns of equal time: smoothed curves by candidate and seed; parameters of each."""
     with ExitStack() as stack:
-        entrants = [[Entrant(candidate, seed) for seed in seeds] for candidate in candidates]
-        in_turns = [entrant for of_one_seed in zip(*entrants, strict=True) for entrant in of_one_seed]
-        for entrant in in_turns:
+
+        def enter(candidate: Candidate, seed: int) -> Entrant:
+            entrant = Entrant(candidate, seed)
             stack.callback(entrant.trainee.close)
+            return entrant
+
+        entrants = [[enter(candidate, seed) for seed in seeds] for candidate in candidates]
+        in_turns = [entrant for of_one_seed in zip(*entrants, strict=True) for entrant in of_one_seed]
         for _ in range(rounds):
             for entrant in in_turns:
                 entrant.turn(turn_seconds)
@@ -159,6 +163,6 @@ def seconds_to(curve: Curve, elbo: float) -> float | None:
 
 
 def tokens_a_second(curve: Curve) -> float:
-    """Without the first stretch, in which everything is done for the first time."""
-    first, last = curve[1], curve[-1]
+    """Of a smoothed curve, without the first turn, in which everything is done for the first time."""
+    first, last = curve[LOOKS], curve[-1]
     return (last.tokens - first.tokens) / (last.seconds - first.seconds)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.measure import median, print_table, spread
-from benchmarks.quality_contest import Candidate, Curve, Trial, best_elbo, seconds_or_never, tokens_a_second
+from benchmarks.quality_contest import LOOKS, Candidate, Curve, Trial, best_elbo, seconds_or_never, tokens_a_second
 
 
 class Side(NamedTuple):
@@ -97,7 +97,7 @@ def _compared(side: Side, ours: Side) -> dict[str, Any]:
 
 def print_curves(sides: Sequence[Side]) -> None:
     """Of the first seed, so that the rows of the table can be believed."""
-    print("\n  validation ELBO after so many seconds of training, first seed")
+    print(f"\n  validation ELBO after so many seconds of training, means of {LOOKS} in a row, first seed")
     for side in sides:
         points = "  ".join(f"{point.seconds:.0f}:{point.elbo:.1f}" for point in side.curves[0])
         print(f"  {side.candidate.name}  {points}")

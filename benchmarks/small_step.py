@@ -1,7 +1,7 @@
 """Where steps are short: the loader against batches that lie ready, and Lightning's Trainer against a bare loop.
 
-One process: a real run stops after every epoch for the bare loop's turns. In two processes, how each lies in memory was as
-much of the difference as what they do.
+One process: a real run stops now and then for the bare loop's turns. In two processes, how each lies in memory was as much of
+the difference as what they do.
 """
 
 import os
@@ -15,6 +15,7 @@ from lightning import Callback, LightningModule, Trainer
 
 from benchmarks.bare_loop import BareLoop, endless
 from dataset import SequenceDataModule
+from performance.baton import data_of
 from performance.contestant import Recipe, measurable
 from sequences.batches import Batch
 from training.console import set_up_output
@@ -26,7 +27,8 @@ CACHED, LOADED, TRAINED = "cached batches", "the loader", "the Trainer"
 
 
 class Turns(Callback):
-    """Milliseconds of a step, round by round; a turn is an epoch, so that all are of the same lengths."""
+    """Milliseconds of a step, round by round. A turn is as many steps as an epoch, in the order that has long and short batches
+    alike in every stretch."""
 
     def __init__(self, bare: BareLoop, data: SequenceDataModule, rounds: int) -> None:
         self.milliseconds: dict[str, list[float]] = {CACHED: [], LOADED: [], TRAINED: []}
@@ -34,7 +36,10 @@ class Turns(Callback):
         self._steps = data.batches_per_epoch()
         self._loaded, self._ahead = endless(data), endless(data)
         self._begun_at, self._begun = self._steps, 0.0
-        """Step and time; the first epoch is warm-up."""
+        """Step and time; what comes before is warm-up."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        data_of(trainer).order = "spread"
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, batch_idx: int
@@ -58,6 +63,8 @@ def time_small_steps(recipe: Recipe, directory: Path, rounds: int) -> dict[str, 
     """Milliseconds of a step with each, round by round. The run writes into the directory, and prints nothing."""
     settings = measurable(recipe.settings, str(directory))
     data = make_data(settings)
+    assert data.accumulate == 1  # a batch is a step
+    data.order = "spread"
     turns = Turns(BareLoop(settings, data.description), data, rounds)
     set_up_output()
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):

@@ -1,6 +1,6 @@
 """Seconds of training until a given validation ELBO: train_optimized.py against the reference, and against what others have.
 
-    python -m benchmarks.time_to_quality [--part reference|moses|hf] [--chosen] [--short] [--seconds 9] [--rounds 5] [--seeds 3]
+    python -m benchmarks.time_to_quality [--part reference|moses|hf] [--chosen] [--short] [--seconds 9] [--rounds N] [--seeds 3]
 
 Takes the flags of the model as well (--width, --depth ...). Each part puts train_optimized.py beside other trainings of as many
 parameters, all with the objective NLL + KL from the first step on and with constant learning rates:
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=positive(int), help="trainings of each side")
     options, words = parser.parse_known_args()
     if options.rounds == 1:
-        parser.error("--rounds must be 2 or more: the first turn says nothing of the speed")
+        parser.error("--rounds must be 2 or more: the first turn does not count for the speed")
     asked = {"turn_seconds": options.seconds, "rounds": options.rounds, "seeds": options.seeds}
     given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     if options.chosen:
@@ -151,14 +151,15 @@ def run_contest(contest: Contest, effort: Effort) -> dict[str, Any]:
 
 
 def choose(sides: Sequence[Sequence[Candidate]], effort: Effort) -> tuple[list[Candidate], list[list[dict[str, Any]]]]:
-    """The best of each side, and a table of each."""
+    """The best of each side, and a table of each that had a choice."""
     *others, ours = sides
     trials = [try_all(candidates, effort.turn_seconds, effort.rounds) for candidates in others]
+    chosen = [of_side[0].candidate for of_side in trials]
+    if len(ours) == 1:
+        return [*chosen, *ours], [report_choice(of_side) for of_side in trials]
     target = max(best_elbo(of_side[0].curve) for of_side in trials)
-    if len(ours) > 1:
-        trials.append(try_all_against(ours, target, effort.turn_seconds, effort.rounds))
-    chosen = [*(of_side[0].candidate for of_side in trials), *(ours if len(ours) == 1 else ())]
-    return chosen, [report_choice(of_side) for of_side in trials]
+    of_ours = try_all_against(ours, target, effort.turn_seconds, effort.rounds)
+    return [*chosen, of_ours[0].candidate], [report_choice(of_side) for of_side in (*trials, of_ours)]
 
 
 def grid(side: str, batches: Sequence[int], choosing: bool) -> list[tuple[float, int]]:

@@ -11,7 +11,6 @@ ones alike), and it neither validates nor saves on its own.
 import multiprocessing
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -75,7 +74,9 @@ class ContestantError(Exception):
 
 
 ENDINGS = (ContestantError, DivergedError, MemoryError)
-"""How a run may end that was started as it should be."""
+"""What ends a training process that settings and data did not refuse."""
+KILLED = -9
+"""The exit code of a process for which the system had no memory left. Not every system has a name for that signal."""
 
 
 class Contestant:
@@ -158,7 +159,7 @@ class Contestant:
         last = f": {output[-1]}" if output else ""
         code = self._process.exitcode
         said = f"{self.name}: its process ended with code {code}{last}"
-        return MemoryError(f"({said})") if code == -signal.SIGKILL else ContestantError(said)
+        return MemoryError(f"({said})") if code == KILLED else ContestantError(said)
 
 
 def _context() -> Any:
@@ -172,9 +173,11 @@ def _context() -> Any:
 
 def _as_raised(name: str, failed: Failed) -> Exception:
     """What the user can mend is raised as what it was; the rest with where it happened."""
-    for kind in (UsageError, SettingsError, DataError, StorageError, DivergedError):
+    for kind in (UsageError, SettingsError, DataError, StorageError):
         if failed.kind == kind.__name__:
             return kind(failed.said)
+    if failed.kind == DivergedError.__name__:
+        return DivergedError(f"{name}: {failed.said}")
     if failed.kind == MemoryError.__name__:
         return MemoryError(f"({name}: {failed.said})")
     return ContestantError(f"{name}: {failed.kind}: {failed.said}\n{failed.traceback}")

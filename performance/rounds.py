@@ -100,6 +100,13 @@ class Trial(NamedTuple):
         return self.comparison.gain if self.comparison else 0.0
 
 
+class _BaseEnded(Exception):
+    """The run that all others are compared with is gone."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
 class Rounds:
     """The base waits while another trains, so that two processes are alive at most and one of them works."""
 
@@ -169,6 +176,8 @@ class Rounds:
         runner = self._start(recipe)
         try:
             return self._measure(change, runner)
+        except _BaseEnded as ended:
+            raise ended.error from None
         except (*ENDINGS, UsageError, SettingsError) as error:
             return Trial(change, Verdict.FAILED, remark=_in_a_line(error, change.name))
         finally:
@@ -207,7 +216,7 @@ class Rounds:
         try:
             lap = self._turn(self._base)
         except ENDINGS as error:
-            raise RuntimeError(f"the run that all others are compared with ended: {error}") from error
+            raise _BaseEnded(error) from error
         self._laps.append(lap)
         return lap
 

@@ -23,7 +23,7 @@ from sequences.errors import DataError, SettingsError, StorageError
 from training.console import set_up_output
 from training.devices import Devices, resolve_devices
 from training.exit_codes import ExitCode, UsageError, is_out_of_memory
-from training.memory import malloc_trim
+from training.memory import keep_freed_memory, malloc_trim
 from training.network import build_network, make_ready
 from training.plan import plan_run
 from training.precision import precision_in_force
@@ -77,6 +77,8 @@ def train(connection: Connection, directory: Path, settings: TrainingSettings) -
     network = build_network(data, settings.model, settings.compute)
     module = make_module(network, settings, plan, data)
     make_ready(network, settings.compute, devices.accelerator)
+    if devices.accelerator == "cpu":
+        keep_freed_memory()  # as a run does
     precision = precision_in_force(settings.compute.precision, devices.accelerator)
     trainer = make_trainer(settings, data, plan, devices, precision, directory, [])
     meter = GpuMemory() if devices.accelerator == "cuda" else process_meter()

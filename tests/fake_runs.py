@@ -22,7 +22,8 @@ class Behaviour(NamedTuple):
     start_seconds: float = 0.0
     """That its first turn takes more."""
     fails: Exception | None = None
-    """At its first turn."""
+    """At turn number `fails_at`."""
+    fails_at: int = 1
 
 
 class FakeRuns:
@@ -62,7 +63,7 @@ class FakeRun:
     def turn(self, steps: int = 1, seconds: float = 0.0, lead_steps: int = 2) -> Lap:
         self.turns += 1
         self.runs.turns.append(self.name)
-        if self.behaviour.fails is not None:
+        if self.behaviour.fails is not None and self.turns == self.behaviour.fails_at:
             raise self.behaviour.fails
         step_seconds = TURN_SECONDS / STEPS
         self.runs.time += TURN_SECONDS + lead_steps * step_seconds

@@ -113,6 +113,15 @@ def test_settings_that_refuse_one_another_are_told_in_a_line():
     assert "--on_collapse stop needs the monitor" in trial.remark
 
 
+@pytest.mark.parametrize("error", [ContestantError("gone"), MemoryError("(killed)"), DivergedError("nan")])
+def test_the_end_of_the_run_itself_during_a_comparison_is_raised_as_what_it_was(error):
+    runs = FakeRuns(lambda s: Behaviour(fails=error, fails_at=4) if s.optimizer.fused_optimizer else Behaviour())
+    with pytest.raises(type(error)) as raised, Rounds(recipe(), PACE, runs.start, runs.now) as rounds:
+        rounds.compare(UNFUSED)
+    assert raised.value is error
+    assert runs.alive == []
+
+
 def test_the_failure_of_the_run_itself_is_no_verdict_on_a_change():
     runs = FakeRuns(
         lambda s: Behaviour() if s.compute.compile_model else Behaviour(fails=ContestantError("as it is: gone"))

@@ -21,15 +21,19 @@ SHAPES = """
 import json, os, sys
 from training.console import share_machine
 share_machine()
-import psutil, torch
-from training.memory import malloc_trim
+import torch
+from types import SimpleNamespace
+from training.memory import FlatMemory, own_bytes
 from tests.small_models import make_batch, make_vae
 torch.set_num_threads(1)
 vae = make_vae("tokens", width=32).train()
 optimizer = torch.optim.AdamW(vae.parameters(), fused=True)
 steps, every = int(sys.argv[1]), int(sys.argv[2])
 lengths = (torch.randn(steps, generator=torch.Generator().manual_seed(0)) * 0.7 + 2.7).exp().clamp(1, 50).int().tolist()
-resident = []
+held = []
+trainer = SimpleNamespace(global_step=0, strategy=SimpleNamespace(root_device=torch.device("cpu")))
+flat = FlatMemory(every_n_steps=every, every_seconds=0)
+flat.on_train_start(trainer, None)
 for step, length in enumerate(lengths, start=1):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = vae(make_batch("tokens", [length] * max(1, 400 // length))).nll_B.mean()
@@ -37,9 +41,10 @@ for step, length in enumerate(lengths, start=1):
     optimizer.step()
     optimizer.zero_grad()
     if step % every == 0:
-        malloc_trim()(0)
-        resident.append(psutil.Process().memory_info().rss)
-print(json.dumps(resident))
+        held.append(own_bytes())
+    trainer.global_step = step
+    flat.on_train_batch_end(trainer, None, {}, None, 0)
+print(json.dumps(held))
 """
 STEPS_OF_ONE_SIZE = """
 import ctypes, resource, sys
@@ -75,20 +80,23 @@ def trained(
     looks = itertools.count()
     trainer: Any = SimpleNamespace(global_step=0, strategy=SimpleNamespace(root_device=torch.device(device)))
     monkeypatch.setattr(memory, "malloc_trim", lambda: lambda _: given_back.append(trainer.global_step))
+    kept: list[bool] = []
+    monkeypatch.setattr(memory, "keep_freed_memory", lambda: kept.append(True))
     callback = FlatMemory(
         every_n_steps=10,
         every_seconds=seconds,
         now=lambda: float(trainer.global_step),
-        resident=lambda: round(1e6 * growth ** next(looks)),
+        held=lambda: round(1e6 * growth ** next(looks)),
     )
     nothing: Any = None
     callback.on_train_start(trainer, nothing)
     for trainer.global_step in steps:
         callback.on_train_batch_end(trainer, nothing, {}, nothing, 0)
+    assert kept == ([True] if device == "cpu" else [])
     return given_back
 
 
-def test_free_pages_go_back_every_so_many_optimizer_steps_whatever_makes_up_a_step(monkeypatch):
+def test_free_pages_go_back_at_every_second_look_at_most_whatever_makes_up_a_step(monkeypatch):
     two_batches_a_step = [step // 2 for step in range(70)]
     assert trained("cpu", two_batches_a_step, monkeypatch) == [10, 30]
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -363,6 +364,21 @@ def test_a_thread_makes_batches_in_one_go_when_half_of_those_ahead_are_gone():
         counts.append(len(asked))
     batches.close()
     assert counts == [4, 4, 6, 6, 8, 8]
+
+
+def test_each_of_several_threads_always_has_something_to_do():
+    asked: list[int] = []
+
+    def requests():
+        for number in range(20):
+            asked.append(number)
+            yield np.array([number % len(LENGTHS)])
+
+    workers = Workers(FakeSequences(LENGTHS), resolve_loading(LoadingSettings(num_workers=4, prefetch_factor=1)))
+    with closing(workers.make(requests())) as batches:
+        for taken in range(6):
+            next(batches)
+            assert len(asked) == taken + 4
 
 
 def test_more_workers_than_cores_are_honoured_with_a_hint(monkeypatch):

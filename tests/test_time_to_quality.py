@@ -76,8 +76,9 @@ def test_an_elbo_is_reached_where_the_curve_first_crosses_it():
     assert seconds_to(curve(-40, -50), -45.0) == 0.0
 
 
-def test_tokens_a_second_leaves_the_first_stretch_out():
-    assert tokens_a_second([Point(0, 0, -9.0), Point(50, 10, -8.0), Point(60, 110, -7.0)]) == 10.0
+def test_tokens_a_second_leaves_the_first_turn_out():
+    slow_turn = [Point(50.0 * k, 10 * k, -9.0) for k in range(LOOKS)]
+    assert tokens_a_second([*slow_turn, Point(200, 40, -8.0), Point(210, 140, -7.0)]) == 10.0
 
 
 def test_the_target_is_the_best_of_the_other_side_seed_by_seed():
@@ -126,6 +127,20 @@ def test_a_race_goes_round_in_turns_of_equal_time():
     assert a[0][-1] == Point(6.5, 650, -93.5)
     assert b[1][-1] == Point(6.5, 650, -87.0)
     assert parameters == [7, 7]
+
+
+def test_all_are_closed_in_the_end_also_where_one_cannot_begin():
+    log: list[str] = []
+    race(toys({"a": 1, "b": 2}, log), [0], turn_seconds=4.0, rounds=2)
+    assert log[-2:] == ["b0 closed", "a0 closed"]
+
+    def no_start(seed: int) -> ToyTrainee:
+        raise RuntimeError("no room")
+
+    broken = Candidate("broken", 1e-3, "1 toy", no_start)
+    with pytest.raises(RuntimeError, match="no room"):
+        race([*toys({"c": 1}, log), broken], [0], turn_seconds=4.0, rounds=2)
+    assert log[-1] == "c0 closed"
 
 
 def test_a_contest_says_how_many_times_as_long_the_other_took(capsys: pytest.CaptureFixture[str]):

@@ -7,6 +7,8 @@ the next step gets it again page by page. That was 1,700 page faults and 2 of 14
 """
 
 import ctypes
+import math
+import os
 import platform
 import time
 from collections.abc import Callable
@@ -16,14 +18,17 @@ import psutil
 from lightning import Callback, LightningModule, Trainer
 
 EVERY_N_STEPS, EVERY_SECONDS = 200, 60.0
-"""Both have to be over; seconds are those that the process computes. Giving back the holes of 800 MB takes 15 ms, and getting the
-memory again, page by page, up to 0.3 s: every 200 steps of 13 ms it was a tenth of the time."""
+"""Between two looks; both have to be over. Seconds are those that the process computes. Giving back the holes of 800 MB takes
+15 ms, and getting the memory again, page by page, up to 0.3 s: every 200 steps of 13 ms it was a tenth of the time."""
 GROWTH = 1.02
-"""What the process may hold more of than when it was looked at after the last time: less is not worth the pages."""
+"""How much more than at the look after the last time has to be there: less is not worth the pages."""
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """mallopt's names for: how much at the end of the heap may be free, and from what size on memory is the system's at once."""
 KEPT_BYTES, OWN_BYTES = 512 << 20, 32 << 20
-"""The second is where glibc's own rule would stop; naming the first ends that rule, at 128 kB."""
+"""The first: more than the activations of a small step; what gathers there goes back like all holes. The second is where glibc's
+own rule would stop; naming the first ends that rule, at 128 kB."""
+OWN_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+"""Variables of the environment by which a user tells glibc; then it is not told otherwise."""
 
 
 class FlatMemory(Callback):
@@ -34,15 +39,15 @@ class FlatMemory(Callback):
         every_n_steps: int = EVERY_N_STEPS,
         every_seconds: float = EVERY_SECONDS,
         now: Callable[[], float] = time.process_time,
-        resident: Callable[[], int] = lambda: psutil.Process().memory_info().rss,
+        held: Callable[[], int] | None = None,
     ) -> None:
-        """`resident`: bytes of main memory that the process holds."""
+        """`held`: bytes of main memory that are the process's own."""
         self.every_n_steps, self.every_seconds = every_n_steps, every_seconds
-        self._now, self._resident = now, resident
+        self._now, self._held = now, held or own_bytes
         self._give_back: Callable[[int], int] | None = None
         self._looked_at, self._looked_when = 0, 0.0
-        self._level: int | None = 0
-        """What it held at the first look after the last time that pages were given back; None: that look is still to come."""
+        self._level: float | None = -math.inf
+        """What was held at the look after pages were given back; None: that look is still to come. At first anything is more."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._give_back = malloc_trim() if trainer.strategy.root_device.type == "cpu" else None
@@ -60,18 +65,24 @@ class FlatMemory(Callback):
             return
         self._looked_at, self._looked_when = trainer.global_step, now
         if self._level is None:
-            self._level = self._resident()
-        elif self._resident() > GROWTH * self._level:
+            self._level = self._held()
+        elif self._held() > GROWTH * self._level:
             self._give_back(0)
             self._level = None
 
 
 def keep_freed_memory() -> None:
-    """Let the C heap keep what a step frees for the next one."""
-    if platform.libc_ver()[0] == "glibc":
+    """Let the C heap of this process keep what a step frees for the next one, from now on."""
+    if platform.libc_ver()[0] == "glibc" and not any(name in os.environ for name in OWN_SETTINGS):
         libc = ctypes.CDLL(None)
-        libc.mallopt(MMAP_THRESHOLD, OWN_BYTES)
-        libc.mallopt(TRIM_THRESHOLD, KEPT_BYTES)
+        if libc.mallopt(MMAP_THRESHOLD, OWN_BYTES):
+            libc.mallopt(TRIM_THRESHOLD, KEPT_BYTES)
+
+
+def own_bytes() -> int:
+    """Main memory without mapped files, of which a run holds more the further it gets through its data."""
+    info = psutil.Process().memory_info()
+    return int(info.rss - info.shared)
 
 
 def malloc_trim() -> Callable[[int], int] | None:
