@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from training.console import share_machine
+from training.precision import cpu_has_bf16_units
 
 
 def interleaved_seconds(candidates: Mapping[str, Callable[[], object]], repeats: int = 5) -> dict[str, list[float]]:
@@ -73,6 +74,7 @@ def machine() -> dict[str, object]:
     return {
         "date": date.today().isoformat(),
         "cores": psutil.cpu_count(),
+        "bf16_units": cpu_has_bf16_units(),
         "memory_gb": round(psutil.virtual_memory().total / 2**30),
         "python": platform.python_version(),
     }

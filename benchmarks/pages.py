@@ -110,9 +110,10 @@ def tables_of(benchmark: str, report: Report) -> str:
 def provenance(report: Report) -> str:
     machine = report["machine"]
     data = f", {report['data']}" if "data" in report else ""
+    units = "with" if machine["bf16_units"] else "without"
     return (
-        f"{machine['cores']} CPU cores, {machine['memory_gb']} GB, Python {machine['python']}; {machine['date']}; "
-        f"`{report['command']}`{data}:"
+        f"{machine['cores']} CPU cores {units} bf16 units, {machine['memory_gb']} GB, Python {machine['python']}; "
+        f"{machine['date']}; `{report['command']}`{data}:"
     )
 
 

@@ -4,8 +4,8 @@
 
 recipes: generated tokens with log-normal lengths (mean 75), 7 million parameters; and the event model of 10 million on
 physionet2012 below SEQVAE_REAL_DATA, or demo events. Runs of the real commands take turns (performance/contestant.py); in between,
-a square product of matrices in bf16 says what the machine can do at that hour. A model's FLOPs are counted by torch on its own
-batches; those for padding are left out.
+a square product of matrices says what the machine can do at that hour, in the precision of the optimized run: bf16 where the CPU
+has units for it, else float32. A model's FLOPs are counted by torch on its own batches; those for padding are left out.
 loop: the real loader against batches that lie ready, and Lightning's Trainer against a bare loop, at a step of about 10 ms.
 compile: the recipe of the tokens with --compile_model and without, after its warm-up.
 """
@@ -32,6 +32,7 @@ from performance.contestant import Contestant, Recipe
 from performance.messages import Lap, Turn
 from training.command_line import parse_command_line
 from training.exit_codes import run_command
+from training.precision import DTYPES, Precision, precision_in_force
 
 SEQUENCES = 40_000
 TOKEN_MODEL = ("--width", "256", "--depth", "3", "--vocabulary_size", "5000")
@@ -101,7 +102,7 @@ def report_recipes(directory: Path, short: bool) -> dict[str, Any]:
     if short:
         del recipes[RANDOM_64]
     results, peaks, flops = compete(recipes, rounds=3 if short else 5)
-    peak, first = median(peaks), results[OPTIMIZED].rate
+    peak, first, precision = median(peaks), results[OPTIMIZED].rate, precision_of(recipes[OPTIMIZED])
     rows = [
         {
             "run": name,
@@ -115,11 +116,11 @@ def report_recipes(directory: Path, short: bool) -> dict[str, Any]:
         for name, result in results.items()
     ]
     print_table(
-        f"Training, in turns; GEMM peak {peak / 1e9:,.0f} GFLOP/s in bf16, spread {spread(peaks)}; for events, a token is a "
-        "step in time",
+        f"Training, in turns; GEMM peak {peak / 1e9:,.0f} GFLOP/s in {precision}, spread {spread(peaks)}; for events, a token is "
+        "a step in time",
         rows,
     )
-    return {"rows": rows, "peak_gflops": round(peak / 1e9), "peak_spread": spread(peaks)}
+    return {"rows": rows, "peak_precision": precision, "peak_gflops": round(peak / 1e9), "peak_spread": spread(peaks)}
 
 
 def token_recipe(directory: Path, command: str, *words: str) -> Recipe:
@@ -145,7 +146,7 @@ def recipe_of(command: str, words: Sequence[str]) -> Recipe:
 
 def compete(recipes: dict[str, Recipe], rounds: int) -> tuple[dict[str, Result], list[float], dict[str, float]]:
     """Each one's laps, the machine's peak after each round, and each one's FLOPs for a real step."""
-    peaks = []
+    peaks, dtype = [], DTYPES[precision_of(recipes[OPTIMIZED])]
     with ExitStack() as stack:
         runs = {name: stack.enter_context(Contestant(recipe)) for name, recipe in recipes.items()}
         results = {name: Result([], run.ready.is_compiled) for name, run in runs.items()}
@@ -155,8 +156,12 @@ def compete(recipes: dict[str, Recipe], rounds: int) -> tuple[dict[str, Result],
         for _ in range(rounds):
             for name, run in runs.items():
                 results[name].laps.append(take_turn(run, name))
-            peaks.append(product_peak(torch.device("cpu"), torch.bfloat16))
+            peaks.append(product_peak(torch.device("cpu"), dtype))
     return results, peaks, flops
+
+
+def precision_of(recipe: Recipe) -> Precision:
+    return precision_in_force(recipe.settings.compute.precision, "cpu").precision
 
 
 def take_turn(run: Contestant, name: str) -> Lap:

@@ -80,23 +80,22 @@ class _RotaryAttention(torch.autograd.Function):
     ) -> Tensor:
         batch, steps, size = *packed_BTX.shape[:2], packed_BTX.shape[2] // 3 // heads
         # Both sides of a product by the fourth root: the scores are then divided by the root.
-        cos_TP, sin_TP = (table.to(packed_BTX.dtype) * size**-0.25 for table in (cos_TP, sin_TP))
+        turns_TP = turns(cos_TP, sin_TP, packed_BTX.dtype) * size**-0.25
         turned = packed_BTX.new_empty(3, batch, heads, steps, size)
-        source = _by_part(packed_BTX, heads)
-        _turn(source[:2], turned[:2], cos_TP, sin_TP)
-        turned[2].copy_(source[2])
+        turned.copy_(_by_part(packed_BTX, heads))
+        _turn(turned[:2], turns_TP)
         query_GTK, key_GTK, value_GTK = turned.flatten(1, 2)
         weights_GTT = query_GTK @ key_GTK.mT
         if bias is not None:
             weights_GTT.view(batch, heads, steps, steps).add_(bias)
         torch.softmax(weights_GTT, dim=-1, out=weights_GTT)
-        ctx.save_for_backward(turned, weights_GTT, cos_TP, sin_TP)
+        ctx.save_for_backward(turned, weights_GTT, turns_TP)
         return (weights_GTT @ value_GTK).view(batch, heads, steps, size).transpose(1, 2).flatten(2)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient_BTW,) = gradients
-        turned, weights_GTT, cos_TP, sin_TP = ctx.saved_tensors
+        turned, weights_GTT, turns_TP = ctx.saved_tensors
         _, batch, heads, steps, size = turned.shape
         query_GTK, key_GTK, value_GTK = turned.flatten(1, 2)
         attended_GTK = gradient_BTW.view(batch, steps, heads, size).transpose(1, 2).reshape(-1, steps, size)
@@ -107,10 +106,9 @@ class _RotaryAttention(torch.autograd.Function):
         torch._softmax_backward_data(scores_GTT, weights_GTT, -1, scores_GTT.dtype, grad_input=scores_GTT)
         torch.bmm(scores_GTT, key_GTK, out=query_gradient)
         torch.bmm(scores_GTT.mT, query_GTK, out=key_gradient)
+        _turn(by_part[:2], turns_TP.conj())
         packed_BTX = turned.new_empty(batch, steps, 3 * heads * size)
-        target = _by_part(packed_BTX, heads)
-        _turn(by_part[:2], target[:2], cos_TP, -sin_TP)
-        target[2].copy_(by_part[2])
+        _by_part(packed_BTX, heads).copy_(by_part)
         return packed_BTX, None, None, None, None
 
 
@@ -119,12 +117,13 @@ def _by_part(packed_BTX: Tensor, heads: int) -> Tensor:
     return packed_BTX.unflatten(-1, (heads, 3, -1)).permute(3, 0, 2, 1, 4)
 
 
-def _turn(source: Tensor, target: Tensor, cos_TP: Tensor, sin_TP: Tensor) -> None:
-    """Turn the pairs (first half, second half) of the last dimension by their angles; a negative sine turns back."""
-    first, second = source.chunk(2, dim=-1)
-    turned_first, turned_second = target.chunk(2, dim=-1)
-    torch.mul(first, cos_TP, out=turned_first).addcmul_(second, sin_TP, value=-1)
-    torch.mul(first, sin_TP, out=turned_second).addcmul_(second, cos_TP)
+def _turn(vectors: Tensor, turns_TP: Tensor) -> None:
+    """In place, as complex numbers: one pass in the order of memory. Pairs whose numbers lie half a head apart take four, by 32
+    numbers at a time, and twice as long."""
+    pairs = vectors.to(turns_TP.real.dtype)
+    torch.view_as_complex(pairs.unflatten(-1, (-1, 2))).mul_(turns_TP)
+    if pairs is not vectors:
+        vectors.copy_(pairs)
 
 
 def _as_torch_has_it(packed_BTX: Tensor, sight: Sight, heads: int) -> Tensor:
@@ -143,10 +142,20 @@ def _as_torch_has_it(packed_BTX: Tensor, sight: Sight, heads: int) -> Tensor:
 
 
 def rotate(vectors_BHTK: Tensor, sight: Sight) -> Tensor:
-    """Turn each pair of numbers by its position's angle, so that products of two vectors see their distance alone."""
-    cos_TP, sin_TP = sight.cos_TP.to(vectors_BHTK.dtype), sight.sin_TP.to(vectors_BHTK.dtype)
-    first, second = vectors_BHTK.chunk(2, dim=-1)
-    return torch.cat((first * cos_TP - second * sin_TP, first * sin_TP + second * cos_TP), dim=-1)
+    """Turn each pair of neighbours by its position's angle, so that products of two vectors see their distance alone."""
+    if torch.compiler.is_compiling():  # its code knows no complex numbers
+        cos_TP, sin_TP = sight.cos_TP.to(vectors_BHTK.dtype), sight.sin_TP.to(vectors_BHTK.dtype)
+        first, second = vectors_BHTK.unflatten(-1, (-1, 2)).unbind(-1)
+        return torch.stack((first * cos_TP - second * sin_TP, first * sin_TP + second * cos_TP), dim=-1).flatten(-2)
+    turns_TP = turns(sight.cos_TP, sight.sin_TP, vectors_BHTK.dtype)
+    pairs_BHTP = torch.view_as_complex(vectors_BHTK.to(turns_TP.real.dtype).unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs_BHTP * turns_TP).flatten(-2).to(vectors_BHTK.dtype)
+
+
+def turns(cos_TP: Tensor, sin_TP: Tensor, dtype: torch.dtype) -> Tensor:
+    """A complex number for each position and pair, which turns it by being multiplied with it; of float32 for vectors of less."""
+    real = dtype if dtype == torch.float64 else torch.float32
+    return torch.complex(cos_TP.to(real), sin_TP.to(real))
 
 
 def _written_out(query_BHTK: Tensor, key_BHTK: Tensor, value_BHTK: Tensor, visible_B11T: Tensor | None) -> Tensor:

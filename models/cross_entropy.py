@@ -16,6 +16,10 @@ SCORES_AT_ONCE = 2**21
 """Scores that exist at one time: 8 MB, which stay in a processor's cache."""
 FEWEST_ROWS = 256
 """Of a slice: products of fewer are slow."""
+ROWS_MULTIPLE = 64
+"""For each number of rows, a CPU's products in bf16 are compiled anew."""
+LEAST_P = 1e-30
+"""Of smaller ones float32 loses digits; their logarithm is worked out from the scores."""
 
 
 def rows_at_once(scores_per_row: int) -> int:
@@ -69,27 +73,43 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _work_out(hidden_NW: Tensor, weight_VW: Tensor, bias_V: Tensor, targets_N: Tensor, weights_N: Tensor) -> _Sums:
-    """The gradient of -log p by the scores is p, less 1 at the target."""
+    """The gradient of -log p by the scores is p, less 1 at the target; that of rows without weight is 0, and so is their -log p."""
     dtype, rows = hidden_NW.dtype, rows_at_once(len(weight_VW))
     sums = _Sums(
-        torch.empty(len(hidden_NW)), torch.empty_like(hidden_NW), torch.zeros_like(weight_VW), torch.zeros_like(bias_V)
+        torch.zeros(len(hidden_NW)), torch.zeros_like(hidden_NW), torch.zeros_like(weight_VW), torch.zeros_like(bias_V)
     )
     own_weight_VW, own_bias_V = weight_VW.to(dtype), bias_V.to(dtype)
-    scores_RV = torch.empty(min(rows, len(hidden_NW)), len(weight_VW), dtype=dtype)
-    logp_RV = scores_RV if dtype == torch.float32 else torch.empty_like(scores_RV, dtype=torch.float32)
-    all_R = torch.arange(len(scores_RV))
-    for first in range(0, len(hidden_NW), rows):
-        here = slice(first, first + rows)
-        hidden_RW, targets_R = hidden_NW[here], targets_N[here]
-        slope_RV, part_RV, rows_R = (whole[: len(hidden_RW)] for whole in (scores_RV, logp_RV, all_R))
-        torch.addmm(own_bias_V, hidden_RW, own_weight_VW.T, out=slope_RV)
-        torch.log_softmax(part_RV.copy_(slope_RV), dim=1, out=part_RV)
-        nll_R = -part_RV[rows_R, targets_R]
-        torch.exp(part_RV, out=slope_RV)
-        slope_RV[rows_R, targets_R] = torch.expm1(-nll_R).to(dtype)  # p - 1, to all digits also where p is nearly 1
-        slope_RV *= weights_N[here, None].to(dtype)
-        sums.nll_N[here] = nll_R
-        torch.mm(slope_RV, own_weight_VW, out=sums.hidden_NW[here])
-        sums.weight_VW.add_(slope_RV.T @ hidden_RW)
-        sums.bias_V.add_((slope_RV.new_ones(1, len(slope_RV)) @ slope_RV)[0])
+    chosen_M = _rows_with_weight(weights_N)
+    scores_RV = torch.empty(min(rows, len(chosen_M)), len(weight_VW), dtype=dtype)
+    slope_RV = torch.empty_like(scores_RV, dtype=torch.float32)
+    for here_R in chosen_M.split(rows):
+        hidden_RW, scores, slope = hidden_NW[here_R], scores_RV[: len(here_R)], slope_RV[: len(here_R)]
+        torch.addmm(own_bias_V, hidden_RW, own_weight_VW.T, out=scores)
+        sums.nll_N[here_R] = _nll_and_slope(scores, slope, targets_N[here_R, None], weights_N[here_R, None])
+        scores.copy_(slope)
+        sums.hidden_NW[here_R] = scores @ own_weight_VW
+        sums.weight_VW.add_(scores.T @ hidden_RW)
+        sums.bias_V.add_((scores.new_ones(1, len(scores)) @ scores)[0])
     return sums
+
+
+def _rows_with_weight(weights_N: Tensor) -> Tensor:
+    """And a few without, up to a multiple."""
+    is_idle_N = weights_N == 0
+    wanted = len(weights_N) - int(is_idle_N.sum())
+    return is_idle_N.argsort(stable=True)[: wanted + -wanted % ROWS_MULTIPLE]
+
+
+def _nll_and_slope(scores_RV: Tensor, slope_RV: Tensor, targets_R1: Tensor, weights_R1: Tensor) -> Tensor:
+    """-log p of the targets; what is to be the gradient by the scores is written over `slope_RV`."""
+    torch.softmax(slope_RV.copy_(scores_RV), dim=1, out=slope_RV)
+    p_R1 = slope_RV.gather(1, targets_R1)
+    nll_R1 = -p_R1.log()
+    rare_R = (p_R1 < LEAST_P).flatten()
+    if bool(rare_R.any()):
+        few_scores = scores_RV[rare_R].float()
+        nll_R1[rare_R] = few_scores.logsumexp(1, keepdim=True) - few_scores.gather(1, targets_R1[rare_R])
+    slope_RV.scatter_(1, targets_R1, p_R1 - 1)
+    if not bool((weights_R1 == 1).all()):
+        slope_RV.mul_(weights_R1)
+    return nll_R1[:, 0]

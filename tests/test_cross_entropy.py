@@ -1,5 +1,7 @@
 """Scores and cross entropy in one against torch's, forward and backward, whatever the rows weigh in the loss."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -62,6 +64,33 @@ def test_under_autocast_the_values_stay_exact_where_p_is_nearly_one(given):
     p_N = torch.exp(-nll_N.detach())
     torch.testing.assert_close(gradient_V[0], -(1 - p_N).sum(), rtol=2e-2, atol=0)
     assert p_N.median() > 0.998
+
+
+def test_targets_of_next_to_no_probability_have_their_nats_and_gradients(given):
+    """exp(-200) is 0 in float32."""
+    with torch.no_grad():
+        given["bias"][0] = -200.0
+    targets_N = torch.arange(ROWS) % 2
+    nll_N = ours(given, targets_N, torch.ones(ROWS, dtype=torch.bool))
+    expected_N = torchs(given, targets_N, torch.ones(ROWS, dtype=torch.bool))
+    assert nll_N[0] > 150
+    torch.testing.assert_close(nll_N, expected_N)
+    gradients, expected = (torch.autograd.grad(losses_N.sum(), given["bias"]) for losses_N in (nll_N, expected_N))
+    torch.testing.assert_close(gradients, expected)
+
+
+def test_padding_is_left_out_of_the_products_but_for_a_few_rows(given, monkeypatch):
+    seen = []
+    softmax = torch.softmax
+
+    def noted(scores_RV: torch.Tensor, **named: Any) -> torch.Tensor:
+        seen.append(len(scores_RV))
+        return softmax(scores_RV, **named)
+
+    monkeypatch.setattr(torch, "softmax", noted)
+    counts_N = torch.arange(ROWS) < 400
+    ours(given, torch.zeros(ROWS, dtype=torch.long), counts_N)
+    assert sum(seen) == 448  # seven times 64
 
 
 def test_a_loss_that_no_row_counts_in_has_no_gradient(given):

@@ -150,6 +150,15 @@ def test_dropout_falls_on_every_number_independently():
     assert not torch.equal(kept[0::2], kept[1::2])
 
 
+def test_the_seed_of_torch_decides_on_what_dropout_falls():
+    dropout, ones = Dropout(0.5), torch.ones(1000)
+    torch.manual_seed(7)
+    first, second = dropout(ones), dropout(ones)
+    torch.manual_seed(7)
+    assert torch.equal(dropout(ones), first)
+    assert not torch.equal(first, second)
+
+
 @pytest.mark.parametrize(
     ("encoder", "decoder"), [("transformer", "lstm"), ("lstm", "transformer"), ("tcn", "parallel")]
 )
