@@ -110,9 +110,9 @@ def tables_of(benchmark: str, report: Report) -> str:
 def provenance(report: Report) -> str:
     machine = report["machine"]
     data = f", {report['data']}" if "data" in report else ""
-    units = "with" if machine["bf16_units"] else "without"
+    units = {True: " with bf16 units", False: " without bf16 units", None: ""}[machine.get("bf16_units")]
     return (
-        f"{machine['cores']} CPU cores {units} bf16 units, {machine['memory_gb']} GB, Python {machine['python']}; "
+        f"{machine['cores']} CPU cores{units}, {machine['memory_gb']} GB, Python {machine['python']}; "
         f"{machine['date']}; `{report['command']}`{data}:"
     )
 

@@ -46,14 +46,15 @@ class Dropout(nn.Module):
             return numbers
         if not (self.by_hand and is_plain_cpu(numbers)):
             return F.dropout(numbers, self.share)
-        kept = random_int16(numbers.shape).ge_(round(self.share * 2**16) - 2**15)  # 0 or 1, where the bits stood
+        threshold = min(round(self.share * 2**16), 2**16 - 1) - 2**15
+        kept = _random_int16(numbers.shape).ge_(threshold)  # 0 or 1, where the bits stood
         return numbers * kept.to(numbers.dtype).mul_(1 / (1 - self.share))
 
     def extra_repr(self) -> str:
         return f"share={self.share}"
 
 
-def random_int16(shape: torch.Size) -> Tensor:
+def _random_int16(shape: torch.Size) -> Tensor:
     """Of all 2^16 numbers, as torch's generator decides, but drawn by a faster one that it seeds."""
     seed = int(torch.empty((), dtype=torch.int64).random_())
     words = np.random.SFC64(seed).random_raw((shape.numel() + 3) // 4)

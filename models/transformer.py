@@ -21,7 +21,7 @@ class Block(nn.Module):
         width = settings.width
         self.heads = settings.heads
         self.attention_norm = nn.LayerNorm(width)
-        self.query_key_value = nn.Linear(width, 3 * width, bias=False)
+        self.queries_keys_values = nn.Linear(width, 3 * width, bias=False)
         self.attention_out = nn.Linear(width, width, bias=False)
         self.feed_forward_norm = nn.LayerNorm(width)
         self.up = nn.Linear(width, 4 * width)
@@ -35,4 +35,4 @@ class Block(nn.Module):
 
     def attend(self, hidden_BTW: Tensor, sight: Sight) -> Tensor:
         """Without dropout on the attention itself: that would leave the fused kernels."""
-        return self.attention_out(attention(self.query_key_value(hidden_BTW), sight, self.heads))
+        return self.attention_out(attention(self.queries_keys_values(hidden_BTW), sight, self.heads))

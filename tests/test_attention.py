@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.attention import _as_torch_has_it, attention, sight
+from models.attention import _as_torch_has_it, attention, rotate, sight
 from models.pieces import real_steps
 
 HEADS, WIDTH = 2, 16
@@ -55,3 +55,17 @@ def test_long_sequences_are_left_to_torch():
     steps_BTW = torch.empty(1, 1025, WIDTH)
     assert not sight(steps_BTW, HEADS).is_written_out
     assert sight(steps_BTW.bfloat16()[:, :1024], HEADS).is_written_out
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
+def test_where_there_are_no_complex_numbers_pairs_turn_alike(dtype, tolerance, monkeypatch):
+    torch.manual_seed(0)
+    vectors_BHTK = torch.randn(2, HEADS, 20, 8).to(dtype).requires_grad_()
+    seen = sight(torch.empty(2, 20, WIDTH, dtype=dtype), HEADS)
+    turned_BHTK = rotate(vectors_BHTK, seen)
+    monkeypatch.setattr("models.attention.is_plain_cpu", lambda tensor: False)
+    also_BHTK = rotate(vectors_BHTK, seen)
+    torch.testing.assert_close(turned_BHTK, also_BHTK, rtol=tolerance, atol=tolerance)
+    slopes = torch.linspace(-1, 1, also_BHTK.numel()).view_as(also_BHTK).to(dtype)
+    gradients = [torch.autograd.grad(one, vectors_BHTK, slopes)[0] for one in (turned_BHTK, also_BHTK)]
+    torch.testing.assert_close(*gradients, rtol=tolerance, atol=tolerance)

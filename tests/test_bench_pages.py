@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import bench, pages
 
-MACHINE = {"date": "2026-01-02", "cores": 2, "bf16_units": True, "memory_gb": 24, "python": "3.11.7"}
+MACHINE = {"date": "2026-01-02", "cores": 2, "bf16_units": False, "memory_gb": 24, "python": "3.11.7"}
 STEP = {
     "benchmark": "step",
     "machine": MACHINE,
@@ -55,7 +55,7 @@ def test_a_table_names_machine_date_and_command():
     page = "before\n<!-- begin: step -->\nold\n<!-- end: step -->\nafter\n"
     assert pages.rewritten(page, {"step": STEP}) == (
         "before\n<!-- begin: step -->\n"
-        "2 CPU cores with bf16 units, 24 GB, Python 3.11.7; 2026-01-02; `python -m benchmarks.step --short`:\n\n"
+        "2 CPU cores without bf16 units, 24 GB, Python 3.11.7; 2026-01-02; `python -m benchmarks.step --short`:\n\n"
         "**Training, against the plain recipe and against the machine's own product of matrices**\n\n"
         "| run | real tokens/s | ratio |\n| --- | --- | --- |\n| a\\|b | 12,345 | 6.25 |\n"
         "<!-- end: step -->\nafter\n"

@@ -63,7 +63,9 @@ def test_the_commands_of_the_readme(tmp_path, cache_dir, words):
     assert run(tmp_path, cache_dir, words, limits=SHORTER).splitlines()[-1].startswith("done: ")
 
 
-@pytest.mark.parametrize("preset", ["recommended", "memory_limited", "high_memory", "debug"])
+@pytest.mark.parametrize(
+    "preset", ["recommended", "memory_limited", "debug", pytest.param("high_memory", marks=pytest.mark.slow)]
+)
 def test_every_preset_trains(tmp_path, cache_dir, preset):
     run(tmp_path, cache_dir, f"--preset {preset}", limits=SHORTER)
 
@@ -75,6 +77,7 @@ def test_the_reference_command_is_plain_and_talkative(tmp_path, cache_dir):
     assert (config["batch_size"], config["bucketing"], config["fused_optimizer"]) == (4, False, False)
 
 
+@pytest.mark.slow
 def test_two_processes_of_one_machine_train_one_model(tmp_path, cache_dir):
     out = run(tmp_path, cache_dir, "--devices 2")
     assert "2 processes" in out

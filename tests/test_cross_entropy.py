@@ -66,14 +66,15 @@ def test_under_autocast_the_values_stay_exact_where_p_is_nearly_one(given):
     assert p_N.median() > 0.998
 
 
-def test_targets_of_next_to_no_probability_have_their_nats_and_gradients(given):
-    """exp(-200) is 0 in float32."""
+@pytest.mark.parametrize("bias", [-200.0, -95.0])
+def test_targets_of_next_to_no_probability_have_their_nats_and_gradients(given, bias):
+    """exp(-200) is 0 in float32, and exp(-95) has two digits."""
     with torch.no_grad():
-        given["bias"][0] = -200.0
+        given["bias"][0] = bias
     targets_N = torch.arange(ROWS) % 2
     nll_N = ours(given, targets_N, torch.ones(ROWS, dtype=torch.bool))
     expected_N = torchs(given, targets_N, torch.ones(ROWS, dtype=torch.bool))
-    assert nll_N[0] > 150
+    assert nll_N[0] > 80
     torch.testing.assert_close(nll_N, expected_N)
     gradients, expected = (torch.autograd.grad(losses_N.sum(), given["bias"]) for losses_N in (nll_N, expected_N))
     torch.testing.assert_close(gradients, expected)
@@ -91,6 +92,25 @@ def test_padding_is_left_out_of_the_products_but_for_a_few_rows(given, monkeypat
     counts_N = torch.arange(ROWS) < 400
     ours(given, torch.zeros(ROWS, dtype=torch.long), counts_N)
     assert sum(seen) == 448  # seven times 64
+
+
+def test_nothing_comes_of_what_stands_in_padding(given):
+    """Some of it fills up the last slice."""
+    with torch.no_grad():
+        given["hidden"][400:] = float("nan")
+    nll_N = ours(given, torch.zeros(ROWS, dtype=torch.long), torch.arange(ROWS) < 400)
+    assert torch.isfinite(nll_N).all()
+    gradients = torch.autograd.grad(nll_N.sum(), given.values())
+    assert all(torch.isfinite(gradient).all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("broken", ["hidden", "weight", "bias"])
+def test_what_is_not_a_number_in_a_row_that_counts_stays_so(given, broken):
+    with torch.no_grad():
+        given[broken][3] = float("nan")
+    nll_N = ours(given, torch.zeros(ROWS, dtype=torch.long), torch.ones(ROWS, dtype=torch.bool))
+    assert torch.isnan(nll_N[3])
+    assert all(torch.isnan(gradient).any() for gradient in torch.autograd.grad(nll_N.sum(), given.values()))
 
 
 def test_a_loss_that_no_row_counts_in_has_no_gradient(given):

@@ -92,7 +92,7 @@ def test_causal_attention_is_the_softmax_of_scaled_products_over_the_steps_so_fa
     torch.manual_seed(0)
     block, hidden_BTW = Block(ModelSettings(width=8, heads=1, depth=1, dropout=0.0)), torch.randn(1, 5, 8)
     seen = sight(hidden_BTW, heads=1)
-    query_TK, key_TK, value_TK = block.query_key_value(hidden_BTW)[0].chunk(3, dim=-1)
+    query_TK, key_TK, value_TK = block.queries_keys_values(hidden_BTW)[0].chunk(3, dim=-1)
     scores_TT = rotate(query_TK, seen) @ rotate(key_TK, seen).T / math.sqrt(8)
     weights_TT = scores_TT.masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf).softmax(dim=-1)
     expected_TW = block.attention_out(weights_TT @ value_TK)
