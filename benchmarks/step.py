@@ -49,6 +49,7 @@ TURNS = {
     BY_HAND: Turn(seconds=6),
     RANDOM_64: Turn(steps=2, lead_steps=0),
 }
+SHORT_TURN = Turn(steps=2, seconds=3, lead_steps=1)
 
 
 class Result(NamedTuple):
@@ -74,7 +75,11 @@ class Result(NamedTuple):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--short", action="store_true", help="three rounds instead of five, no random batches of 64")
+    parser.add_argument(
+        "--short",
+        action="store_true",
+        help="three rounds instead of five, of short turns; no random batches of 64, nothing compiled",
+    )
     parser.add_argument("--part", choices=tuple(PARTS), help="this one alone")
     options = parser.parse_args()
     as_commands_run()
@@ -83,7 +88,7 @@ def main() -> None:
         directory = Path(name)
         write_token_lists(directory / "tokens" / "all.parquet", SEQUENCES)
         write_token_lists(directory / "few" / "all.parquet", FEW_SEQUENCES, vocabulary=500)
-        for part in (options.part,) if options.part else PARTS:
+        for part in (options.part,) if options.part else SHORT_PARTS if options.short else PARTS:
             result[part] = PARTS[part](directory, options.short)
     print(json.dumps(result))
 
@@ -101,7 +106,7 @@ def report_recipes(directory: Path, short: bool) -> dict[str, Any]:
     }
     if short:
         del recipes[RANDOM_64]
-    results, peaks, flops = compete(recipes, rounds=3 if short else 5)
+    results, peaks, flops = compete(recipes, short)
     peak, first, precision = median(peaks), results[OPTIMIZED].rate, precision_of(recipes[OPTIMIZED])
     rows = [
         {
@@ -144,7 +149,7 @@ def recipe_of(command: str, words: Sequence[str]) -> Recipe:
     return Recipe(command, settings, module.callbacks)
 
 
-def compete(recipes: dict[str, Recipe], rounds: int) -> tuple[dict[str, Result], list[float], dict[str, float]]:
+def compete(recipes: dict[str, Recipe], short: bool) -> tuple[dict[str, Result], list[float], dict[str, float]]:
     """Each one's laps, the machine's peak after each round, and each one's FLOPs for a real step."""
     peaks, dtype = [], DTYPES[precision_of(recipes[OPTIMIZED])]
     with ExitStack() as stack:
@@ -152,10 +157,10 @@ def compete(recipes: dict[str, Recipe], rounds: int) -> tuple[dict[str, Result],
         results = {name: Result([], run.ready.is_compiled) for name, run in runs.items()}
         flops = {name: flops_of_a_step(run) for name, run in runs.items()}
         for name, run in runs.items():
-            take_turn(run, name)
-        for _ in range(rounds):
+            take_turn(run, name, short)
+        for _ in range(3 if short else 5):
             for name, run in runs.items():
-                results[name].laps.append(take_turn(run, name))
+                results[name].laps.append(take_turn(run, name, short))
             peaks.append(product_peak(torch.device("cpu"), dtype))
     return results, peaks, flops
 
@@ -164,8 +169,8 @@ def precision_of(recipe: Recipe) -> Precision:
     return precision_in_force(recipe.settings.compute.precision, "cpu").precision
 
 
-def take_turn(run: Contestant, name: str) -> Lap:
-    turn = TURNS.get(name, TURNS[OPTIMIZED])
+def take_turn(run: Contestant, name: str, short: bool) -> Lap:
+    turn = SHORT_TURN if short else TURNS.get(name, TURNS[OPTIMIZED])
     return run.turn(turn.steps, turn.seconds, turn.lead_steps, by_stage=False)
 
 
@@ -182,7 +187,7 @@ def report_loop(directory: Path, short: bool) -> dict[str, Any]:
     """Steps are the same in all three; the ratios are medians over rounds."""
     words = ["--data_dir", str(directory / "few"), "--cache_dir", str(directory / "cache")]
     recipe = recipe_of(OPTIMIZED, [*words, *SMALL_STEP, "--disable_metrics_monitoring"])
-    milliseconds = time_small_steps(recipe, directory / "runs", rounds=10 if short else 30)
+    milliseconds = time_small_steps(recipe, directory / "runs", rounds=5 if short else 30)
     rows = [
         {"step with": name, "ms": round(median(values), 2), "spread": spread(values)}
         for name, values in milliseconds.items()
@@ -207,7 +212,7 @@ def report_compile(directory: Path, short: bool) -> dict[str, Any]:
         OPTIMIZED: token_recipe(directory, OPTIMIZED, "--fast_detection"),
         COMPILED: token_recipe(directory, OPTIMIZED, "--fast_detection", "--compile_model"),
     }
-    results, _, _ = compete(recipes, rounds=3 if short else 5)
+    results, _, _ = compete(recipes, short)
     eager, compiled = results[OPTIMIZED], results[COMPILED]
     by_round = [after / before for before, after in zip(eager.rates, compiled.rates, strict=True)]
     rows = [
@@ -225,6 +230,8 @@ def report_compile(directory: Path, short: bool) -> dict[str, Any]:
 
 
 PARTS = {"recipes": report_recipes, "loop": report_loop, "compile": report_compile}
+SHORT_PARTS = ("recipes", "loop")
+"""Compiling takes longer than the rest of the short form."""
 
 
 if __name__ == "__main__":
