@@ -1,6 +1,6 @@
 """Benchmarks one after the other, each in a process of its own; then the tables of docs/performance.md and README.md.
 
-    python -m benchmarks.bench                        # the short form of each, in less than ten minutes (`make bench`)
+    python -m benchmarks.bench                        # the short form of each (`make bench`)
     python -m benchmarks.bench --full ablation step   # the whole of some
 
 A benchmark's last line goes to benchmarks/figures/NAME.json, with its command; the pages are rewritten after each. One that fails
