@@ -119,7 +119,7 @@ def _by_part(packed_BTX: Tensor, heads: int) -> Tensor:
 
 def _turn(vectors: Tensor, turns_TP: Tensor) -> None:
     """In place, as complex numbers, in the order of memory; bf16 goes through float32 and back. Pairs whose numbers lie half a head
-    apart take four passes, 32 numbers at a time, and 1.6 times as long."""
+    apart take four passes, 32 numbers at a time, and twice as long."""
     pairs = vectors.to(turns_TP.real.dtype)
     torch.view_as_complex(pairs.unflatten(-1, (-1, 2))).mul_(turns_TP)
     if pairs is not vectors:

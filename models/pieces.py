@@ -31,7 +31,7 @@ class Dropout(nn.Module):
     """Sets a share of the numbers to zero in training, and scales the others so that their mean stays.
 
     On a CPU torch draws a random number for each, on one core alone: a tenth of a training step. Here 64 random bits serve for
-    four of them, from a faster generator (4,000 x 256 in bf16: 1.7 ms, 15.8 torch's), and the share is exact to 1 in 65,536.
+    four of them, from a faster generator (4,000 x 256 in bf16: a sixth of torch's time), and the share is exact to 1 in 65,536.
     """
 
     by_hand = True
