@@ -9,12 +9,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from .patience import PatientFile
+
 
 class JsonLines:
     """Written by one process."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._file = PatientFile(path)
 
     def start_after(self, step: int) -> None:
         """Drop the rows beyond a step: those steps will be taken again."""
@@ -37,9 +40,12 @@ class JsonLines:
         return read_rows(self.path) if self.path.exists() else []
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Closed, and so flushed, at once: a checkpoint never stands behind a row that is not in the file."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(to_json(row), allow_nan=False) + "\n")
+        """At once, or, where that fails, with the rows to come."""
+        self._file.append(json.dumps(to_json(row), allow_nan=False) + "\n")
+
+    def finish(self) -> None:
+        """Raise an error where rows still wait that cannot be written."""
+        self._file.finish()
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

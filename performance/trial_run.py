@@ -76,6 +76,7 @@ def train(connection: Connection, directory: Path, settings: TrainingSettings) -
     torch.manual_seed(settings.run.seed)
     network = build_network(data, settings.model, settings.compute)
     module = make_module(network, settings, plan, data)
+    module.micro_batches.may_split = False  # whether a whole batch fits is what is asked
     make_ready(network, settings.compute, devices.accelerator)
     if devices.accelerator == "cpu":
         keep_freed_memory()  # as a run does

@@ -1,7 +1,7 @@
 """Two files of a run directory: environment.json, what a run ran on, and events.jsonl, what happened to it.
 
-In: what only the run itself knows (the command, its events). Out: JSON that anybody can read at any time. No host or user
-names, and no paths but those in the command as it was typed.
+In: what only the run itself knows (the command), and events as `training/events.py` writes them. Out: JSON that anybody can read
+at any time. No host or user names, and no paths but those in the command as it was typed.
 """
 
 import json
@@ -52,18 +52,6 @@ def write_environment(directory: Path, content: Mapping[str, Any]) -> None:
 def read_environment(directory: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads((directory / ENVIRONMENT).read_text(encoding="utf-8"))
     return content
-
-
-def append_event(directory: Path, event: str, *, step: int, **fields: Any) -> None:
-    """One line: `time`, `step`, `event` and whatever else there is to say, in types of JSON."""
-    path = directory / EVENTS
-    entry = {"time": utc_now(), "step": step, "event": event, **fields}
-    line = json.dumps({name: _finite(value) for name, value in entry.items()}, ensure_ascii=False, allow_nan=False)
-    path.touch()
-    with path.open("rb+") as file:
-        file.truncate(_end_of_whole_lines(path))
-        file.seek(0, os.SEEK_END)
-        file.write(f"{line}\n".encode())
 
 
 def read_events(directory: Path) -> list[dict[str, Any]]:
@@ -130,11 +118,6 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become words."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _end_of_whole_lines(path: Path) -> int:

@@ -8,8 +8,9 @@ With --pad_grid a batch may end with sequences of length 0 (number -1, no label)
 every step) holds nothing else. They come to 0 nats and 0 steps.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -67,13 +68,47 @@ class EventBatch(NamedTuple):
 Batch = TokenBatch | VectorBatch | EventBatch
 
 
+def padded_length(batch: Batch) -> int:
+    """How many steps each sequence has with its padding."""
+    return int(_grid(batch).shape[1])
+
+
 def padded_steps(batch: Batch) -> int:
     """How many steps a network computes on, padding included."""
+    grid = _grid(batch)
+    return grid.shape[0] * grid.shape[1]
+
+
+def part_of(batch: Batch, first: int, last: int) -> Batch:
+    """Sequences `first` to `last` (not included) of a batch, as wide as it is. It belongs to the same optimizer step."""
+    labels_B = None if batch.labels_B is None else batch.labels_B[first:last]
+    common: dict[str, Any] = {
+        "lengths_B": batch.lengths_B[first:last],
+        "sequences_B": batch.sequences_B[first:last],
+        "labels_B": labels_B,
+    }
     match batch:
         case TokenBatch():
-            grid = batch.tokens_BT
+            return batch._replace(tokens_BT=batch.tokens_BT[first:last], **common)
         case VectorBatch():
-            grid = batch.values_BTD
+            observed_BTD = batch.observed_BTD[first:last]
+            return batch._replace(values_BTD=batch.values_BTD[first:last], observed_BTD=observed_BTD, **common)
         case EventBatch():
-            grid = batch.gaps_BT
-    return grid.shape[0] * grid.shape[1]
+            steps = padded_length(batch)
+            bounds = torch.tensor([first * steps, last * steps], device=batch.steps_E.device)
+            begin, end = torch.searchsorted(batch.steps_E, bounds).tolist()
+            events: dict[str, Any] = {
+                name: getattr(batch, name)[begin:end] for name in ("variables_E", "values_E", "has_value_E", "steps_E")
+            }
+            events["steps_E"] = events["steps_E"] - first * steps
+            return batch._replace(gaps_BT=batch.gaps_BT[first:last], **events, **common)
+
+
+def _grid(batch: Batch) -> Tensor:
+    match batch:
+        case TokenBatch():
+            return batch.tokens_BT
+        case VectorBatch():
+            return batch.values_BTD
+        case EventBatch():
+            return batch.gaps_BT

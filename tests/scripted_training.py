@@ -12,6 +12,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 
+from training.micro_batches import MicroBatches
 from training.module import Sums, TrainingModule
 from training.progress import COLUMNS, LABEL_COLUMNS
 
@@ -47,6 +48,7 @@ class Scripted(TrainingModule):
         self.network = nn.Linear(1, 1)
         self.origin = {"settings": {"lr": 0.1}}
         self.gradient_norm = torch.tensor(0.0)
+        self.micro_batches = MicroBatches(self)
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         number = torch.tensor(1000.0 * self.current_epoch + batch_idx)

@@ -1,19 +1,14 @@
-"""environment.json and events.jsonl: readable at any time, whole after a crash, and nobody's name in them."""
+"""environment.json: readable at any time, and nobody's name in it."""
 
 import json
 import socket
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from reports.run_files import (
-    EVENTS,
-    append_event,
     commit_of,
     environment,
     read_environment,
-    read_events,
     versions,
     write_environment,
 )
@@ -69,36 +64,3 @@ def test_without_git_there_is_no_commit(tmp_path, monkeypatch):
     (tmp_path / ".git").mkdir()
     monkeypatch.setenv("PATH", "")
     assert commit_of(tmp_path) is None
-
-
-def test_events_come_back_in_the_order_they_happened(tmp_path):
-    assert read_events(tmp_path) == []
-    append_event(tmp_path, "started", step=0)
-    append_event(tmp_path, "verdict", step=40, verdict="collapsing", evidence={"kl": 0.1})
-    first, second = read_events(tmp_path)
-    assert (first["event"], first["step"]) == ("started", 0)
-    assert (second["verdict"], second["evidence"]) == ("collapsing", {"kl": 0.1})
-    assert list(second)[:3] == ["time", "step", "event"]
-    assert first["time"] <= second["time"]
-    assert second["time"].endswith("Z")
-
-
-def test_half_a_line_is_not_read_and_gives_way_to_the_next_event(tmp_path):
-    append_event(tmp_path, "started", step=0)
-    with (tmp_path / EVENTS).open("a") as file:
-        file.write('{"time": "2025-01')
-    assert [entry["event"] for entry in read_events(tmp_path)] == ["started"]
-    append_event(tmp_path, "resumed", step=5)
-    assert [entry["event"] for entry in read_events(tmp_path)] == ["started", "resumed"]
-
-
-@pytest.mark.parametrize(("value", "written"), [(float("nan"), "nan"), (float("-inf"), "-inf"), (0.5, 0.5)])
-def test_an_event_is_json_whatever_the_numbers(tmp_path, value, written):
-    append_event(tmp_path, "diverged", step=3, loss=value)
-    assert read_events(tmp_path)[0]["loss"] == written
-
-
-def test_a_line_break_in_a_text_stays_within_its_line(tmp_path):
-    append_event(tmp_path, "note", step=1, text="two\nlines\u2028 and a half")
-    assert (tmp_path / EVENTS).read_text(encoding="utf-8").count("\n") == 1
-    assert read_events(tmp_path)[0]["text"] == "two\nlines\u2028 and a half"

@@ -25,6 +25,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from sequences.errors import StorageError
 
 BEST, LAST, PREVIOUS, HEALTHY = "best.ckpt", "last.ckpt", "previous.ckpt", "healthy.ckpt"
+DIVERGED = "diverged.ckpt"
+"""What was last.ckpt when a run had to go back further than that; nothing goes on from it by itself."""
 _NEW = ".new.ckpt"
 """Written in full before it takes the place of another."""
 
@@ -109,7 +111,7 @@ class Checkpoints(Checkpoint):
         """A run that was too short for a validation has at least its end to offer."""
         last, best = self.directory / LAST, self.directory / BEST
         if trainer.is_global_zero and last.exists() and not best.exists():
-            _give_second_name(last, best)
+            give_second_name(last, best)
 
     def save_last(self, trainer: Trainer) -> bool:
         """Save, unless this very state lies in last.ckpt already or the weights are not finite; tells whether it lies there.
@@ -152,9 +154,9 @@ class Checkpoints(Checkpoint):
         if not trainer.is_global_zero:
             return
         if any(watcher.is_unharmed() for watcher in self.watchers):
-            _give_second_name(new, self.directory / HEALTHY)
+            give_second_name(new, self.directory / HEALTHY)
         if as_best and as_last:
-            _give_second_name(new, self.directory / BEST)
+            give_second_name(new, self.directory / BEST)
         elif as_best:
             new.replace(self.directory / BEST)
         if as_last:
@@ -263,7 +265,7 @@ def _damage_of_archive(path: Path) -> str | None:
     return None if bad is None else f"damaged at {bad}"
 
 
-def _give_second_name(path: Path, name: Path) -> None:
+def give_second_name(path: Path, name: Path) -> None:
     link = name.with_name(f".{name.name}.partial")
     link.unlink(missing_ok=True)
     try:

@@ -7,10 +7,13 @@ decided travels there. torchrun starts all of them at once: they have to talk.
 import json
 import os
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
 from training.devices import Devices, started_by_torchrun
+
+Decision = TypeVar("Decision")
 
 DECISION = "SEQVAE_DECISION"
 """The variable of the environment."""
@@ -37,6 +40,16 @@ def decided_by_first(decide: Callable[[], dict[str, str | None]], devices: Devic
     decision = decide()
     os.environ[DECISION] = json.dumps(decision)
     return decision
+
+
+def decided_together(decide: Callable[[], Decision]) -> Decision:
+    """What `decide` says in the first process, while a run goes on and its processes are in touch."""
+    if not torch.distributed.is_initialized():
+        return decide()
+    decision: list[Any] = [decide() if is_first_process() else None]
+    torch.distributed.broadcast_object_list(decision, src=0)
+    decided: Decision = decision[0]
+    return decided
 
 
 def _broadcast(decide: Callable[[], dict[str, str | None]], backend: str) -> dict[str, str | None]:

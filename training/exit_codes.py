@@ -19,7 +19,7 @@ class UsageError(Exception):
     """What the user typed cannot be run: what was found, what was wanted, what to do. Ends a command with exit 2."""
 
 
-class DivergedError(Exception):
+class DivergedError(FloatingPointError):
     """Training came to NaN or infinity. Ends a command with exit 4."""
 
 
@@ -57,7 +57,10 @@ class ExitCode(IntEnum):
     """SIGTERM."""
 
 
-_STORAGE_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
+_STORAGE_ERRNOS = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE),
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+}
 
 
 def run_command(main: Callable[[], int | None], prog: str) -> int:

@@ -6,14 +6,13 @@ In: rows as mappings from column to value. Out: CSV that another program may rea
 
 import csv
 import io
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypedDict
 
-logger = logging.getLogger(__name__)
+from monitors.patience import PatientFile
 
 
 class MetricsState(TypedDict):
@@ -26,14 +25,15 @@ class MetricsState(TypedDict):
 
 
 class MetricsFile:
-    """Appends rows. Where that fails, training goes on: it is said once, and the row is tried again with the next one."""
+    """Appends rows."""
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         self.path = path
         self.columns = tuple(columns)
-        self._rows = self._bytes = 0
-        self._unwritten: list[str] = []
-        self._is_failing = False
+        self._heading = self._lines([dict(zip(columns, columns, strict=True))])
+        self._file = PatientFile(path, self._heading)
+        self._appended = 0
+        """Rows, with those that wait."""
 
     def begin(self) -> None:
         """A new file with nothing but the header."""
@@ -50,47 +50,34 @@ class MetricsFile:
         with self.path.open(newline="", encoding="utf-8") as file:
             rows = [row for _, row in zip(range(state["rows"]), csv.DictReader(file), strict=False)]
         self._replace(rows)
-        self._unwritten = list(state["unwritten"])
+        self._file.waiting.extend(state["unwritten"])
+        self._appended += len(state["unwritten"])
 
     def append(self, row: Mapping[str, object]) -> None:
         """Columns that the row lacks stay empty."""
-        self._unwritten.append(self._lines([row]))
-        try:
-            self._write()
-        except OSError as error:
-            if not self._is_failing:
-                logger.warning(
-                    "%s cannot be written (%s): training goes on, its rows wait", self.path.name, error.strerror
-                )
-            self._is_failing = True
+        self._appended += 1
+        self._file.append(self._lines([row]))
+
+    def finish(self) -> None:
+        """Raise an error where rows still wait that cannot be written."""
+        self._file.finish()
 
     def state(self) -> MetricsState:
-        return {"rows": self._rows, "unwritten": list(self._unwritten)}
+        waiting = list(self._file.waiting)
+        return {"rows": self._appended - len(waiting), "unwritten": waiting}
 
     def sync(self) -> None:
         """Make sure that what a checkpoint will count on survives a loss of power, too."""
         with suppress(OSError), self.path.open("rb+") as file:  # the next row says what is wrong
             os.fsync(file.fileno())
 
-    def _write(self) -> None:
-        data = "".join(self._unwritten).encode()
-        with self.path.open("rb+") as file:
-            file.truncate(self._bytes)  # cuts off what a full disk let through of a row
-            file.seek(self._bytes)
-            file.write(data)
-        self._bytes += len(data)
-        self._rows += len(self._unwritten)
-        self._unwritten.clear()
-        self._is_failing = False
-
     def _replace(self, rows: Sequence[Mapping[str, object]]) -> None:
         """The whole file at once: a reader sees the old one or the new one."""
-        header = dict(zip(self.columns, self.columns, strict=True))
-        data = self._lines([header, *rows]).encode()
         beside = self.path.with_name(f"{self.path.name}.new")
-        beside.write_bytes(data)
+        beside.write_bytes((self._heading + self._lines(rows)).encode())
         beside.replace(self.path)
-        self._rows, self._bytes, self._unwritten = len(rows), len(data), []
+        self._appended = len(rows)
+        self._file.waiting.clear()
 
     def _lines(self, rows: Sequence[Mapping[str, object]]) -> str:
         text = io.StringIO(newline="")

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import lightning
 import numpy as np
 import torch
-from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
@@ -18,8 +17,11 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from models.sequence_vae import Posterior, VAEOutput
 from sequences.batches import Batch, padded_steps
+from training.events import RunEvents
 from training.kl_weight import KLWeight
 from training.label_metrics import LabelMetrics
+from training.micro_batches import MicroBatches
+from training.nonfinite import StepJudge, scaler_of
 from training.objective import Objective, classification_loss, free_bits_in_force, negative_elbo
 from training.schedules import learning_rate_factor, scheduled_kl_weight
 from training.settings import RATE_TOKENS, ObjectiveSettings, OptimizerSettings
@@ -68,6 +70,10 @@ class TrainingModule(lightning.LightningModule):
         self.gradient_norm = torch.full((), float("nan"))
         """Before clipping, in the last optimizer step."""
         self.validated_at_step = -1
+        self.judge = StepJudge()
+        self.micro_batches = MicroBatches(self)
+        self.events: RunEvents | None = None
+        """Where is told what a step survived."""
         self._validated: list[Sums] = []
         self._kl_of_step: list[Tensor] = []
         """Of the micro-batches of the present optimizer step: the KL and the sequences that it belongs to."""
@@ -81,12 +87,30 @@ class TrainingModule(lightning.LightningModule):
             super().__setattr__(name, value)
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
-        seed_noise(noise_seed(self.seed, TRAINING, batch.position), batch.lengths_B.device)
+        begins_step = batch_idx % self.trainer.accumulate_grad_batches == 0
+        return self.micro_batches.forward(batch, begins_step=begins_step)
+
+    def backward(self, loss: Tensor, *arguments: Any, **named: Any) -> None:
+        self.micro_batches.backward(loss)
+
+    def optimizer_zero_grad(self, *_: Any) -> None:
+        """`begin_step` has done it: where a micro-batch is computed in parts, `training_step` leaves gradients behind."""
+
+    def begin_step(self) -> None:
+        for optimizer in self.trainer.optimizers:
+            optimizer.zero_grad()
+        self.judge.begin()
+        self._kl_of_step.clear()
+
+    def compute(self, batch: Batch, part: int) -> dict[str, Any]:
+        """Forward, to the loss. All else that is told is detached."""
+        seed_noise(noise_seed(self.seed, TRAINING, batch.position, part), batch.lengths_B.device)
         output: VAEOutput = self.network(batch)
         kl_weight = self.kl_weight(self.global_step)
         free_bits = free_bits_in_force(self.objective, "step" if output.posterior_mean.dim() == 3 else "sequence")
         objective = negative_elbo(output, kl_weight, free_bits)
         loss = objective.loss + self.objective.label_weight * classification_loss(output, batch.labels_B)
+        self.judge.take_in(loss, batch.sequences_B)
         sums = sums_of(objective, output, batch)
         if self.kl_weight.wants_feedback:
             self._kl_of_step.append(torch.stack((sums.kl, sums.sequences.float())))
@@ -99,13 +123,18 @@ class TrainingModule(lightning.LightningModule):
             "kl_weight": kl_weight,
             "posterior_mean": output.posterior_mean.detach(),
             "posterior_logvar": output.posterior_logvar.detach(),
-            "posterior_mask": output.posterior_mask,
+            "posterior_mask": output.posterior_mask
+            & loss.detach().isfinite(),  # a step that is not taken tells nothing
             "nll": output.nll_B.detach(),
             "steps_B": output.steps_B,
             "real_steps": sums.real_steps,
             "padded_steps": padded_steps(batch),
             "sequences": sums.sequences,
         }
+
+    def tell_of_parts(self, said: str) -> None:
+        if self.events is not None:
+            self.events.survived("out_of_memory", self.global_step, said)
 
     def kl_weight_at(self, step: int) -> float | None:
         """What the schedule says of an optimizer step, for whoever watches; None: --target_kl decides as it goes."""
@@ -120,10 +149,15 @@ class TrainingModule(lightning.LightningModule):
             self._kl_of_step.clear()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        seed_noise(noise_seed(self.seed, VALIDATION, batch.position), batch.lengths_B.device)
+        for sums, class_scores_BC, labels_B in self.micro_batches.without_gradients(batch, self._validate):
+            self._validated.append(sums)
+            self.label_metrics.update(class_scores_BC, labels_B)
+
+    def _validate(self, batch: Batch, part: int) -> tuple[Sums, Tensor | None, Tensor | None]:
+        seed_noise(noise_seed(self.seed, VALIDATION, batch.position, part), batch.lengths_B.device)
         output: VAEOutput = self.network(batch)
-        self._validated.append(sums_of(negative_elbo(output, kl_weight=1.0, free_bits=0.0), output, batch))
-        self.label_metrics.update(output.class_scores_BC, batch.labels_B)
+        sums = sums_of(negative_elbo(output, kl_weight=1.0, free_bits=0.0), output, batch)
+        return sums, output.class_scores_BC, batch.labels_B
 
     def on_validation_epoch_end(self) -> None:
         total = add_up(self._validated, self.trainer)
@@ -141,6 +175,10 @@ class TrainingModule(lightning.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["origin"] = self.origin
+        checkpoint["parts"] = self.micro_batches.parts.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.micro_batches.parts.load_state_dict(checkpoint.get("parts", {}))  # older ones were never split
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         settings = self.optimizer
@@ -155,11 +193,12 @@ class TrainingModule(lightning.LightningModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """By hand: Lightning refuses to clip for a fused optimizer under mixed precision, where nobody has unscaled yet."""
-        plugin = self.trainer.precision_plugin
-        if isinstance(plugin, MixedPrecision) and plugin.scaler is not None:
-            plugin.scaler.unscale_(optimizer)
+        scaler = scaler_of(self.trainer)
+        if scaler is not None:
+            scaler.unscale_(optimizer)
         longest = self.optimizer.gradient_clip or float("inf")
         self.gradient_norm = nn.utils.clip_grad_norm_(self.network.parameters(), longest)
+        self.judge.refuse_if_spoilt(optimizer, self.gradient_norm, self.trainer)
 
 
 @runtime_checkable
@@ -223,6 +262,7 @@ def seed_noise(seed: int, device: torch.device) -> None:
         torch.mps.manual_seed(seed)
 
 
-def noise_seed(seed: int, stream: int, position: int) -> int:
-    """A seed for each micro-batch. Mixed into 32 bits, because a CPU generator ignores the rest."""
-    return int(np.random.SeedSequence((seed, stream, position)).generate_state(1)[0])
+def noise_seed(seed: int, stream: int, position: int, part: int = 0) -> int:
+    """A seed for each micro-batch, and each part of it. Mixed into 32 bits, because a CPU generator ignores the rest."""
+    entropy = (seed, stream, position, part) if part else (seed, stream, position)
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0])

@@ -6,7 +6,8 @@ from typing import Literal, NamedTuple
 
 from lightning import Trainer
 
-from reports.run_files import append_event, read_events
+from reports.run_files import read_events
+from training.events import RunEvents
 from training.exit_codes import DivergedError
 from training.plan import Plan
 from training.settings import TrainingSettings
@@ -25,7 +26,12 @@ class RunResult(NamedTuple):
 
 
 def result_of(
-    trainer: Trainer, plan: Plan, settings: TrainingSettings, directory: Path, ended_by: EndedBy
+    trainer: Trainer,
+    plan: Plan,
+    settings: TrainingSettings,
+    directory: Path,
+    ended_by: EndedBy,
+    events: RunEvents,
 ) -> RunResult:
     """After the last validation."""
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
@@ -39,10 +45,9 @@ def result_of(
             f"(NLL {metrics['valid_nll']:.3f}, KL {result.valid_kl:.3f}); {directory / 'checkpoints' / 'last.ckpt'}",
             flush=True,
         )
-        append_event(
-            directory,
+        events.note(
             FINISHED,
-            step=trainer.global_step,
+            trainer.global_step,
             total_steps=plan.total_steps,
             ended_by=ended_by,
             limit=limit_of(settings, ended_by),

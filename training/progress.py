@@ -17,9 +17,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from sequences.batches import Batch
-from training.exit_codes import DivergedError
 from training.metrics_file import MetricsFile
-from training.module import Sums, TrainingModule, add_up
+from training.module import Sums, TrainingModule
+from training.nonfinite import NonFiniteError
 from training.progress_display import Display
 from training.throughput import Stopwatch
 
@@ -27,7 +27,8 @@ COLUMNS = (
     *("step", "epoch", "seconds", "loss", "nll_per_step", "kl", "kl_weight", "lr", "gradient_norm", "steps_per_second"),
     *("valid_elbo", "valid_nll", "valid_kl", "valid_nll_per_step", "valid_sequences"),
 )
-"""Of metrics.csv. Training: means since the last row, in nats, loss and NLL per step of a sequence, KL per sequence; the KL's
+"""Of metrics.csv. Training: means since the last row, in nats, loss and NLL per step of a sequence, KL per sequence, without
+micro-batches that came to NaN or infinity (nan, where all did); the KL's
 weight, the learning rate and the gradient's norm (before clipping) are those of the row's own step.
 `seconds`: of the whole run; only the time between an interruption and its resumption does not count.
 `valid_sequences`: how many sequences a validation was on; the last one of a run is on all.
@@ -99,6 +100,11 @@ class Progress(Callback):
             self._loaded = checkpoint[STATE]
             self._has_begun = False
 
+    def finish(self) -> None:
+        """Raise an error where rows still wait that cannot be written."""
+        if self._has_begun:
+            self._file.finish()
+
     def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Once in a session: with training or, where nothing is left to train, with the last validation."""
         if self._has_begun:
@@ -142,22 +148,20 @@ class Progress(Callback):
             self._write(trainer, row)
             if self._display is not None:
                 self._display.training(step, row)
-        if not math.isfinite(row["loss"]):  # on all processes alike, as the sums are of all of them
-            raise DivergedError(f"step {step}: the loss is {row['loss']}. Lower --lr, or raise --warmup.")
 
     def _training_row(self, trainer: Trainer, kl_weight: Tensor | float, gradient_norm: Tensor) -> dict[str, float]:
-        sums = torch.stack(add_up(self._since_row, trainer))
+        sums: Tensor = trainer.strategy.reduce(_sum_of_finite(self._since_row), reduce_op="sum")
         others = [torch.as_tensor(value, dtype=sums.dtype, device=sums.device) for value in (kl_weight, gradient_norm)]
-        *values, weight, norm = torch.cat((sums, torch.stack(others))).tolist()  # sync: one for each row
-        total = Sums(*values)
+        values = torch.cat((sums, torch.stack(others))).tolist()  # sync: one for each row
+        loss, nll, kl, predicted_steps, real_steps, sequences, weight, norm = values
         return {
-            "loss": total.loss / total.predicted_steps,
-            "nll_per_step": total.nll / total.predicted_steps,
-            "kl": total.kl / total.sequences,
+            "loss": _ratio(loss, predicted_steps),
+            "nll_per_step": _ratio(nll, predicted_steps),
+            "kl": _ratio(kl, sequences),
             "kl_weight": weight,
             "lr": trainer.optimizers[0].param_groups[0]["lr"],
             "gradient_norm": norm,
-            "steps_per_second": total.real_steps / self._watch.end_lap(),
+            "steps_per_second": real_steps / self._watch.end_lap(),
         }
 
     # --- Validation -------------------------------------------------------------------------------------------------
@@ -190,13 +194,24 @@ class Progress(Callback):
             if self._display is not None:
                 self._display.validation(trainer.global_step, row)
         if not math.isfinite(row["valid_elbo"]):
-            raise DivergedError(f"step {trainer.global_step}: the validation ELBO is {row['valid_elbo']}. Lower --lr.")
+            step = trainer.global_step
+            raise NonFiniteError(f"step {step:,}: the validation ELBO is {row['valid_elbo']}", first_step=step)
 
     def _write(self, trainer: Trainer, row: dict[str, float]) -> None:
         place = {"step": trainer.global_step, "epoch": trainer.current_epoch, "seconds": f"{self._watch.seconds:.2f}"}
         self._file.append(place | {name: f"{value:.6g}" for name, value in row.items()})
         for logger in trainer.loggers:
             logger.log_metrics(row, step=trainer.global_step)
+
+
+def _sum_of_finite(parts: list[Sums]) -> Tensor:
+    """What came to NaN or infinity was not learnt from, and counts as nothing."""
+    parts_N = torch.stack([torch.stack([value.float() for value in part]) for part in parts])
+    return torch.where(parts_N.isfinite().all(dim=1, keepdim=True), parts_N, 0.0).sum(dim=0)
+
+
+def _ratio(value: float, count: float) -> float:
+    return value / count if count else math.nan
 
 
 def _of_all_processes(parts: list[Sums], trainer: Trainer) -> dict[str, Tensor]:

@@ -8,6 +8,8 @@ import logging
 import shutil
 import time
 import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,8 +23,9 @@ from models.embeddings import GivenVectors
 from models.sequence_vae import SequenceVAE
 from models.settings import ModelSettings
 from sequences.description import DataDescription
-from sequences.errors import StorageError
-from training.checkpoints import BEST, LAST, PREVIOUS, damage_of, read_lazily
+from sequences.errors import SettingsError, StorageError
+from training.alone import LOCK, alone_in
+from training.checkpoints import BEST, DIVERGED, HEALTHY, LAST, PREVIOUS, damage_of, give_second_name, read_lazily
 from training.differences import differences, misfits, other_meanings, plain, some_of
 from training.exit_codes import UsageError
 from training.settings import RunSettings
@@ -51,17 +54,20 @@ class Start(NamedTuple):
     """To go on from."""
 
 
-def open_run(run: RunSettings, kind: str) -> Start:
-    """Make or find the directory of a run. Only one process may do this; the others are told."""
+def open_run(run: RunSettings, kind: str, held: ExitStack) -> Start:
+    """Make or find the directory of a run, which is nobody else's until `held` is left. Only one process may do this; the others
+    are told."""
     if run.resume not in ("auto", "never"):
-        return _start_from(run, Path(run.resume).expanduser(), kind)
+        return _start_from(run, Path(run.resume).expanduser(), kind, held)
     if run.run_name is None:
-        return Start(_make_unnamed(run, kind), None)
+        return Start(_make_unnamed(run, kind, held), None)
     directory = Path(run.output_dir).expanduser() / run.run_name
     if not _is_there(directory):
-        return Start(_make(directory), None)
+        return Start(_make(directory, held), None)
     if run.resume == "never" and _is_used(directory):
         raise UsageError(f"--run_name {run.run_name}: {directory} is there already; --resume auto goes on with it")
+    _refuse_what_is_no_run(directory)
+    held.enter_context(alone_in(directory))
     checkpoint = find_checkpoint(directory)
     if checkpoint is None:
         _clear(directory)
@@ -83,6 +89,26 @@ def find_checkpoint(directory: Path) -> Path | None:
     if damaged:
         raise UsageError(f"nothing to go on from: {'; '.join(damaged)}. Choose another --run_name to begin anew.")
     return None
+
+
+def go_back(directory: Path, before_step: int) -> Path | None:
+    """Let last.ckpt be the newest whole checkpoint from before a step, and return it; None where there is none.
+
+    What was last.ckpt is kept under another name, for whoever wants to know what went wrong.
+    """
+    kept = [directory / "checkpoints" / name for name in (LAST, PREVIOUS, HEALTHY, BEST)]
+    steps = {path: read_lazily(path)["global_step"] for path in kept if damage_of(path) is None}
+    usable = [path for path, step in steps.items() if step < before_step]
+    newest = max(usable, key=lambda path: steps[path], default=None)
+    last = directory / "checkpoints" / LAST
+    if newest == last:
+        return last
+    if last.exists():
+        last.replace(last.with_name(DIVERGED))
+    if newest is None:
+        return None
+    give_second_name(newest, last)
+    return last
 
 
 def identity_of(lengths_N: np.ndarray) -> dict[str, int]:
@@ -164,18 +190,20 @@ class OptimizerAsSet(Callback):
                 group["lr"] = rate
 
 
-def _start_from(run: RunSettings, path: Path, kind: str) -> Start:
+def _start_from(run: RunSettings, path: Path, kind: str, held: ExitStack) -> Start:
     if path.is_dir():
         path = find_checkpoint(path) or path / "checkpoints" / LAST
     if damage := damage_of(path):
         raise UsageError(f"--resume {path}: {damage}")
     own = path.absolute().parent.parent
     is_in_run = path.absolute().parent.name == "checkpoints" and (own / CONFIG).is_file()
-    if run.run_name is None:
-        return Start(own if is_in_run else _make_unnamed(run, kind), path)
-    directory = Path(run.output_dir).expanduser() / run.run_name
+    if run.run_name is None and not is_in_run:
+        return Start(_make_unnamed(run, kind, held), path)
+    directory = own if run.run_name is None else Path(run.output_dir).expanduser() / run.run_name
     if not _is_there(directory):
-        return Start(_make(directory), path)
+        return Start(_make(directory, held), path)
+    _refuse_what_is_no_run(directory)
+    held.enter_context(alone_in(directory))
     if is_in_run and directory.samefile(own):
         return Start(directory, path)
     if find_checkpoint(directory) is not None:
@@ -187,25 +215,38 @@ def _start_from(run: RunSettings, path: Path, kind: str) -> Start:
     return Start(directory, path)
 
 
-def _make_unnamed(run: RunSettings, kind: str) -> Path:
+def _make_unnamed(run: RunSettings, kind: str, held: ExitStack) -> Path:
     """Runs without a name that start in one second get a number, too."""
     name = f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     number = 1
     while True:
         try:
-            return _make(Path(run.output_dir).expanduser() / (name if number == 1 else f"{name}-{number}"))
+            return _make(Path(run.output_dir).expanduser() / (name if number == 1 else f"{name}-{number}"), held)
         except FileExistsError:
             number += 1
 
 
-def _make(directory: Path) -> Path:
+def _make(directory: Path, held: ExitStack) -> Path:
     try:
         directory.mkdir(parents=True)
     except FileExistsError:
         raise
     except OSError as error:
         raise StorageError(f"{directory}: cannot be made ({error.strerror}). Choose another --output_dir.") from error
+    held.enter_context(_nothing_left_if_refused(directory))
+    held.enter_context(alone_in(directory))
     return directory
+
+
+@contextmanager
+def _nothing_left_if_refused(directory: Path) -> Iterator[None]:
+    """A directory that was made for a run that then could not be is removed again."""
+    try:
+        yield
+    except (UsageError, SettingsError):
+        with suppress(OSError):  # it holds something, so it was there before
+            directory.rmdir()
+        raise
 
 
 def _is_there(directory: Path) -> bool:
@@ -213,19 +254,23 @@ def _is_there(directory: Path) -> bool:
 
 
 def _is_used(directory: Path) -> bool:
-    return not directory.is_dir() or any(directory.iterdir())
+    return not directory.is_dir() or any(path.name != LOCK for path in directory.iterdir())
 
 
-def _clear(directory: Path) -> None:
-    """Remove what a run left that never came to its first checkpoint."""
+def _refuse_what_is_no_run(directory: Path) -> None:
+    """Before anything is put there."""
     if not directory.is_dir():
         raise UsageError(f"--run_name {directory.name}: {directory} is not a directory, choose another name")
-    if directory.is_symlink() and _is_used(directory):
-        raise UsageError(f"--run_name {directory.name}: {directory} is a link; what it leads to is not cleared")
     if _is_used(directory) and not (directory / CONFIG).is_file():
         raise UsageError(
             f"--run_name {directory.name}: {directory} is there already and is no run, choose another name"
         )
+
+
+def _clear(directory: Path) -> None:
+    """Remove what a run left that never came to its first checkpoint."""
+    if directory.is_symlink() and _is_used(directory):
+        raise UsageError(f"--run_name {directory.name}: {directory} is a link; what it leads to is not cleared")
     for path in (directory / name for name in _OUTPUTS):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

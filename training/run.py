@@ -7,36 +7,37 @@ what the run came to.
 import shlex
 import signal
 import sys
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning import Callback, Trainer
+from lightning import Callback
 from torch import nn
 
 from dataset import SequenceDataModule
-from models.sequence_vae import SequenceVAE
-from reports.run_files import append_event, command_line, environment, write_environment
-from sequences.errors import SettingsError
-from training.checkpoints import HEALTHY, read_lazily
+from reports.run_files import environment, write_environment
+from training.checkpoints import read_lazily
 from training.config_files import to_flat_dict, to_yaml
 from training.console import program
 from training.devices import Devices, resolve_devices
-from training.distributed import decided_by_first, is_first_process
-from training.exit_codes import DivergedError, ExitCode, Stopped, UsageError, harmless
+from training.distributed import decided_by_first, decided_together, is_first_process
+from training.events import RunEvents
+from training.exit_codes import DivergedError, UsageError, harmless
 from training.header import describe_monitoring, header
 from training.module import Probeable, ProbeableModule, TrainingModule
 from training.network import build_network, make_ready
-from training.outcome import EndedBy, RunResult, result_of, result_of_finished
+from training.nonfinite import NonFiniteError
+from training.outcome import RunResult, result_of_finished
 from training.plan import Plan, plan_run
-from training.precision import precision_in_force
-from training.resume import Start, identity_of, load_weights, open_run, refuse_other_run
+from training.precision import InForce, precision_in_force
+from training.recovery import Recovery, recovery_of, tell_of_recovery
+from training.resume import Start, go_back, identity_of, load_weights, open_run, refuse_other_run
+from training.session import Prepared, Session, make_session, note_beginning, train
 from training.settings import TrainingSettings
-from training.trainer import all_callbacks, make_trainer, previews_of
+from training.trainer import previews_of
 
 RECORDED_SHAPES, CPU_SHAPES = 8, 32
 """Of batches. Each recorded graph takes memory of its own. On a CPU 32 shapes pad 0 to 4 % more, and the demo model passes 12 %
@@ -55,55 +56,109 @@ def fit(
     data = make_data(settings)
     plan = plan_run(settings, data, devices.world)
     torch.manual_seed(settings.run.seed)
-    previews = []
+    everything = list(callbacks)
     if network is None:
         network = build_network(data, settings.model, settings.compute, devices.world)
-        previews = [previews_of(data, settings.run.seed)]
-    module = make_module(network, settings, plan, data)
-    start = start_of(settings, data, devices)
-    with nothing_left_if_refused(start.directory):
-        if start.checkpoint is not None:
-            refuse_other_run(start.checkpoint, module.origin)
-            refuse_other_beginning(start, settings)
-            if (finished := result_of_finished(start.directory, settings, plan)) is not None:
-                result, said = finished
-                if is_first_process():
-                    print(said)
-                return result
-            refuse_run_past_its_end(start.checkpoint, plan)
-        elif settings.run.init_from is not None:
+        everything.append(previews_of(data, settings.run.seed))
+    with ExitStack() as held:
+        start = start_of(settings, data, devices, held)
+        if (result := refused_or_finished(start, settings, plan, data)) is not None:
+            return result
+        if start.checkpoint is None and settings.run.init_from is not None:
             load_weights(network, Path(settings.run.init_from).expanduser(), data.description)
         remark = make_ready(network, settings.compute, devices.accelerator)
         resume_command = f"python {program()} --config {shlex.quote(str(start.directory / 'config.yaml'))}"
-        everything = all_callbacks([*callbacks, *previews], settings, data, plan, start.directory, resume_command)
-        precision = precision_in_force(settings.compute.precision, devices.accelerator)
-        is_ours = isinstance(network, SequenceVAE)
-        trainer = make_trainer(
-            *(settings, data, plan, devices, precision, start.directory, everything), has_static_graph=is_ours
-        )
+        events = RunEvents(start.directory, writes=is_first_process())
+        run = Prepared(settings, data, devices, network, everything, events, resume_command)
+        return hold_sessions(run, plan, start, remark)
+
+
+def refused_or_finished(
+    start: Start, settings: TrainingSettings, plan: Plan, data: SequenceDataModule
+) -> RunResult | None:
+    """What a finished run came to; a run that cannot go on as asked is an error."""
+    if start.checkpoint is None:
+        return None
+    refuse_other_run(start.checkpoint, origin_of(settings, data))
+    refuse_other_beginning(start, settings)
+    finished = result_of_finished(start.directory, settings, plan)
+    if finished is None:
+        refuse_run_past_its_end(start.checkpoint, plan)
+        return None
+    result, said = finished
     if is_first_process():
-        write_files(settings, start)
+        print(said)
+    return result
+
+
+def hold_sessions(run: Prepared, plan: Plan, start: Start, remark: str) -> RunResult:
+    """One session, or, after NaN or infinity, several, each from an earlier checkpoint and at a lower rate."""
+    asked = precision_in_force(run.settings.compute.precision, run.devices.accelerator)
+    recovery = recovery_of(start.directory, plan.lr)
+    beginning = {name: weight.clone() for name, weight in run.network.state_dict().items()}
+    is_first = True
+    while True:
+        plan = plan._replace(lr=recovery.lr_in_force)
+        precision = recovery.precision_in_force(asked)
+        module = make_module(run.network, run.settings, plan, run.data)
+        session = make_session(run, module, plan, precision, start)
+        if is_first:
+            announce(session, precision, remark)
+            is_first = False
+        outcome = outcome_of(session)
+        if isinstance(outcome, RunResult):
+            return outcome
+        start, recovery = roll_back(outcome, start, recovery, precision, run)
+        if start.checkpoint is None:
+            run.network.load_state_dict(beginning)
+
+
+def outcome_of(session: Session) -> RunResult | NonFiniteError:
+    """Without the error's traceback, which would keep the session's Trainer, weights and gradients in memory."""
+    try:
+        return train(session)
+    except NonFiniteError as error:
+        return error.with_traceback(None)
+
+
+def roll_back(
+    trouble: NonFiniteError, start: Start, recovery: Recovery, precision: InForce, run: Prepared
+) -> tuple[Start, Recovery]:
+    """To before the trouble; a checkpoint that led into it at once is no place to go back to."""
+    if not recovery.is_possible:
+        run.events.note("diverged", trouble.first_step, said=str(trouble))
+        raise DivergedError(
+            f"{trouble}, and so it was from earlier checkpoints, at last with --lr {recovery.lr_in_force:g}. Lower --lr or raise "
+            "--warmup; the sequences that the steps were made of stand in events.jsonl"
+        )
+    began_at = 0 if start.checkpoint is None else read_lazily(start.checkpoint)["global_step"]
+    led_into_it = trouble.first_step <= began_at + 1
+    run.data.teardown("fit")  # Lightning does not, when a session breaks off
+    before = began_at if led_into_it else trouble.first_step
+    back_to = decided_together(lambda: go_back(start.directory, before))
+    recovery = recovery.once_more(precision.precision, run.devices.accelerator)
+    tell_of_recovery(run.events, trouble, trouble.first_step, back_to, recovery)
+    return Start(start.directory, back_to), recovery
+
+
+def announce(session: Session, precision: InForce, remark: str) -> None:
+    """Write what the run is, and say it."""
+    run, start = session.run, session.start
+    if is_first_process():
+        write_files(run.settings, start)
+        note_beginning(session)
         more = [
             *([("compiler", remark)] if remark else []),
-            ("monitoring", describe_monitoring(callbacks, plan.total_steps)),
+            ("monitoring", describe_monitoring(run.callbacks, session.plan.total_steps)),
             ("run", str(start.directory) + (f", goes on from {start.checkpoint.name}" if start.checkpoint else "")),
-            ("to go on", resume_command),
+            ("to go on", run.resume_command),
         ]
-        print(harmless(header(settings, data, network, plan, devices, precision, more)), flush=True)
-    if devices.nodes > 1:
-        wait_for_other_machines(devices)
-    return train(trainer, module, data, settings, plan, start, resume_command)
-
-
-@contextmanager
-def nothing_left_if_refused(directory: Path) -> Iterator[None]:
-    """A directory that was made for a run that then could not be is removed again."""
-    try:
-        yield
-    except (UsageError, SettingsError):
-        with suppress(OSError):  # it holds something, so it was there before
-            directory.rmdir()
-        raise
+        print(
+            harmless(header(run.settings, run.data, run.network, session.plan, run.devices, precision, more)),
+            flush=True,
+        )
+    if run.devices.nodes > 1:
+        wait_for_other_machines(run.devices)
 
 
 def shortened(settings: TrainingSettings) -> TrainingSettings:
@@ -141,11 +196,11 @@ def make_data(settings: TrainingSettings) -> SequenceDataModule:
     )
 
 
-def start_of(settings: TrainingSettings, data: SequenceDataModule, devices: Devices) -> Start:
+def start_of(settings: TrainingSettings, data: SequenceDataModule, devices: Devices, held: ExitStack) -> Start:
     """Where the run begins: the same place for all its processes."""
 
     def decide() -> dict[str, str | None]:
-        directory, checkpoint = open_run(settings.run, data.description.kind)
+        directory, checkpoint = open_run(settings.run, data.description.kind, held)
         return {"directory": str(directory), "checkpoint": None if checkpoint is None else str(checkpoint)}
 
     place = decided_by_first(decide, devices)
@@ -184,7 +239,6 @@ def wait_for_other_machines(devices: Devices) -> None:
 
 
 def make_module(network: nn.Module, settings: TrainingSettings, plan: Plan, data: SequenceDataModule) -> TrainingModule:
-    description = data.description
     kind = ProbeableModule if isinstance(network, Probeable) else TrainingModule
     return kind(
         network,
@@ -192,13 +246,18 @@ def make_module(network: nn.Module, settings: TrainingSettings, plan: Plan, data
         replace(settings.optimizer, lr=plan.lr, scale_lr=False),
         total_steps=plan.total_steps,
         seed=settings.run.seed,
-        origin={
-            "settings": to_flat_dict(settings),
-            "description": asdict(description),
-            "data": identity_of(data.split("train").lengths_N),
-        },
-        classes=len(description.classes),
+        origin=origin_of(settings, data),
+        classes=len(data.description.classes),
     )
+
+
+def origin_of(settings: TrainingSettings, data: SequenceDataModule) -> dict[str, Any]:
+    """What tells a run from others."""
+    return {
+        "settings": to_flat_dict(settings),
+        "description": asdict(data.description),
+        "data": identity_of(data.split("train").lengths_N),
+    }
 
 
 def write_files(settings: TrainingSettings, start: Start) -> None:
@@ -207,77 +266,3 @@ def write_files(settings: TrainingSettings, start: Start) -> None:
     (start.directory / "config.yaml").write_text(to_yaml(replace(settings, run=run)), encoding="utf-8")
     if start.checkpoint is None:  # the command of a later session stands in events.jsonl
         write_environment(start.directory, environment(sys.argv, threads=torch.get_num_threads()))
-
-
-def train(
-    trainer: Trainer,
-    module: TrainingModule,
-    data: SequenceDataModule,
-    settings: TrainingSettings,
-    plan: Plan,
-    start: Start,
-    resume_command: str,
-) -> RunResult:
-    """Fit, validate on everything, say what it came to; what happens on the way goes into events.jsonl."""
-
-    def note(event: str, step: int, **fields: Any) -> None:
-        if trainer.is_global_zero:
-            append_event(start.directory, event, step=step, **fields)
-
-    if start.checkpoint is None:
-        note("started", 0)
-    else:
-        note("resumed", read_lazily(start.checkpoint)["global_step"], command=command_line(sys.argv))
-    try:
-        with warnings.catch_warnings():
-            # Lightning 2.6.6 asks torch 2.13 in ways that torch calls deprecated.
-            warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")
-            warnings.filterwarnings("ignore", message=r".*torch.distributed.nn.functional.\w+ is deprecated.*")
-            trainer.fit(module, datamodule=data, ckpt_path=start.checkpoint)
-            validate_on_all(trainer, module, data, settings)
-        return result_of(trainer, plan, settings, start.directory, ended_by(trainer, plan))
-    except Stopped as stop:
-        note("interrupted", trainer.global_step)
-        if not stop.said:  # in the last validation, when all that was trained was saved
-            raise Stopped(stop.number, f" in the last validation. To go on:\n{resume_command}") from stop
-        raise
-    except SystemExit as stop:
-        if stop.code == ExitCode.COLLAPSED:
-            print(after_collapse(start.directory, resume_command), file=sys.stderr)
-        raise
-    except DivergedError as error:
-        note("diverged", trainer.global_step, said=str(error))
-        raise
-
-
-def after_collapse(directory: Path, resume_command: str) -> str:
-    """What to type next."""
-    healthy = directory / "checkpoints" / HEALTHY
-    if healthy.exists():
-        rescue = f"--init_from {shlex.quote(str(healthy))} --run_name {shlex.quote(f'{directory.name}-rescue')}"
-        begin = f"From when it was last well, with a remedy of your choice:\n{resume_command} {rescue} --free_bits 0.25"
-    else:
-        anew = f"--run_name {shlex.quote(f'{directory.name}-2')}"
-        begin = f"It was never well. Anew, with a remedy of your choice:\n{resume_command} {anew} --free_bits 0.25"
-    return f"{begin}\nTo go on all the same:\n{resume_command}"
-
-
-def ended_by(trainer: Trainer, plan: Plan) -> EndedBy:
-    if trainer.global_step >= plan.total_steps:
-        return "steps"
-    early = trainer.early_stopping_callback
-    return "early_stopping_patience" if early is not None and early.wait_count >= early.patience else "max_time"
-
-
-def validate_on_all(
-    trainer: Trainer, module: TrainingModule, data: SequenceDataModule, settings: TrainingSettings
-) -> None:
-    """Unless that is what the last validation was."""
-    is_partial = not settings.validation.is_on_all and not settings.run.fast_dev_run
-    if is_partial:
-        data.limit_val_batches = 1.0
-    if is_partial or module.validated_at_step != trainer.global_step:
-        trainer.limit_val_batches = 1.0  # with --limit_val_batches 0 there was none so far
-        if trainer.is_global_zero and is_partial:
-            print(f"last validation, on all {len(data.split('valid')):,} sequences", flush=True)
-        trainer.validate(module, datamodule=data, verbose=False)

@@ -20,6 +20,8 @@ from training.exit_codes import UsageError
 from training.interrupts import StopWhenAsked
 from training.loggers import make_logger
 from training.memory import FlatMemory
+from training.module import TrainingModule
+from training.nonfinite import SkippedSteps
 from training.plan import Plan
 from training.precision import InForce
 from training.previews import Previews
@@ -110,6 +112,7 @@ def all_callbacks(
     settings: TrainingSettings,
     data: SequenceDataModule,
     plan: Plan,
+    module: TrainingModule,
     directory: Path,
     resume_command: str,
 ) -> list[Callback]:
@@ -139,7 +142,9 @@ def all_callbacks(
         )
     stop = StopWhenAsked(checkpoints, resume_command)
     first = [CompilerTrial(data, plan.total_steps)] if settings.compute.compile_model else []
-    return [*first, OptimizerAsSet(), progress, *given, FlatMemory(), *early, stop, checkpoints]
+    assert module.events is not None
+    skipped = SkippedSteps(module.judge, module.events, data.split("train").ids)
+    return [*first, OptimizerAsSet(), progress, *given, FlatMemory(), *early, skipped, stop, checkpoints]
 
 
 def previews_of(data: SequenceDataModule, seed: int) -> Previews:
