@@ -1,0 +1,89 @@
+"""Two run directories in, what differs between them out: everything that training comes to, nothing that the clock decides."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from monitors.json_lines import read_rows
+
+CLOCKED_COLUMNS = {"seconds", "steps_per_second"}
+"""Of metrics.csv."""
+CLOCKED = ("seconds", "lap_seconds")
+"""In checkpoints: how long a run took so far."""
+PLACES = ("run_name", "output_dir", "resume", "cache_dir", "max_time")
+"""Settings in which the same run may be asked for in two places."""
+MOST_TOLD = 5
+
+
+def differences_of_runs(one: Path, other: Path) -> list[str]:
+    """Weights, optimizer, schedules, positions, windows of the monitor, rows of metrics.csv and of posterior.jsonl: to the last bit."""
+    found = [
+        *_differences(flat(checkpoint_of(one)), flat(checkpoint_of(other)), "last.ckpt"),
+        *_differences(numbered(metrics_of(one)), numbered(metrics_of(other)), "metrics.csv"),
+        *_differences(numbered(readings_of(one)), numbered(readings_of(other)), "posterior.jsonl"),
+    ]
+    return found[:MOST_TOLD]
+
+
+def checkpoint_of(run: Path) -> dict[str, Any]:
+    checkpoint: dict[str, Any] = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    for name in PLACES:
+        checkpoint["origin"]["settings"].pop(name, None)
+    return checkpoint
+
+
+def metrics_of(run: Path) -> list[dict[str, str]]:
+    with (run / "metrics.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return [{name: value for name, value in row.items() if name not in CLOCKED_COLUMNS} for row in rows]
+
+
+def readings_of(run: Path) -> list[dict[str, Any]]:
+    path = run / "posterior.jsonl"
+    return read_rows(path) if path.exists() else []
+
+
+def numbered(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {f"row {number}": row for number, row in enumerate(rows)}
+
+
+def flat(value: Any, name: str = "") -> dict[str, Any]:
+    """Nested containers as one table, without what the clock decides."""
+    return dict(_leaves(value, name))
+
+
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, part in value.items():
+            if key not in CLOCKED:
+                yield from _leaves(part, f"{name}.{key}")
+    elif isinstance(value, list | tuple):
+        for number, part in enumerate(value):
+            yield from _leaves(part, f"{name}[{number}]")
+    else:
+        yield name, value
+
+
+def _differences(one: dict[str, Any], other: dict[str, Any], where: str) -> Iterator[str]:
+    for name in sorted(one.keys() ^ other.keys()):
+        yield f"{where}: {name} is in one of them alone"
+    for name in one.keys() & other.keys():
+        if not _is_same(one[name], other[name]):
+            yield f"{where}: {name}: {_short(one[name])} and {_short(other[name])}"
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return (
+            one.dtype == other.dtype
+            and one.shape == other.shape
+            and bool(((one == other) | (one.isnan() & other.isnan())).all())
+        )
+    return type(one) is type(other) and (one == other or (one != one and other != other))
+
+
+def _short(value: Any) -> str:
+    return str(value).replace("\n", " ")[:60]
