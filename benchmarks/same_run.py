@@ -1,6 +1,7 @@
 """Two run directories in, what differs between them out: everything that training comes to, nothing that the clock decides."""
 
 import csv
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ MOST_TOLD = 5
 
 
 def differences_of_runs(one: Path, other: Path) -> list[str]:
-    """Weights, optimizer, schedules, positions, windows of the monitor, rows of metrics.csv and of posterior.jsonl: to the last bit."""
+    """Weights, optimizer, schedules, positions, the monitor's windows, rows of metrics.csv and posterior.jsonl: to the last bit."""
     found = [
         *_differences(flat(checkpoint_of(one)), flat(checkpoint_of(other)), "last.ckpt"),
         *_differences(numbered(metrics_of(one)), numbered(metrics_of(other)), "metrics.csv"),
@@ -77,12 +78,11 @@ def _differences(one: dict[str, Any], other: dict[str, Any], where: str) -> Iter
 
 def _is_same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return (
-            one.dtype == other.dtype
-            and one.shape == other.shape
-            and bool(((one == other) | (one.isnan() & other.isnan())).all())
-        )
-    return type(one) is type(other) and (one == other or (one != one and other != other))
+        is_alike = one.dtype == other.dtype and one.shape == other.shape
+        return is_alike and bool(((one == other) | (one.isnan() & other.isnan())).all())
+    if isinstance(one, float) and isinstance(other, float) and math.isnan(one):
+        return math.isnan(other)
+    return type(one) is type(other) and bool(one == other)
 
 
 def _short(value: Any) -> str:
