@@ -12,8 +12,9 @@ from monitors.json_lines import read_rows
 
 CLOCKED_COLUMNS = {"seconds", "steps_per_second"}
 """Of metrics.csv."""
-CLOCKED = ("seconds", "lap_seconds")
-"""In checkpoints: how long a run took so far."""
+CLOCKED = ("seconds", "lap_seconds", "val_loop")
+"""In checkpoints: how long a run took so far; and Lightning's count of the validation batches that it began, which grows with each
+validation that was cut short and made up for, and which nothing depends on."""
 PLACES = ("run_name", "output_dir", "resume", "cache_dir", "max_time")
 """Settings in which the same run may be asked for in two places."""
 MOST_TOLD = 5

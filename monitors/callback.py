@@ -172,6 +172,7 @@ class PosteriorMetricsMonitor(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._publisher is not None:
             self._publisher.last(self.verdict if self.reading is not None or self._loaded is not None else None)
+            self._publisher.finish_files()
         self._finish()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -181,9 +182,13 @@ class PosteriorMetricsMonitor(Callback):
         if trainer.strategy.root_device.type != "cpu" and isinstance(exception, RuntimeError):
             self._finish(draws=False)  # a device that failed would fail again: nothing is asked of it
             return
-        if found := self._what_is_not_finite(pl_module):
+        found = self._what_is_not_finite(pl_module)
+        evidence = f"the {found} hold NaN or infinity" if found else None
+        if isinstance(exception, FloatingPointError):  # weights that such steps are kept from do not show it
+            evidence = evidence or str(exception) or type(exception).__name__
+        if evidence:
             before = self.verdict
-            self._detector.diverged(trainer.global_step, f"the {found} hold NaN or infinity")
+            self._detector.diverged(trainer.global_step, evidence)
             self._tell_of_change(before, trainer.global_step)
         self._finish(
             seconds=DRAWING_SECONDS if isinstance(exception, PosteriorCollapsed | Exception) else HURRIED_SECONDS

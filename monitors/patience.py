@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-MOST_TRIES = 5
+MOST_TRIES = 4
 """In a row, before whatever cannot be written ends the run."""
 LEAST_SECONDS = 60.0
 """That it has to last as well: somebody may be making room."""
-STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.ESTALE)
-"""Disks that are full, broken or not to be written to."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a full disk, a quota and a limit on files say."""
 
 _log = logging.getLogger(__name__)
 
@@ -24,10 +24,12 @@ _log = logging.getLogger(__name__)
 class Patience:
     """Of one output."""
 
-    def __init__(self, name: str, *, most_tries: int = MOST_TRIES, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, name: str, *, say: Callable[[str], None] = _log.warning, now: Callable[[], float] = time.monotonic
+    ) -> None:
         """`name` is how the output is called in what is said."""
         self.name = name
-        self.most_tries = most_tries
+        self._say = say
         self._now = now
         self._tries = 0
         self._since = 0.0
@@ -37,18 +39,17 @@ class Patience:
         """Whether the last try failed."""
         return self._tries > 0
 
-    def failed(self, error: OSError) -> None:
-        """Say so at the first failure in a row; raise the error when the last one is reached."""
+    def bears(self, reason: str) -> bool:
+        """Another try failed: say so if it is the first in a row. False: that was the last one."""
         if self._tries == 0:
             self._since = self._now()
-            _log.warning("%s cannot be written (%s): training goes on, and tries again", self.name, error.strerror)
+            self._say(f"{self.name} cannot be written ({reason}): training goes on, and tries again")
         self._tries += 1
-        if self._tries >= self.most_tries and self._now() - self._since >= LEAST_SECONDS:
-            raise error
+        return self._tries < MOST_TRIES or self._now() - self._since < LEAST_SECONDS
 
     def succeeded(self) -> None:
         if self._tries:
-            _log.warning("%s is written again", self.name)
+            self._say(f"{self.name} is written again")
         self._tries = 0
 
 
@@ -69,7 +70,8 @@ class PatientFile:
         try:
             self._write()
         except OSError as error:
-            self._patience.failed(_named(error, self.path))
+            if not self._patience.bears(str(error.strerror)):
+                raise _named(error, self.path) from None
         else:
             self._patience.succeeded()
 

@@ -13,7 +13,9 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 
 from .drawing import Drawing, save_posteriors
+from .figure_data import PLOTS
 from .json_lines import JsonLines
+from .patience import FULL, Patience
 from .reading import Reading, line_of, numbers_of
 from .readings_file import ReadingsFile
 from .verdict import Verdict, VerdictName, spoken
@@ -37,6 +39,7 @@ class Publisher:
         self._readings = ReadingsFile(directory)
         self._events = JsonLines(directory / EVENTS)
         self._drawing = Drawing()
+        self._patience = Patience(PLOTS)
         self._told: set[str] = set()
         """Why there are no figures."""
 
@@ -105,6 +108,11 @@ class Publisher:
         time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         self._events.append({"time": time, "step": step, "event": event, **fields})
 
+    def finish_files(self) -> None:
+        """Raise an error where lines still wait that cannot be written."""
+        self._readings.finish()
+        self._events.finish()
+
     def draw(self, window: PosteriorWindow, step: int) -> None:
         """Begin to; nothing is waited for, and while figures are still being drawn no others are begun."""
         if not self.draws:
@@ -114,7 +122,10 @@ class Publisher:
             save_posteriors(self.directory, mean_NZ.numpy(), logvar_NZ.numpy(), step)
         except OSError as error:
             self._tell_of_failure(str(error))
+            if error.errno in FULL and not self._patience.bears(str(error.strerror)):
+                raise
             return
+        self._patience.succeeded()
         self._drawing.start(self.directory)
         self._tell_of_failure(self._drawing.failure())
 

@@ -22,9 +22,10 @@ from sequences.cache import SequenceData
 from sequences.description import DataDescription
 from sequences.settings import BatchSettings, LoadingSettings, SourceSettings
 from tests.fake_sequences import FakeSequences
-from training.checkpoints import LAST, AtomicCheckpointIO, Checkpoints
+from training.checkpoint_files import LAST, AtomicCheckpointIO
+from training.checkpoints import Checkpoints
 from training.exit_codes import Stopped
-from training.interrupts import StopWhenAsked
+from training.interrupts import StopWhenAsked, handlers_restored
 from training.module import TrainingModule
 from training.resume import OptimizerAsSet, identity_of
 from training.settings import ObjectiveSettings, OptimizerSettings
@@ -153,7 +154,8 @@ def train(
     )
     ended_by: BaseException | None = None
     try:
-        made.fit(module or short_module(), datamodule=data or ShortData(), ckpt_path=checkpoint)
+        with handlers_restored():
+            made.fit(module or short_module(), datamodule=data or ShortData(), ckpt_path=checkpoint)
     except (Stopped, Killed) as end:
         ended_by = end
     return Run(made, record.validations, ended_by)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sequences.errors import StorageError
 from tests.short_runs import STEPS, Kill, Killed, short_module, train
-from training.checkpoints import BEST, LAST, PREVIOUS, AtomicCheckpointIO, damage_of, read_lazily
+from training.checkpoint_files import BEST, LAST, PREVIOUS, AtomicCheckpointIO, damage_of, read_lazily
 
 # Lightning 2.6.6 asks torch 2.13 in a way that torch calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")
@@ -156,7 +156,7 @@ FULL_DISK = """
 import resource, signal, sys, torch
 from pathlib import Path
 from sequences.errors import StorageError
-from training.checkpoints import AtomicCheckpointIO
+from training.checkpoint_files import AtomicCheckpointIO
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 try:

@@ -12,7 +12,7 @@ import torch
 
 from models.sequence_vae import SequenceVAE
 from tests.short_runs import DESCRIPTION, MODEL, short_module, train
-from training.checkpoints import BEST, LAST, PREVIOUS, read_lazily
+from training.checkpoint_files import BEST, LAST, PREVIOUS, read_lazily
 from training.differences import differences, some_of
 from training.exit_codes import UsageError
 from training.resume import (

@@ -12,7 +12,7 @@ from monitors.json_lines import read_rows
 from monitors.stopping import COLLAPSED_EXIT_CODE
 from sequences.demo import write_demo
 from tests.scripted_vaes import events_of, script, step_of, verdicts_of
-from training.checkpoints import HEALTHY, LAST, damage_of, read_lazily
+from training.checkpoint_files import HEALTHY, LAST, damage_of, read_lazily
 from training.exit_codes import ExitCode
 
 ROOT = Path(__file__).parent.parent

@@ -25,7 +25,8 @@ from tests.scripted_vaes import (
 )
 from tests.short_runs import Record, assert_same, train
 from tests.tiny_vaes import OpaqueVAE, make_batches, make_trainer
-from training.checkpoints import HEALTHY, LAST, Checkpoints
+from training.checkpoint_files import HEALTHY, LAST
+from training.checkpoints import Checkpoints
 
 pytestmark = QUIET
 STORY = ["cannot_tell", "healthy", "collapsing", "collapsed"]

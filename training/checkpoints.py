@@ -1,37 +1,27 @@
-"""Checkpoints: when a run is saved and as what, how that gets to disk whole, and how it is read.
+"""Checkpoints: when a run is saved, and as what.
 
 In: a Trainer between two optimizer steps. Out: `last.ckpt`, `previous.ckpt` (the last one before it), `best.ckpt` and
-`healthy.ckpt` (the last one whose posterior was not found harmed) in one directory, from which a run goes on exactly; damage
-is noticed, and nothing that lies in them is run.
+`healthy.ckpt` (the last one whose posterior was not found harmed) in one directory, from which a run goes on exactly. Where one
+cannot be written the run goes on, tries again when the next is due, and gives up after a while.
 """
 
 import logging
 import math
-import os
-import pickle
-import shutil
-import struct
-import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from lightning import LightningModule, Trainer
-from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
+from monitors.patience import Patience
 from sequences.errors import StorageError
+from training.checkpoint_files import BEST, HEALTHY, LAST, PREVIOUS, give_second_name, sync_directory
 
-BEST, LAST, PREVIOUS, HEALTHY = "best.ckpt", "last.ckpt", "previous.ckpt", "healthy.ckpt"
-DIVERGED = "diverged.ckpt"
-"""What was last.ckpt when a run had to go back further than that; nothing goes on from it by itself."""
 _NEW = ".new.ckpt"
 """Written in full before it takes the place of another."""
-
-_DAMAGE = (OSError, ValueError, RuntimeError, EOFError, struct.error, zipfile.BadZipFile, pickle.UnpicklingError)
-"""What reading a damaged or hostile file comes to; ValueError holds undecodable names, RuntimeError what torch finds."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,9 +42,16 @@ class Checkpoints(Checkpoint):
     """
 
     def __init__(
-        self, directory: Path, every_n_steps: int | None = None, *, watchers: Sequence[KnowsHealth] = ()
+        self,
+        directory: Path,
+        every_n_steps: int | None = None,
+        *,
+        watchers: Sequence[KnowsHealth] = (),
+        say: Callable[[str], None] = _log.warning,
     ) -> None:
+        """`say` is told when a checkpoint cannot be written, and when one can again."""
         self.directory = directory
+        self._patience = Patience("the checkpoint", say=say)
         self.watchers = watchers
         self.every_n_steps = every_n_steps
         self._epochs_done = 0
@@ -94,6 +91,14 @@ class Checkpoints(Checkpoint):
         if is_between_steps(trainer) and self._is_last_due(trainer) and not is_validation_due(trainer):
             self.save_last(trainer)
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A last try, if the one before failed; a run whose end is not on disk has not ended well."""
+        if self._patience.is_tried and not self.save_last(trainer):
+            raise StorageError(
+                f"{self.directory}: the end of the run, step {trainer.global_step:,}, could not be saved; {LAST} is of an earlier "
+                "step, and whole. Make room and type the same command again."
+            )
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == TrainerFn.VALIDATING:
             self._have_best(trainer)
@@ -104,8 +109,9 @@ class Checkpoints(Checkpoint):
         is_best = math.isfinite(elbo) and (self._best_elbo is None or elbo > self._best_elbo)
         is_last = self.every_n_steps is None or self._is_last_due(trainer)
         if (is_best or is_last) and self._has_finite_weights(trainer):
-            self._best_elbo = elbo if is_best else self._best_elbo
-            self._save(trainer, as_best=is_best, as_last=is_last)
+            before, self._best_elbo = self._best_elbo, elbo if is_best else self._best_elbo
+            if not self._save(trainer, as_best=is_best, as_last=is_last):
+                self._best_elbo = before
 
     def _have_best(self, trainer: Trainer) -> None:
         """A run that was too short for a validation has at least its end to offer."""
@@ -114,7 +120,8 @@ class Checkpoints(Checkpoint):
             give_second_name(last, best)
 
     def save_last(self, trainer: Trainer) -> bool:
-        """Save, unless this very state lies in last.ckpt already or the weights are not finite; tells whether it lies there.
+        """Save, unless this very state lies in last.ckpt already; tells whether it lies there. Weights that are not finite are not
+        saved, and a full disk may be in the way.
 
         For all processes alike, between two optimizer steps: after one, or anywhere in the validation that follows it.
         """
@@ -122,8 +129,7 @@ class Checkpoints(Checkpoint):
             return True
         if not self._has_finite_weights(trainer):
             return False
-        self._save(trainer, as_best=False, as_last=True)
-        return True
+        return self._save(trainer, as_best=False, as_last=True)
 
     def _is_last_due(self, trainer: Trainer) -> bool:
         """The run ends here, or it is time; without validations and a number of steps, that is after each epoch."""
@@ -145,25 +151,46 @@ class Checkpoints(Checkpoint):
             _log.warning("step %d: the weights are not finite, so no checkpoint is written", trainer.global_step)
         return is_finite
 
-    def _save(self, trainer: Trainer, *, as_best: bool, as_last: bool) -> None:
-        """Written once. A checkpoint is never changed afterwards, so best, last and healthy may be one file with several names."""
-        new = self.directory / _NEW
-        trainer.save_checkpoint(new, weights_only=False)
+    def _save(self, trainer: Trainer, *, as_best: bool, as_last: bool) -> bool:
+        """All processes know whether it is written, and all give up together."""
+        several = trainer.world_size > 1
+        failure = self._write(trainer, as_best=as_best, as_last=as_last)
+        failure = trainer.strategy.broadcast(failure) if several else failure
+        if failure is not None:
+            goes_on = self._patience.bears(str(failure))
+            if not (trainer.strategy.broadcast(goes_on) if several else goes_on):
+                raise failure
+            return False
+        self._patience.succeeded()
         if as_last:
             self._saved = (trainer.global_step, self._is_validation_owed(trainer))
+        return True
+
+    def _write(self, trainer: Trainer, *, as_best: bool, as_last: bool) -> StorageError | None:
+        """Written once. A checkpoint is never changed afterwards, so best, last and healthy may be one file with several names."""
+        new, last = self.directory / _NEW, self.directory / LAST
+        try:
+            trainer.save_checkpoint(new, weights_only=False)
+        except StorageError as error:
+            trainer.strategy.barrier("Trainer.save_checkpoint")  # where the other processes wait
+            return error
         if not trainer.is_global_zero:
-            return
-        if any(watcher.is_unharmed() for watcher in self.watchers):
-            give_second_name(new, self.directory / HEALTHY)
-        if as_best and as_last:
-            give_second_name(new, self.directory / BEST)
-        elif as_best:
-            new.replace(self.directory / BEST)
-        if as_last:
-            if (self.directory / LAST).exists():
-                (self.directory / LAST).replace(self.directory / PREVIOUS)
-            new.replace(self.directory / LAST)
-        _sync_directory(self.directory)
+            return None
+        try:
+            if any(watcher.is_unharmed() for watcher in self.watchers):
+                give_second_name(new, self.directory / HEALTHY)
+            if as_best:
+                give_second_name(new, self.directory / BEST)
+            if as_last:
+                if last.exists():
+                    last.replace(self.directory / PREVIOUS)
+                new.replace(last)
+            else:
+                new.unlink()
+            sync_directory(self.directory)
+        except OSError as error:
+            return StorageError(f"{error.filename or self.directory}: cannot be written ({error.strerror})")
+        return None
 
 
 def is_between_steps(trainer: Trainer) -> bool:
@@ -198,91 +225,3 @@ def stand_behind_batch(fit_loop: dict[str, Any], epochs_done: int) -> None:
     batches = fit_loop["epoch_loop.batch_progress"]
     for counts in (batches["total"], batches["current"]):
         counts["completed"] = counts["ready"] - 1
-
-
-class AtomicCheckpointIO(CheckpointIO):
-    """A checkpoint is under its name in full or not at all, and what it holds is data."""
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
-    ) -> None:
-        """In the same directory, as a move from another file system would not be atomic."""
-        target = Path(path)
-        partial = target.with_name(f".{target.name}.partial")
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            if damage := _damage_of_archive(partial):
-                raise StorageError(f"{target}: what was written reads back differently ({damage})")
-            partial.replace(target)
-            _sync_directory(target.parent)
-        except (OSError, RuntimeError) as error:  # torch wraps what the file system says
-            raise StorageError(f"{target} cannot be written ({error}); what was there before is whole") from error
-        finally:
-            partial.unlink(missing_ok=True)
-
-    def load_checkpoint(self, path: str | os.PathLike[str], map_location: Any = "cpu", weights_only: Any = None) -> Any:
-        """Whoever asks for more than weights and plain values does not get it."""
-        return torch.load(path, map_location=map_location, weights_only=True)
-
-    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        Path(path).unlink(missing_ok=True)
-
-
-def damage_of(path: Path) -> str | None:
-    """Why a file is no checkpoint that could be resumed, or None."""
-    try:
-        if damage := _damage_of_archive(path):
-            return damage
-        read_lazily(path)
-    except FileNotFoundError:
-        return "there is no such file"
-    except OSError as error:
-        return error.strerror or "cannot be read"
-    except _DAMAGE:
-        return "no checkpoint of ours, or a damaged one"
-    return None
-
-
-def read_lazily(path: Path) -> dict[str, Any]:
-    """Return a checkpoint whose tensors are read only where they are looked at."""
-    checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    if not isinstance(checkpoint, dict) or not {"state_dict", "origin", "global_step"} <= checkpoint.keys():
-        raise ValueError(f"{path} holds no checkpoint of ours")
-    return checkpoint
-
-
-def _damage_of_archive(path: Path) -> str | None:
-    """Torch writes a checksum with every tensor but does not look at it when it reads."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            bad = archive.testzip()
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, RuntimeError, EOFError, struct.error):
-        return "damaged"
-    return None if bad is None else f"damaged at {bad}"
-
-
-def give_second_name(path: Path, name: Path) -> None:
-    link = name.with_name(f".{name.name}.partial")
-    link.unlink(missing_ok=True)
-    try:
-        os.link(path, link)
-    except OSError:  # a file system without links
-        shutil.copyfile(path, link)
-        with link.open("rb") as file:
-            os.fsync(file.fileno())
-    link.replace(name)
-
-
-def _sync_directory(directory: Path) -> None:
-    """So that a name, too, outlives a power cut. Windows cannot open a directory, and needs no such thing."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

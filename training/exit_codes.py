@@ -3,6 +3,7 @@
 In: a command's `main`. Out: the exit code for `sys.exit`. Bugs are not caught here: they show their traceback.
 """
 
+import atexit
 import errno
 import os
 import signal
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from types import FrameType
+from typing import Any
 
 from sequences.errors import DataError, SettingsError, StorageError
 
@@ -108,21 +110,39 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def _signals_raised() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM raise `Stopped`, so that whatever is open is closed; a second one ends the process at once."""
+    """Let Ctrl-C and SIGTERM raise `Stopped`, so that whatever is open is closed; a second one ends the process at once.
+
+    Also while the interpreter shuts down, where Python itself would answer Ctrl-C with a traceback.
+    """
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def stop(number: int, frame: FrameType | None) -> None:
-        for each in before:
-            signal.signal(each, signal.SIG_DFL)
+        let_signals_end_the_process()
         raise Stopped(number)
 
     for number in before:
         signal.signal(number, stop)
+    atexit.register(let_signals_end_the_process)
     try:
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    except Stopped:
+        let_signals_end_the_process()
+        raise
+    except BaseException:
+        _give_back(before)
+        raise
+    _give_back(before)
+
+
+def _give_back(handlers: dict[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def let_signals_end_the_process() -> None:
+    """At once, from now on."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def harmless(text: str) -> str:

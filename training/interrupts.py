@@ -8,6 +8,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -20,6 +22,18 @@ from training.exit_codes import Stopped
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SAME_SIGNAL_SECONDS = 1.0
 """A launcher passes on what the process got already from elsewhere; that is no second wish."""
+
+
+@contextmanager
+def handlers_restored() -> Iterator[None]:
+    """Whatever a training within does with signals ends with it."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():  # others may not, and have changed nothing
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 class StopWhenAsked(Callback):
@@ -94,9 +108,10 @@ class _Requests:
             self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
 
     def ignore(self) -> None:
+        """Give the signals back to whoever had them; once one has come, the next one is to end the process."""
         self.is_listening = False
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, self._end_if_meant if self.number else handler)
         self._before = {}
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -105,6 +120,10 @@ class _Requests:
             self.number, self._came_at = number, now
             if self._aloud:  # straight to the descriptor: print is not made for being interrupted by itself
                 os.write(2, b"\nstopping after this step; a second signal ends the process at once\n")
-        elif now - self._came_at > SAME_SIGNAL_SECONDS:
+        else:
+            self._end_if_meant(number, frame)
+
+    def _end_if_meant(self, number: int, frame: FrameType | None) -> None:
+        if time.monotonic() - self._came_at > SAME_SIGNAL_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)

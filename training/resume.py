@@ -25,7 +25,7 @@ from models.settings import ModelSettings
 from sequences.description import DataDescription
 from sequences.errors import SettingsError, StorageError
 from training.alone import LOCK, alone_in
-from training.checkpoints import BEST, DIVERGED, HEALTHY, LAST, PREVIOUS, damage_of, give_second_name, read_lazily
+from training.checkpoint_files import BEST, DIVERGED, HEALTHY, LAST, PREVIOUS, damage_of, give_second_name, read_lazily
 from training.differences import differences, misfits, other_meanings, plain, some_of
 from training.exit_codes import UsageError
 from training.settings import RunSettings

@@ -19,7 +19,7 @@ from torch import nn
 
 from dataset import SequenceDataModule
 from reports.run_files import environment, write_environment
-from training.checkpoints import read_lazily
+from training.checkpoint_files import read_lazily
 from training.config_files import to_flat_dict, to_yaml
 from training.console import program
 from training.devices import Devices, resolve_devices
@@ -27,6 +27,7 @@ from training.distributed import decided_by_first, decided_together, is_first_pr
 from training.events import RunEvents
 from training.exit_codes import DivergedError, UsageError, harmless
 from training.header import describe_monitoring, header
+from training.interrupts import handlers_restored
 from training.module import Probeable, ProbeableModule, TrainingModule
 from training.network import build_network, make_ready
 from training.nonfinite import NonFiniteError
@@ -60,7 +61,7 @@ def fit(
     if network is None:
         network = build_network(data, settings.model, settings.compute, devices.world)
         everything.append(previews_of(data, settings.run.seed))
-    with ExitStack() as held:
+    with handlers_restored(), ExitStack() as held:
         start = start_of(settings, data, devices, held)
         if (result := refused_or_finished(start, settings, plan, data)) is not None:
             return result

@@ -17,7 +17,7 @@ from torch import nn
 from dataset import SequenceDataModule
 from models.sequence_vae import SequenceVAE
 from reports.run_files import command_line
-from training.checkpoints import HEALTHY, read_lazily
+from training.checkpoint_files import HEALTHY, read_lazily
 from training.devices import Devices
 from training.events import RunEvents
 from training.exit_codes import ExitCode, Stopped

@@ -13,7 +13,8 @@ from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.profilers import PassThroughProfiler
 
 from dataset import SequenceDataModule
-from training.checkpoints import AtomicCheckpointIO, Checkpoints, KnowsHealth
+from training.checkpoint_files import AtomicCheckpointIO
+from training.checkpoints import Checkpoints, KnowsHealth
 from training.compiling import CompilerTrial
 from training.devices import Devices, make_precision, make_strategy
 from training.exit_codes import UsageError
@@ -126,10 +127,13 @@ def all_callbacks(
         has_labels=len(description.classes) >= 2,
         time_limit=settings.run.time_limit,
     )
+    events = module.events
+    assert events is not None
     checkpoints = Checkpoints(
         directory / "checkpoints",
         validation.checkpoint_every_n_steps,
         watchers=[callback for callback in given if isinstance(callback, KnowsHealth)],
+        say=lambda said: events.survived("not_saved", module.global_step, said),
     )
     early: list[Callback] = []
     if settings.run.time_limit is not None:
@@ -142,8 +146,7 @@ def all_callbacks(
         )
     stop = StopWhenAsked(checkpoints, resume_command)
     first = [CompilerTrial(data, plan.total_steps)] if settings.compute.compile_model else []
-    assert module.events is not None
-    skipped = SkippedSteps(module.judge, module.events, data.split("train").ids)
+    skipped = SkippedSteps(module.judge, events, data.split("train").ids)
     return [*first, OptimizerAsSet(), progress, *given, FlatMemory(), *early, skipped, stop, checkpoints]
 
 

@@ -1,6 +1,5 @@
 """The run that nothing happened to, made once; and a place for each test's own."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -20,5 +19,4 @@ def place(tmp_path: Path, shared: Path) -> Place:
 
 @pytest.fixture(scope="session")
 def unbroken(shared: Path) -> Path:
-    os.umask(0o022)
     return assert_done(Place(shared, shared / "cache").train("unbroken")).run

@@ -139,6 +139,9 @@ def full_disk(most_bytes: int, hook: str = "on_fit_start", at: int = 0, until: i
     """No file may grow beyond so many bytes from the `at`-th call of a hook on, until that many calls later."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # Python does so itself; written down, as all of this rests on it
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    if hook == "now":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, hard))
+        return
     in_hook(hook, at, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, hard)))
     if until is not None:
         in_hook(hook, until, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard)))
@@ -176,6 +179,16 @@ def remove(path: str, hook: str, at: int) -> None:
     """A file or a directory goes while a run goes on."""
     there = Path(path)
     in_hook(hook, at, lambda: shutil.rmtree(there) if there.is_dir() else there.unlink())
+
+
+def wait(path: str, hook: str, at: int) -> None:
+    """Until somebody makes a file."""
+
+    def until_there() -> None:
+        while not Path(path).exists():
+            time.sleep(0.05)
+
+    in_hook(hook, at, until_there)
 
 
 def in_hook(hook: str, at: int, act: Callable[[], Any]) -> None:
@@ -217,7 +230,7 @@ FAULTS: dict[str, Callable[..., None]] = {
     each.__name__: each
     for each in (
         *(send, kill, kill_while_saving, kill_between_names, nan, out_of_memory),
-        *(full_disk, impatient, gather, remove),
+        *(full_disk, impatient, gather, remove, wait),
     )
 }
 
