@@ -5,6 +5,7 @@ loader process costs no copy of the data.
 """
 
 import json
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,6 +62,12 @@ class SequenceSet:
     def lengths_N(self) -> np.ndarray:
         """int32, steps of each sequence after the cap."""
         return self.windows.lengths_N
+
+    @property
+    def content(self) -> str:
+        """A checksum of all that is stored of these sequences."""
+        checksums = sorted((name, entry["crc32"]) for name, entry in self._entries.items())
+        return f"{zlib.crc32(json.dumps(checksums).encode()):08x}"
 
     @property
     def windows(self) -> Windows:

@@ -108,7 +108,7 @@ def short_module(total_steps: int = STEPS, **optimizer: Any) -> TrainingModule:
     origin = {
         "settings": settings,
         "description": asdict(DESCRIPTION),
-        "data": identity_of(np.full(SEQUENCES["train"], LENGTHS["train"])),
+        "data": identity_of(np.full(SEQUENCES["train"], LENGTHS["train"]), "in memory"),
     }
     return TrainingModule(
         SequenceVAE(DESCRIPTION, MODEL),

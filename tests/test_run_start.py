@@ -210,7 +210,7 @@ def test_what_may_be_changed_on_purpose_is_no_difference():
         ({"settings": {"batch_size": 7}}, "--batch_size None there, 7 here"),
         ({"description": {"vocabulary_size": 9}}, "vocabulary size 120 there, 9 here"),
         ({"description": {"names": ("a", "b")}}, "0 names there, 2 here"),
-        ({"data": identity_of(np.array([70, 10]))}, "data: sequences 16 there, 2 here"),
+        ({"data": identity_of(np.array([70, 10]), "in memory")}, "data: sequences 16 there, 2 here"),
     ],
 )
 def test_a_difference_is_said_in_a_few_words(changes, said):
@@ -218,8 +218,19 @@ def test_a_difference_is_said_in_a_few_words(changes, said):
 
 
 def test_data_of_the_same_number_of_sequences_and_steps_are_told_apart():
-    there, here = identity_of(np.array([3, 4])), identity_of(np.array([4, 3]))
+    there, here = identity_of(np.array([3, 4]), ""), identity_of(np.array([4, 3]), "")
     assert [name for name in there if there[name] != here[name]] == ["checksum"]
+
+
+def test_data_of_the_same_lengths_and_other_content_are_told_apart():
+    there, here = (identity_of(np.array([3, 4]), content) for content in ("0a", "0b"))
+    assert differences(complete(data=there), complete(data=here)) == ["data: content 0a there, 0b here"]
+
+
+def test_a_checkpoint_that_knows_less_of_its_data_is_no_other_run():
+    here = identity_of(np.array([3, 4]), "0a")
+    there = {name: value for name, value in here.items() if name != "content"}
+    assert differences(complete(data=there), complete(data=here)) == []
 
 
 def test_of_long_lists_the_first_difference_is_shown():

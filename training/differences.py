@@ -37,7 +37,8 @@ def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     for settings in (old, new):
         settings["pad_grid"] = settings["pad_grid"] or 0  # not given, or no grid wanted
     flags = [(f"--{name}", old[name], new[name]) for name in MUST_BE_THE_SAME]
-    data = [(f"data: {name}", there["data"][name], here["data"][name]) for name in here["data"]]
+    known = there["data"].keys() & here["data"].keys()  # older checkpoints know less
+    data = [(f"data: {name}", there["data"][name], here["data"][name]) for name in here["data"] if name in known]
     described = [
         (name.replace("_", " "), there["description"][name], here["description"][name]) for name in here["description"]
     ]

@@ -111,12 +111,13 @@ def go_back(directory: Path, before_step: int) -> Path | None:
     return last
 
 
-def identity_of(lengths_N: np.ndarray) -> dict[str, int]:
+def identity_of(lengths_N: np.ndarray, content: str) -> dict[str, int | str]:
     """What tells training data from others, whatever the path they lie at; the part "data" of a checkpoint's origin."""
     checksum = 0
     for piece_N in np.array_split(lengths_N, len(lengths_N) // CHECKED_AT_ONCE + 1):
         checksum = zlib.crc32(piece_N.astype("<i8").tobytes(), checksum)
-    return {"sequences": len(lengths_N), "steps": int(lengths_N.sum(dtype=np.int64)), "checksum": checksum}
+    steps = int(lengths_N.sum(dtype=np.int64))
+    return {"sequences": len(lengths_N), "steps": steps, "checksum": checksum, "content": content}
 
 
 def refuse_other_run(checkpoint: Path, own_origin: dict[str, Any]) -> None:

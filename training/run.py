@@ -254,10 +254,11 @@ def make_module(network: nn.Module, settings: TrainingSettings, plan: Plan, data
 
 def origin_of(settings: TrainingSettings, data: SequenceDataModule) -> dict[str, Any]:
     """What tells a run from others."""
+    split = data.split("train")
     return {
         "settings": to_flat_dict(settings),
         "description": asdict(data.description),
-        "data": identity_of(data.split("train").lengths_N),
+        "data": identity_of(split.lengths_N, split.content),
     }
 
 
