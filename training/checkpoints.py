@@ -28,8 +28,12 @@ BEST, LAST, PREVIOUS, HEALTHY = "best.ckpt", "last.ckpt", "previous.ckpt", "heal
 _NEW = ".new.ckpt"
 """Written in full before it takes the place of another."""
 
-_DAMAGE = (OSError, ValueError, RuntimeError, EOFError, struct.error, zipfile.BadZipFile, pickle.UnpicklingError)
-"""What reading a damaged or hostile file comes to; ValueError holds undecodable names, RuntimeError what torch finds."""
+_DAMAGE = (
+    *(OSError, ValueError, RuntimeError, EOFError, struct.error, zipfile.BadZipFile, pickle.UnpicklingError),
+    *(LookupError, TypeError, AttributeError),
+)
+"""What reading a damaged or hostile file comes to; ValueError holds undecodable names, RuntimeError what torch finds, and the
+last three are what torch's own unpickler stumbles over."""
 
 _log = logging.getLogger(__name__)
 
@@ -257,6 +261,8 @@ def _damage_of_archive(path: Path) -> str | None:
     """Torch writes a checksum with every tensor but does not look at it when it reads."""
     try:
         with zipfile.ZipFile(path) as archive:
+            if any(entry.compress_type for entry in archive.infolist()):
+                return "no checkpoint of ours, or a damaged one"  # torch compresses nothing; it could swell to any size
             bad = archive.testzip()
     except (zipfile.BadZipFile, ValueError, NotImplementedError, RuntimeError, EOFError, struct.error):
         return "damaged"

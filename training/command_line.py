@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from jsonargparse import ArgumentParser
 
+from sequences.settings import why_no_path
 from training.config_files import Entry, read_settings_file, to_yaml
 from training.exit_codes import ExitCode, UsageError
 from training.flags import Flag, build_parser, convert, flags_of, flags_of_group, values_of
@@ -129,6 +130,8 @@ def _from_preset(name: str, path: Path, flags: dict[str, Flag]) -> list[Given]:
 def _from_config(
     path: str, flags: dict[str, Flag], controls: Sequence[Flag], passed_over: Collection[str]
 ) -> list[Given]:
+    if reason := why_no_path(path):
+        raise UsageError(f"--config {reason}")
     given = []
     for entry in read_settings_file(Path(path).expanduser(), path):
         if entry.name in flags:

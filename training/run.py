@@ -4,7 +4,6 @@ In: the settings of a run, callbacks that the command adds, and perhaps somebody
 what the run came to.
 """
 
-import shlex
 import signal
 import sys
 import warnings
@@ -24,7 +23,7 @@ from reports.run_files import append_event, command_line, environment, write_env
 from sequences.errors import SettingsError
 from training.checkpoints import HEALTHY, read_lazily
 from training.config_files import to_flat_dict, to_yaml
-from training.console import program
+from training.console import program, shell_word
 from training.devices import Devices, resolve_devices
 from training.distributed import decided_by_first, is_first_process
 from training.exit_codes import DivergedError, ExitCode, Stopped, UsageError, harmless
@@ -32,6 +31,7 @@ from training.header import describe_monitoring, header
 from training.module import Probeable, ProbeableModule, TrainingModule
 from training.network import build_network, make_ready
 from training.outcome import EndedBy, RunResult, result_of, result_of_finished
+from training.places import refuse_unwritable
 from training.plan import Plan, plan_run
 from training.precision import precision_in_force
 from training.resume import Start, identity_of, load_weights, open_run, refuse_other_run
@@ -49,6 +49,8 @@ def fit(
     """Train as the settings say: the network that they describe, or one that turns a batch into a `VAEOutput` as well."""
     settings = shortened(settings) if settings.run.fast_dev_run else settings
     devices = resolve_devices(settings.compute)
+    if is_first_process():
+        refuse_unwritable(settings.run)
     if network is not None and settings.batches.pad_grid is None:  # it may not know sequences without steps
         settings = replace(settings, batches=replace(settings.batches, pad_grid=0))
     settings = with_few_shapes(settings)
@@ -74,7 +76,7 @@ def fit(
         elif settings.run.init_from is not None:
             load_weights(network, Path(settings.run.init_from).expanduser(), data.description)
         remark = make_ready(network, settings.compute, devices.accelerator)
-        resume_command = f"python {program()} --config {shlex.quote(str(start.directory / 'config.yaml'))}"
+        resume_command = f"python {program()} --config {shell_word(start.directory / 'config.yaml')}"
         everything = all_callbacks([*callbacks, *previews], settings, data, plan, start.directory, resume_command)
         precision = precision_in_force(settings.compute.precision, devices.accelerator)
         is_ours = isinstance(network, SequenceVAE)
@@ -254,10 +256,10 @@ def after_collapse(directory: Path, resume_command: str) -> str:
     """What to type next."""
     healthy = directory / "checkpoints" / HEALTHY
     if healthy.exists():
-        rescue = f"--init_from {shlex.quote(str(healthy))} --run_name {shlex.quote(f'{directory.name}-rescue')}"
+        rescue = f"--init_from {shell_word(healthy)} --run_name {shell_word(f'{directory.name}-rescue')}"
         begin = f"From when it was last well, with a remedy of your choice:\n{resume_command} {rescue} --free_bits 0.25"
     else:
-        anew = f"--run_name {shlex.quote(f'{directory.name}-2')}"
+        anew = f"--run_name {shell_word(f'{directory.name}-2')}"
         begin = f"It was never well. Anew, with a remedy of your choice:\n{resume_command} {anew} --free_bits 0.25"
     return f"{begin}\nTo go on all the same:\n{resume_command}"
 
