@@ -116,6 +116,7 @@ def why_unusable(directory: Path) -> str | None:
             return f"it has format {meta['format']}, this version writes {FORMAT}"
         if meta.pop("digest") != _digest(meta):
             return "meta.json is damaged"
+        DataDescription(**meta["description"])
         files = [
             (path, count * dtype.itemsize, entry["crc32"])
             for split, parts in meta["splits"].items()

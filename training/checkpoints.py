@@ -11,6 +11,7 @@ import os
 import pickle
 import shutil
 import struct
+import warnings
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -251,7 +252,9 @@ def damage_of(path: Path) -> str | None:
 
 def read_lazily(path: Path) -> dict[str, Any]:
     """Return a checkpoint whose tensors are read only where they are looked at."""
-    checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of foreign files torch says at length what damage_of says in a word
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     if not isinstance(checkpoint, dict) or not {"state_dict", "origin", "global_step"} <= checkpoint.keys():
         raise ValueError(f"{path} holds no checkpoint of ours")
     return checkpoint

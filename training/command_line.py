@@ -33,6 +33,9 @@ _ENDING = (
     "Exit codes: 0 done, 2 wrong flags, 3 unusable data, 4 diverged, 5 out of memory, 6 disk or permission, 7 posterior "
     "collapsed, 130 Ctrl-C, 143 SIGTERM."
 )
+MOST_SHOWN = 200
+"""Characters of a value that is refused."""
+
 _MENTION = re.compile(r"--(\w+)")  # a flag in a message
 
 
@@ -175,6 +178,7 @@ def _value(parser: ArgumentParser, given: Given) -> object:
 
 def _refusal(given: Given) -> str:
     got = "null" if given.text is None else repr(given.text)
+    got = got if len(got) <= MOST_SHOWN else f"{got[:MOST_SHOWN]}..."
     return f"{given.label} wants {given.flag.wanted}, got {got}{did_you_mean(given.text or '', given.flag.choices)}"
 
 

@@ -4,6 +4,8 @@ In: what --output_dir, --run_name, --resume and --log_dir say. Out: nothing, or 
 cannot be written. Nothing is made, and nothing that is there is changed.
 """
 
+import errno
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,7 +54,10 @@ def _written_in(directory: Path) -> Iterator[Path]:
 def _nearest(directory: Path) -> Path:
     """The directory, or that of those above it in which it would be made."""
     absolute = directory.absolute()
-    return next(path for path in (absolute, *absolute.parents) if path.exists())
+    nearest = next(path for path in (absolute, *absolute.parents) if path.exists())
+    if not nearest.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    return nearest
 
 
 def _try(paths: Iterator[Path], asked: Path, flag: str) -> None:
