@@ -131,10 +131,11 @@ def test_yaml_is_data_and_anything_else_is_refused_in_a_line(what, tmp_path, cap
     path, trace = tmp_path / "c.yaml", tmp_path / "trace"
     path.write_text(YAML[what].format(trace=trace) if "{trace}" in YAML[what] else YAML[what].replace("{{", "{"))
     started = time.process_time()
-    with_file = ["--config", str(path)]
-    code = run_command(
-        lambda: parse_command_line(TrainingSettings, with_file, prog="", description="") and None, "demo.py"
-    )
+
+    def main() -> None:
+        parse_command_line(TrainingSettings, ["--config", str(path)], prog="", description="")
+
+    code = run_command(main, "demo.py")
     said = capsys.readouterr().err
     assert code == 2
     assert said.count("\n") == 1
