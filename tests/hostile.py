@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 NAMES = (
-    *("\x1b[2J\x1b]0;owned\x07", "$x$", "$\\frac{", "<script>alert(1)</script>", "../../../outside", "a\nb\r\tc"),
+    *("\x1b[2J\x1b]0;owned\x07", "$x$", "$\\frac{$", "<script>alert(1)</script>", "../../../outside", "a\nb\r\tc"),
     *(
         "\u202eevil\u2066",
         "\x9b31m",
