@@ -10,16 +10,15 @@ The first look at some data builds their cache, which the training then finds.
 
 import os
 import re
-import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sequences.errors import DamagedFileError, DataError, StorageError
-from sequences.settings import BatchSettings, CacheSettings, LengthSettings, SourceSettings
+from sequences.settings import BatchSettings, CacheSettings, LengthSettings, SourceSettings, refuse_no_paths
 from training.command_line import parse_command_line
-from training.console import set_up_output
+from training.console import set_up_output, shell_word
 from training.exit_codes import ExitCode, harmless, run_command
 from training.flags import values_of
 from training.settings import TrainingSettings
@@ -53,6 +52,7 @@ class ReportSettings:
     """Batches that will make up one optimizer step; a small set gets smaller batches for it."""
 
     def __post_init__(self) -> None:
+        refuse_no_paths(self, "plot_path")
         if self.rows < 0:
             raise ValueError(f"--rows must be 0 or more, got {self.rows}")
         if self.gradient_accumulation_steps < 1:
@@ -159,7 +159,7 @@ def as_typed(settings: InspectSettings) -> str:
             words.append(f"--{name}" if value else f"--no_{name}")
         else:
             words += [f"--{name}={value}"] if str(value).startswith("--") else [f"--{name}", str(value)]
-    return shlex.join(words)
+    return " ".join(shell_word(word) for word in words)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ Shapes: R readings, P readings at which the decoder was probed, N posteriors, Z 
 
 import json
 import math
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,8 +120,11 @@ def spread(lines: Iterable[bytes], most: int) -> tuple[int, list[bytes]]:
 
 def read_posteriors(path: Path, most: int = MOST_POSTERIORS) -> Posteriors:
     """Read what `save_posteriors` wrote: without dimensions that are nowhere finite, and then without posteriors that are not."""
-    with np.load(path, allow_pickle=False) as stored:
-        mean_NZ, logvar_NZ, step = stored["mean_NZ"], stored["logvar_NZ"], int(stored["step"])
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            mean_NZ, logvar_NZ, step = stored["mean_NZ"], stored["logvar_NZ"], int(stored["step"])
+    except (zipfile.BadZipFile, EOFError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path.name} holds no posteriors ({error})") from error
     finite_NZ = np.isfinite(mean_NZ) & np.isfinite(logvar_NZ)
     dimensions_Z = np.flatnonzero(finite_NZ.any(axis=0))
     posteriors_N = np.flatnonzero(finite_NZ[:, dimensions_Z].all(axis=1))
@@ -143,10 +147,10 @@ def _better(one: bytes, other: bytes) -> bytes:
     return one if probed in one and probed not in other else other
 
 
-def _scalars_and_kl(row: dict[str, Any]) -> dict[str, Any]:
+def _scalars_and_kl(row: Any) -> dict[str, Any]:
     """Let go of the lists that no figure shows: thousands of numbers a row, where there are many dimensions."""
     for name in ("step", "kl_per_dim"):
-        if name not in row:
+        if not isinstance(row, dict) or name not in row:
             raise ValueError(f"a row of {NAME} has no {name}")
     kept = {name: value for name, value in row.items() if not isinstance(value, list)}
     return kept | {"kl_per_dim": np.array(row["kl_per_dim"], dtype=float)}

@@ -24,16 +24,16 @@ class JsonLines:
         self.drop(lambda row: row["step"] > step)
 
     def drop(self, unwanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Drop some rows, and the rest of a line that a kill cut short."""
+        """Drop some rows, and what is no row: the rest of a line that a kill cut short, or what somebody else wrote."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if not self.path.exists():
             return
-        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if _is_whole(line) and not unwanted(json.loads(line))]
+        lines = self.path.read_bytes().splitlines(keepends=True)  # as text, other characters would end a line, too
+        kept = [line for line in lines if (row := _row_of(line)) is not None and not unwanted(row)]
         if kept == lines:
             return
         beside = self.path.with_name(f"{self.path.name}.tmp")
-        beside.write_text("".join(kept), encoding="utf-8")
+        beside.write_bytes(b"".join(kept))
         beside.replace(self.path)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -50,8 +50,8 @@ class JsonLines:
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Return all whole lines of a file."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if _is_whole(line)]
+    rows = map(_row_of, path.read_bytes().splitlines(keepends=True))
+    return [row for row in rows if row is not None]
 
 
 def to_json(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,5 +70,12 @@ def _value_to_json(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _is_whole(line: str) -> bool:
-    return line.endswith("}\n")
+def _row_of(line: bytes) -> dict[str, Any] | None:
+    """None of what is no row."""
+    if not line.endswith(b"}\n"):
+        return None
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from performance.memory import parse_size
+from sequences.settings import refuse_no_paths
 
 COMMANDS = ("optimized", "reference")
 
@@ -40,6 +41,7 @@ class MeasuringSettings:
     """Directory for analysis.json, analysis.png and trace.json; default: a new one in --output_dir, named after kind and time."""
 
     def __post_init__(self) -> None:
+        refuse_no_paths(self, "output")
         for name in ("num_iterations", "warmup_iterations"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} must be 1 or more, got {getattr(self, name)}")

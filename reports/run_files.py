@@ -55,11 +55,12 @@ def read_environment(directory: Path) -> dict[str, Any]:
 
 
 def read_events(directory: Path) -> list[dict[str, Any]]:
-    """All whole lines, oldest first; nothing where there is no file. A last line that is still being written is left out."""
+    """All events, oldest first; nothing where there is no file. What is no event, like a line cut short, is left out."""
     path = directory / EVENTS
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_bytes()[: _end_of_whole_lines(path)].splitlines()]
+    events = map(_event_of, path.read_bytes()[: _end_of_whole_lines(path)].splitlines())
+    return [event for event in events if event is not None]
 
 
 def utc_now() -> str:
@@ -118,6 +119,14 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def _event_of(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
 
 
 def _end_of_whole_lines(path: Path) -> int:

@@ -13,12 +13,10 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from sequences.build import build
 from sequences.demo import write_demo
@@ -26,7 +24,7 @@ from sequences.description import DataDescription
 from sequences.encoded import counted
 from sequences.errors import DataError, StorageError
 from sequences.files import DataFiles, Fingerprint, find_files, fingerprint
-from sequences.flat_file import META, OFFSETS, checksum_of
+from sequences.flat_file import META, OFFSETS, checksum_of, described
 from sequences.locking import exclusive, is_held
 from sequences.sequence_set import SequenceSet, read_meta
 from sequences.settings import CacheSettings, LengthSettings, SourceSettings
@@ -118,10 +116,12 @@ def why_unusable(directory: Path) -> str | None:
             return f"it has format {meta['format']}, this version writes {FORMAT}"
         if meta.pop("digest") != _digest(meta):
             return "meta.json is damaged"
+        DataDescription(**meta["description"])
         files = [
-            (directory / split / entry["file"], entry["count"] * np.dtype(entry["dtype"]).itemsize, entry["crc32"])
+            (path, count * dtype.itemsize, entry["crc32"])
             for split, parts in meta["splits"].items()
             for entry in (parts["table"], *parts["arrays"].values())
+            for path, dtype, count in [described(directory / split, entry)]
         ]
         for path, size, _ in files:
             if path.stat().st_size != size:
@@ -213,15 +213,23 @@ def _build_into(
         text = json.dumps(meta | {"digest": _digest(meta)}, indent=1)
         (directory / META).write_text(text, encoding="utf-8")
         directory.chmod(0o755)
-        if (root / name).exists():
-            shutil.rmtree(root / name)
+        _remove(root / name)
         directory.rename(root / name)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     for older in _older_caches(root, name):
         in_use = any(is_held(file) for file in older.glob(f"*/{OFFSETS}"))
         if not in_use:  # a run that still uses it goes on with the data that it began with
-            shutil.rmtree(older, ignore_errors=True)
+            with suppress(OSError):
+                _remove(older)
+
+
+def _remove(cache: Path) -> None:
+    """A link goes, and what it leads to stays: it may be anything."""
+    if cache.is_symlink() or cache.is_file():
+        cache.unlink()
+    elif cache.exists():
+        shutil.rmtree(cache)
 
 
 @contextmanager

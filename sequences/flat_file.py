@@ -75,9 +75,19 @@ def checksum_of(path: Path) -> int:
     return checksum
 
 
+def described(directory: Path, entry: dict[str, Any]) -> tuple[Path, np.dtype, int]:
+    """Where a file is, of what type and how long. An entry that leads elsewhere, or to what is not numbers, is none of ours."""
+    name, dtype, count = entry["file"], np.dtype(entry["dtype"]), entry["count"]
+    if Path(name).name != name:
+        raise ValueError(f"{name!r} is not the name of a file")
+    if dtype.kind not in "iuf":  # as objects, the bytes of a file would be addresses in memory
+        raise ValueError(f"{name} holds {dtype}, not numbers")
+    return directory / name, dtype, count
+
+
 def map_flat(directory: Path, entry: dict[str, Any], in_memory: bool = False) -> np.ndarray:
     """The array that `FlatWriter.close` described."""
-    path, dtype, count = directory / entry["file"], np.dtype(entry["dtype"]), entry["count"]
+    path, dtype, count = described(directory, entry)
     if in_memory or count == 0:
         return np.fromfile(path, dtype, count)
     return np.memmap(path, dtype, mode="r", shape=(count,)).view(np.ndarray)  # plain arrays index 15 % faster

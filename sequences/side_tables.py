@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.csv as pa_csv
+import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 
 from sequences.detection import ID_NAMES
@@ -161,7 +162,7 @@ def _read_table(where: str, path: str, text: Collection[str]) -> pd.DataFrame:
     """A small table from CSV or Parquet. CSV columns named in `text` stay as they are written: "007" and "NA" are names."""
     try:
         if path.lower().endswith(SUFFIXES):
-            table = pq.read_table(path).to_pandas(ignore_metadata=True)
+            table = pq.read_table(path, filesystem=pa_fs.LocalFileSystem()).to_pandas(ignore_metadata=True)
         else:
             as_written = pa_csv.ConvertOptions(column_types=dict.fromkeys(text, pa.string()))
             table = pa_csv.read_csv(path, convert_options=as_written).to_pandas()

@@ -351,7 +351,7 @@ _DEMOS = st.builds(
     Demo,
     source=st.builds(
         SourceSettings,
-        data_dir=_TEXTS,
+        time_column=_TEXTS,
         id_column=_TEXTS,
         kind=st.sampled_from(["auto", "events"]),
         minimum_count=st.integers(min_value=1),

@@ -170,7 +170,7 @@ def test_a_checkpoint_does_not_take_the_place_of_another_runs(checkpoint, tmp_pa
         open_run(settings(tmp_path, "b", path), "tokens", ExitStack())
 
 
-@pytest.mark.parametrize("path", ["nowhere.ckpt", "https://example.org/last.ckpt", "."])
+@pytest.mark.parametrize("path", ["nowhere.ckpt", "."])
 def test_a_path_that_is_no_checkpoint_is_refused(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"^--resume .*: there is no such file"):

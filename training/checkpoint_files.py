@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import struct
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,12 @@ from sequences.errors import StorageError
 BEST, LAST, PREVIOUS, HEALTHY = "best.ckpt", "last.ckpt", "previous.ckpt", "healthy.ckpt"
 DIVERGED = "diverged.ckpt"
 """What was last.ckpt when a run had to go back further than that; nothing goes on from it by itself."""
-_DAMAGE = (OSError, ValueError, RuntimeError, EOFError, struct.error, zipfile.BadZipFile, pickle.UnpicklingError)
-"""What reading a damaged or hostile file comes to; ValueError holds undecodable names, RuntimeError what torch finds."""
+_DAMAGE = (
+    *(OSError, ValueError, RuntimeError, EOFError, struct.error, zipfile.BadZipFile, pickle.UnpicklingError),
+    *(LookupError, TypeError, AttributeError),
+)
+"""What reading a damaged or hostile file comes to; ValueError holds undecodable names, RuntimeError what torch finds, and the
+last three are what torch's own unpickler stumbles over."""
 
 
 class AtomicCheckpointIO(CheckpointIO):
@@ -72,7 +77,9 @@ def damage_of(path: Path) -> str | None:
 
 def read_lazily(path: Path) -> dict[str, Any]:
     """Return a checkpoint whose tensors are read only where they are looked at."""
-    checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of foreign files torch says at length what damage_of says in a word
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     if not isinstance(checkpoint, dict) or not {"state_dict", "origin", "global_step"} <= checkpoint.keys():
         raise ValueError(f"{path} holds no checkpoint of ours")
     return checkpoint
@@ -82,6 +89,8 @@ def _damage_of_archive(path: Path) -> str | None:
     """Torch writes a checksum with every tensor but does not look at it when it reads."""
     try:
         with zipfile.ZipFile(path) as archive:
+            if any(entry.compress_type for entry in archive.infolist()):
+                return "no checkpoint of ours, or a damaged one"  # torch compresses nothing; it could swell to any size
             bad = archive.testzip()
     except (zipfile.BadZipFile, ValueError, NotImplementedError, RuntimeError, EOFError, struct.error):
         return "damaged"

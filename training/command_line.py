@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from jsonargparse import ArgumentParser
 
+from sequences.settings import why_no_path
 from training.config_files import Entry, read_settings_file, to_yaml
 from training.exit_codes import ExitCode, UsageError
 from training.flags import Flag, build_parser, convert, flags_of, flags_of_group, values_of
@@ -32,6 +33,9 @@ _ENDING = (
     "Exit codes: 0 done, 2 wrong flags, 3 unusable data, 4 diverged, 5 out of memory, 6 disk or permission, 7 posterior "
     "collapsed, 130 Ctrl-C, 143 SIGTERM."
 )
+MOST_SHOWN = 200
+"""Characters of a value that is refused."""
+
 _MENTION = re.compile(r"--(\w+)")  # a flag in a message
 
 
@@ -129,6 +133,8 @@ def _from_preset(name: str, path: Path, flags: dict[str, Flag]) -> list[Given]:
 def _from_config(
     path: str, flags: dict[str, Flag], controls: Sequence[Flag], passed_over: Collection[str]
 ) -> list[Given]:
+    if reason := why_no_path(path):
+        raise UsageError(f"--config {reason}")
     given = []
     for entry in read_settings_file(Path(path).expanduser(), path):
         if entry.name in flags:
@@ -172,6 +178,7 @@ def _value(parser: ArgumentParser, given: Given) -> object:
 
 def _refusal(given: Given) -> str:
     got = "null" if given.text is None else repr(given.text)
+    got = got if len(got) <= MOST_SHOWN else f"{got[:MOST_SHOWN]}..."
     return f"{given.label} wants {given.flag.wanted}, got {got}{did_you_mean(given.text or '', given.flag.choices)}"
 
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "timestamp")}
 _NULL_TAG = "tag:yaml.org,2002:null"
 
+MOST_BYTES = 100_000
+"""All settings, each with its reason, take a tenth of that."""
+
 
 class Entry(NamedTuple):
     """One line of a settings file."""
@@ -32,7 +35,11 @@ class Entry(NamedTuple):
 def read_settings_file(path: Path, shown_as: str) -> list[Entry]:
     """All entries of a file, which messages call `shown_as`."""
     try:
-        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise UsageError(f"{shown_as} is no settings file: it is longer than {MOST_BYTES:,} bytes")
+        root = yaml.compose(content.decode(), Loader=yaml.SafeLoader)
     except FileNotFoundError as error:
         raise UsageError(f"{shown_as}: there is no such file") from error
     except OSError as error:
@@ -45,6 +52,10 @@ def read_settings_file(path: Path, shown_as: str) -> list[Entry]:
         raise UsageError(f"{shown_as}{line} is not valid YAML: {problem}") from error
     except yaml.reader.ReaderError as error:
         raise UsageError(f"{shown_as} is not valid YAML: it holds the character {chr(error.character)!r}") from error
+    except (ValueError, OverflowError) as error:  # a character or a version beyond all that there are
+        raise UsageError(f"{shown_as} is not valid YAML: {error}") from error
+    except RecursionError as error:
+        raise UsageError(f"{shown_as} must hold lines of the form `name: value`, and nests values deeply") from error
     if root is None:
         return []
     if not isinstance(root, yaml.MappingNode):

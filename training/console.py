@@ -37,4 +37,19 @@ def share_machine() -> None:
 def program() -> str:
     """What was typed behind `python`: the command, or `-m` and a module."""
     spec = sys.modules["__main__"].__spec__
-    return shlex.quote(sys.argv[0]) if spec is None else f"-m {spec.name.removesuffix('.__main__')}"
+    return shell_word(sys.argv[0]) if spec is None else f"-m {spec.name.removesuffix('.__main__')}"
+
+
+def shell_word(word: object) -> str:
+    r"""As a shell reads it, in characters that a terminal shows: whatever it holds, it can be copied and pasted.
+
+    >>> print(shell_word("runs/a b"), shell_word("runs/a\u3000b"))
+    'runs/a b' $'runs/a\343\200\200b'
+    """
+    text = str(word)
+    if text.isprintable():
+        return shlex.quote(text)
+    shown = (
+        c if c.isprintable() and c not in "\\'" else "".join(f"\\{byte:03o}" for byte in os.fsencode(c)) for c in text
+    )
+    return f"$'{''.join(shown)}'"

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from training.devices import Devices, started_by_torchrun
+from training.exit_codes import UsageError
 
 Decision = TypeVar("Decision")
 
@@ -36,7 +37,7 @@ def decided_by_first(decide: Callable[[], dict[str, str | None]], devices: Devic
     if started_by_torchrun():
         return _broadcast(decide, "nccl" if devices.accelerator == "cuda" else "gloo")
     if "LOCAL_RANK" in os.environ and DECISION in os.environ:
-        return json.loads(os.environ[DECISION])
+        return _read(os.environ[DECISION])
     decision = decide()
     os.environ[DECISION] = json.dumps(decision)
     return decision
@@ -50,6 +51,17 @@ def decided_together(decide: Callable[[], Decision]) -> Decision:
     torch.distributed.broadcast_object_list(decision, src=0)
     decided: Decision = decision[0]
     return decided
+
+
+def _read(text: str) -> dict[str, str | None]:
+    """What stands in the environment is data, and may be anybody's."""
+    try:
+        decision = json.loads(text)
+    except (ValueError, RecursionError):
+        decision = None
+    if not isinstance(decision, dict) or not all(isinstance(value, str | None) for value in decision.values()):
+        raise UsageError(f"{DECISION}, which a run sets for its own processes, holds {text[:40]!r}: unset it")
+    return decision
 
 
 def _broadcast(decide: Callable[[], dict[str, str | None]], backend: str) -> dict[str, str | None]:

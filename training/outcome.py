@@ -2,13 +2,13 @@
 
 import math
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from lightning import Trainer
 
 from reports.run_files import read_events
 from training.events import RunEvents
-from training.exit_codes import DivergedError
+from training.exit_codes import DivergedError, harmless
 from training.plan import Plan
 from training.settings import TrainingSettings
 
@@ -40,11 +40,11 @@ def result_of(
     result = RunResult(directory, metrics["valid_elbo"], metrics["valid_kl"])
     if trainer.is_global_zero:
         early = f" after step {trainer.global_step:,} of {plan.total_steps:,}, as --{ended_by} says"
-        print(
+        said = (
             f"done{'' if ended_by == 'steps' else early}: validation ELBO {result.valid_elbo:.3f} nats per sequence "
-            f"(NLL {metrics['valid_nll']:.3f}, KL {result.valid_kl:.3f}); {directory / 'checkpoints' / 'last.ckpt'}",
-            flush=True,
+            f"(NLL {metrics['valid_nll']:.3f}, KL {result.valid_kl:.3f}); {directory / 'checkpoints' / 'last.ckpt'}"
         )
+        print(harmless(said), flush=True)
         events.note(
             FINISHED,
             trainer.global_step,
@@ -60,19 +60,30 @@ def result_of(
 def result_of_finished(directory: Path, settings: TrainingSettings, plan: Plan) -> tuple[RunResult, str] | None:
     """What a run came to that has nothing left to do, and words for that; None for a run that has."""
     events = read_events(directory)
-    if not events or events[-1]["event"] != FINISHED:
+    if not events or not _is_finish(events[-1]):
         return None
     last = events[-1]
     ended_by: EndedBy = last["ended_by"]
     is_longer = plan.total_steps > last["total_steps"]
-    if is_longer if ended_by == "steps" else last["limit"] != limit_of(settings, ended_by):
+    if is_longer if ended_by == "steps" else last.get("limit") != limit_of(settings, ended_by):
         return None
     flag = "larger --max_epochs or --max_steps" if ended_by == "steps" else f"larger --{ended_by}"
     said = (
         f"{directory} is finished (step {last['step']:,} of {last['total_steps']:,}, validation ELBO "
         f"{last['valid_elbo']:.3f}): nothing left to do. A {flag} goes on, another --run_name begins anew."
     )
-    return RunResult(directory, last["valid_elbo"], last["valid_kl"]), said
+    return RunResult(directory, last["valid_elbo"], last["valid_kl"]), harmless(said)
+
+
+def _is_finish(event: dict[str, Any]) -> bool:
+    """As `result_of` writes it: what lies in a run's directory may be anybody's."""
+    counts, measures = ("step", "total_steps"), ("valid_elbo", "valid_kl")
+    return (
+        event["event"] == FINISHED
+        and event.get("ended_by") in get_args(EndedBy)
+        and all(isinstance(event.get(name), int) for name in counts)
+        and all(isinstance(event.get(name), float) for name in measures)
+    )
 
 
 def limit_of(settings: TrainingSettings, ended_by: EndedBy) -> str | int | None:

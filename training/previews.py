@@ -132,7 +132,8 @@ def write_preview(directory: Path, step: int, shown: Shown, description: DataDes
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
-    for old in sorted(directory.glob(f"step-*{path.suffix}"), key=step_of)[:-MOST_FILES]:
+    ours = [one for one in directory.glob(f"step-*{path.suffix}") if one.stem.removeprefix("step-").isdecimal()]
+    for old in sorted(ours, key=step_of)[:-MOST_FILES]:
         old.unlink(missing_ok=True)
 
 

@@ -32,7 +32,7 @@ from training.settings import RunSettings
 
 CONFIG = "config.yaml"
 _OUTPUTS = (
-    *(CONFIG, "environment.json", "metrics.csv", "posterior.jsonl", "events.jsonl", "report.html"),
+    *(CONFIG, "environment.json", "metrics.csv", "posterior.jsonl", "throughput.jsonl", "events.jsonl", "report.html"),
     *("samples", "plots", "checkpoints"),
 )
 """What a run writes, and one that begins anew in its directory removes; nothing else is ever touched."""

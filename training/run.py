@@ -4,7 +4,6 @@ In: the settings of a run, callbacks that the command adds, and perhaps somebody
 what the run came to.
 """
 
-import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from dataset import SequenceDataModule
 from reports.run_files import environment, write_environment
 from training.checkpoint_files import read_lazily
 from training.config_files import to_flat_dict, to_yaml
-from training.console import program
+from training.console import program, shell_word
 from training.devices import Devices, resolve_devices
 from training.distributed import decided_by_first, decided_together, is_first_process
 from training.events import RunEvents
@@ -32,6 +31,7 @@ from training.module import Probeable, ProbeableModule, TrainingModule
 from training.network import build_network, make_ready
 from training.nonfinite import NonFiniteError
 from training.outcome import RunResult, result_of_finished
+from training.places import refuse_unwritable
 from training.plan import Plan, plan_run
 from training.precision import InForce, precision_in_force
 from training.recovery import Recovery, recovery_of, tell_of_recovery
@@ -51,6 +51,8 @@ def fit(
     """Train as the settings say: the network that they describe, or one that turns a batch into a `VAEOutput` as well."""
     settings = shortened(settings) if settings.run.fast_dev_run else settings
     devices = resolve_devices(settings.compute)
+    if is_first_process():
+        refuse_unwritable(settings.run)
     if network is not None and settings.batches.pad_grid is None:  # it may not know sequences without steps
         settings = replace(settings, batches=replace(settings.batches, pad_grid=0))
     settings = with_few_shapes(settings)
@@ -68,7 +70,7 @@ def fit(
         if start.checkpoint is None and settings.run.init_from is not None:
             load_weights(network, Path(settings.run.init_from).expanduser(), data.description)
         remark = make_ready(network, settings.compute, devices.accelerator)
-        resume_command = f"python {program()} --config {shlex.quote(str(start.directory / 'config.yaml'))}"
+        resume_command = f"python {program()} --config {shell_word(start.directory / 'config.yaml')}"
         events = RunEvents(start.directory, writes=is_first_process())
         run = Prepared(settings, data, devices, network, everything, events, resume_command)
         return hold_sessions(run, plan, start, remark)

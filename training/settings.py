@@ -9,7 +9,15 @@ from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 
 from models.settings import ModelSettings
-from sequences.settings import BatchSettings, CacheSettings, LengthSettings, LoadingSettings, SourceSettings
+from sequences.settings import (
+    BatchSettings,
+    CacheSettings,
+    LengthSettings,
+    LoadingSettings,
+    SourceSettings,
+    refuse_no_paths,
+    why_no_path,
+)
 
 RATE_TOKENS = 8_000
 """Tokens of an optimizer step that --lr is stated for, where --scale_lr scales it."""
@@ -311,8 +319,13 @@ class RunSettings:
             raise ValueError(f"--seed must be 0 or more and below 2^32, got {self.seed}")
         if self.run_name is not None and (not self.run_name.strip(". ") or set(self.run_name) & set("/\\\0")):
             raise ValueError(f"--run_name must be the name of a directory, not a path, got {self.run_name!r}")
+        if self.run_name is not None and self.run_name[0] in "-~":  # as a path it would be a flag, or somebody's home
+            raise ValueError(f"--run_name must not begin with - or ~, got {self.run_name!r}")
+        if self.run_name is not None and (reason := why_no_path(self.run_name)):
+            raise ValueError(f"--run_name {reason}")
         if self.run_name is not None and len(self.run_name.encode()) > 255:
             raise ValueError("--run_name is longer than the 255 bytes that a directory's name may have")
+        refuse_no_paths(self, "output_dir", "resume", "init_from", "log_dir")
         if self.init_from is not None and self.resume not in ("auto", "never"):
             raise ValueError("--init_from and --resume with a path exclude each other: weights alone, or the whole run")
         if self.max_time is not None and not self.time_limit:
