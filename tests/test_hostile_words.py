@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import time
+from contextlib import ExitStack
 
 import pytest
 
