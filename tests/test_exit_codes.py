@@ -43,7 +43,7 @@ def test_an_end_that_is_no_bug_is_a_code_and_a_line(capsys, error, code, line):
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("bug"), KeyError("bug"), RuntimeError("bug"), OSError(errno.EIO, "broken"), SystemExit(0)]
+    "error", [ValueError("bug"), KeyError("bug"), RuntimeError("bug"), OSError(errno.EBUSY, "broken"), SystemExit(0)]
 )
 def test_everything_else_is_left_alone(error):
     def main() -> None:
