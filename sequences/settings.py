@@ -7,6 +7,9 @@ the user typed. Imports nothing heavy: `--help` passes through here.
 from dataclasses import dataclass
 from typing import Literal
 
+LONGEST_WAIT = 1_000_000_000
+"""Seconds: no queue can be told to wait for much longer."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSettings:
@@ -192,8 +195,17 @@ class LoadingSettings:
     pin_memory: bool = False
     """Page-locked batches, which copy to a GPU while it computes; without a GPU this changes nothing."""
 
+    loader_timeout_seconds: float = 300
+    """How long to wait for one batch: when none comes, what prepares them is started anew from there, and after three such waits
+    the run ends. 0: wait for ever."""
+
     def __post_init__(self) -> None:
         if self.num_workers != "auto" and self.num_workers < 0:
             raise ValueError(f"--num_workers must be auto, 0 or more, got {self.num_workers}")
         if self.prefetch_factor is not None and self.prefetch_factor < 1:
             raise ValueError(f"--prefetch_factor must be 1 or more, got {self.prefetch_factor}")
+        if not 0 <= self.loader_timeout_seconds <= LONGEST_WAIT:
+            raise ValueError(
+                f"--loader_timeout_seconds must be 0 (wait for ever) or more, at most {LONGEST_WAIT:,}, "
+                f"got {self.loader_timeout_seconds}"
+            )
