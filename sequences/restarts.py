@@ -1,6 +1,6 @@
 """All batches of an epoch in spite of trouble: when one is not made, the workers are thrown away and begin anew at that very batch.
 
-In: workers, and the requests by number. Out: every batch once, in order, the same as without the trouble; one line for each restart;
+In: workers, and the requests by number. Out: every batch once, in order, the same as without trouble; one line for each restart;
 after three failures at one batch, a DataError that names the sequences, their files and their row groups.
 """
 

@@ -8,6 +8,7 @@ this process wait for the batches, so that a worker that hangs can be left. `res
 import atexit
 import os
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable
 from itertools import islice
 from queue import Empty, SimpleQueue
@@ -128,10 +129,14 @@ class Workers:
         except NothingCame:
             for lane in lanes:
                 lane.leave()
+            lanes.clear()
             raise
         finally:
+            until = time.monotonic() + CLOSING_SECONDS
             for lane in lanes:
-                lane.close()
+                lane.stop()
+            for lane in lanes:
+                lane.close(max(0.0, until - time.monotonic()))
 
     def _pinned(self, make: Callable[[np.ndarray], Batch]) -> Callable[[np.ndarray], Batch]:
         return (lambda sequences_B: pin(make(sequences_B))) if self.loading.pin_memory else make
@@ -161,16 +166,20 @@ class _Lane:
                 "Look whether the disk with the cache answers; where a batch may take so long, raise --loader_timeout_seconds",
             ) from None
 
-    def close(self) -> None:
-        """Leave the requests that still wait, and end the thread."""
-        if not self._over:
-            self.leave()
-            self._thread.join(CLOSING_SECONDS)
-
-    def leave(self) -> None:
-        """Let the thread end by itself, if it ever does: it is a daemon, and what it makes reaches nobody."""
+    def stop(self) -> None:
+        """Let the thread end after the batch that it is at."""
         self._over = True
         self.requests.put(None)
+
+    def close(self, seconds: float = CLOSING_SECONDS) -> None:
+        """Leave the requests that still wait, and end the thread."""
+        self.stop()
+        self._thread.join(seconds)
+        atexit.unregister(self.close)
+
+    def leave(self) -> None:
+        """Wait for nothing: the thread is a daemon, and should it make its batch after all, that reaches nobody."""
+        self.stop()
         atexit.unregister(self.close)
 
     def _work(self) -> None:
