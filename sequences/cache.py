@@ -209,9 +209,8 @@ def _build_into(
             "notes": built.notes,
             "bad_files": built.bad_files,
             "files": [one._asdict() for one in fingerprints],
-            "sources": [
-                number_of[str(path)] for path in built.files
-            ],  # of these, as the tables of sequences count them
+            # Which of these the tables of sequences mean by 0, 1, ...
+            "sources": [number_of[str(path)] for path in built.files],
         }
         meta = json.loads(json.dumps(meta))  # tuples become lists, so that the digest is that of what is read back
         text = json.dumps(meta | {"digest": _digest(meta)}, indent=1)
