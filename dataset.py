@@ -9,7 +9,7 @@ It needs no DistributedSampler: every process takes its turns of a plan that all
 
 import dataclasses
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import lightning
@@ -23,6 +23,8 @@ from sequences.errors import DataError, SettingsError
 from sequences.grid import OnGrid, grid_efficiency, grid_lengths, rounded_up
 from sequences.limits import Limits, resolve_evaluation_limits, resolve_limits
 from sequences.loader import BatchLoader, rounds
+from sequences.making import Gathers
+from sequences.places import place_of
 from sequences.plan import (
     Cut,
     Plan,
@@ -33,10 +35,11 @@ from sequences.plan import (
     plan_in_order,
     spread_out,
 )
+from sequences.restarts import warn
 from sequences.sequence_set import SequenceSet
 from sequences.settings import BatchSettings, CacheSettings, LengthSettings, LoadingSettings, SourceSettings
 from sequences.side_tables import read_variable_embeddings
-from sequences.workers import Gathers, resolve_loading
+from sequences.workers import resolve_loading
 
 PROBE_SEQUENCES, FEWEST_PROBE_SEQUENCES = 32, 8
 PROBE_STEPS = 1024
@@ -80,6 +83,8 @@ class SequenceDataModule(lightning.LightningDataModule):
         self.seed, self.accumulate = seed, accumulate
         self.limit_val_batches, self.predict_split = limit_val_batches, predict_split
         self._quadratic = attention_steps if self.batches.level_cost else None
+        self.on_trouble: Callable[[str], None] = warn
+        """Gets a line each time that what prepares the batches had to start anew; loaders that are made later ask for it."""
         self.order: Literal["shuffled", "spread"] = "shuffled"
         """Of the training batches. spread: every stretch holds long and short ones alike, for measuring on a part of an epoch."""
         self._loaders: dict[str, BatchLoader] = {}
@@ -287,6 +292,8 @@ class SequenceDataModule(lightning.LightningDataModule):
             world=self.trainer.world_size if self.trainer else 1,
             accumulate=self.accumulate if training else 1,
             reshuffled=training,
+            place_of=partial(place_of, self.split(split)),
+            on_trouble=self.on_trouble,
         )
         return self._loaders[stage]
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sequences.errors import DamagedFileError, DataError, StorageError
-from sequences.settings import BatchSettings, CacheSettings, LengthSettings, SourceSettings, refuse_no_paths
+from sequences.local_paths import refuse_no_paths
+from sequences.settings import BatchSettings, CacheSettings, LengthSettings, SourceSettings
 from training.command_line import parse_command_line
 from training.console import set_up_output, shell_word
 from training.exit_codes import ExitCode, harmless, run_command

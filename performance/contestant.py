@@ -40,8 +40,8 @@ from performance.messages import (
     Validation,
     Work,
 )
-from sequences.errors import DataError, SettingsError, StorageError
-from training.exit_codes import DivergedError, UsageError, is_out_of_memory
+from sequences.errors import DataError, SettingsError, StorageError, is_out_of_memory
+from training.exit_codes import DivergedError, UsageError
 from training.settings import TrainingSettings
 
 if TYPE_CHECKING:

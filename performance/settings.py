@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from performance.memory import parse_size
-from sequences.settings import refuse_no_paths
+from sequences.local_paths import refuse_no_paths
 
 COMMANDS = ("optimized", "reference")
 

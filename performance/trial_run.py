@@ -19,10 +19,10 @@ from dataset import SequenceDataModule
 from performance.memory import Meter, process_meter
 from performance.trials import Ready, Try
 from sequences.batches import Batch
-from sequences.errors import DataError, SettingsError, StorageError
+from sequences.errors import DataError, SettingsError, StorageError, is_out_of_memory
 from training.console import set_up_output
 from training.devices import Devices, resolve_devices
-from training.exit_codes import ExitCode, UsageError, is_out_of_memory
+from training.exit_codes import ExitCode, UsageError
 from training.memory import keep_freed_memory, malloc_trim
 from training.network import build_network, make_ready
 from training.plan import plan_run

@@ -44,6 +44,8 @@ class Built(NamedTuple):
     notes: tuple[str, ...]
     """What a user should know of these data, one sentence each."""
     columns: tuple[ColumnRow, ...]
+    files: Sequence[Path]
+    """Those that were read, in the order by which the splits' tables number them."""
     bad_files: tuple[str, ...]
     """Why each file that was left out was left out."""
 
@@ -66,6 +68,7 @@ def build(data: DataFiles, source: SourceSettings, directory: Path) -> Built:
         {split: _entry(files, finished) for split, files in splits.items()},
         (*usable.notes, *_shares(data, source), *problems.notes(), *repeated, *finished.notes, *labelled.notes),
         usable.columns,
+        first_pass.reader.files,
         usable.bad_files,
     )
 

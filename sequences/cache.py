@@ -30,7 +30,7 @@ from sequences.sequence_set import SequenceSet, read_meta
 from sequences.settings import CacheSettings, LengthSettings, SourceSettings
 
 log = logging.getLogger(__name__)
-FORMAT = 4
+FORMAT = 5
 """Raise it when what lies in a cache changes: older caches are then built anew."""
 NOT_IN_KEY = ("data_dir", "variable_embeddings_path", "freeze_variable_embeddings")
 SIDE_FILES = ("label_path", "params_map_path", "tokenizer")
@@ -199,6 +199,7 @@ def _build_into(
     directory = Path(tempfile.mkdtemp(prefix=f".{name}.building-", dir=root))
     try:
         built = build(data, source, directory)
+        number_of = {one.path: number for number, one in enumerate(fingerprints)}
         meta = {
             "format": FORMAT,
             "layout": built.layout.describe(),
@@ -208,6 +209,8 @@ def _build_into(
             "notes": built.notes,
             "bad_files": built.bad_files,
             "files": [one._asdict() for one in fingerprints],
+            # Which of these the tables of sequences mean by 0, 1, ...
+            "sources": [number_of[str(path)] for path in built.files],
         }
         meta = json.loads(json.dumps(meta))  # tuples become lists, so that the digest is that of what is read back
         text = json.dumps(meta | {"digest": _digest(meta)}, indent=1)

@@ -15,3 +15,10 @@ class SettingsError(ValueError):
 
 class StorageError(Exception):
     """A directory cannot be written or a disk is full. Ends a command with exit 6."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Python's own, a GPU's, or that of torch's CPU allocator, which has no type. Torch is not imported to find out."""
+    return (
+        isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate" in str(error)
+    )

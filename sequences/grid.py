@@ -19,8 +19,8 @@ from torch import Tensor
 
 from sequences.batches import Batch, EventBatch, TokenBatch, VectorBatch
 from sequences.limits import Limits
+from sequences.making import Gathers
 from sequences.plan import Cut, fitting
-from sequences.workers import Gathers
 
 MOST_CANDIDATES = 512
 """Lengths that the grid is chosen from: its choice takes 20 ms for so many, and grows with their square."""

@@ -8,15 +8,20 @@ of processes.
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from sequences.batches import Batch
 from sequences.errors import SettingsError
+from sequences.making import Gathers
+from sequences.moments import some
 from sequences.plan import Plan
-from sequences.workers import Gathers, Loading, Workers
+from sequences.restarts import Restarts, warn
+from sequences.workers import Loading, Workers
 
+SHOWN = 5
 NO_SEQUENCES = np.empty(0, dtype=np.int64)
 """Asks for an empty batch."""
 
@@ -42,8 +47,13 @@ class BatchLoader:
         accumulate: int = 1,
         reshuffled: bool = False,
         start_method: str | None = None,
+        place_of: Callable[[np.ndarray], str] | None = None,
+        on_trouble: Callable[[str], None] = warn,
     ) -> None:
-        """Every epoch's plan has `batches` batches; `accumulate` rounds make one optimizer step."""
+        """Every epoch's plan has `batches` batches; `accumulate` rounds make one optimizer step.
+
+        `place_of` says where sequences came from; `on_trouble` gets a line each time that the workers start anew.
+        """
         self.batches, self.rank, self.world, self.accumulate = batches, rank, world, accumulate
         self.epoch = 0
         self.delivered = 0
@@ -51,6 +61,7 @@ class BatchLoader:
         self._lengths_N = sequences.lengths_N
         self._plan_of_epoch = plan_of_epoch
         self._workers = Workers(sequences, loading, pad_to, start_method)
+        self._restarts = Restarts(self._workers, place_of or _numbers, on_trouble)
         if reshuffled:  # Lightning asks an evaluation loader that has a sampler for more than we are
             self.sampler = self
 
@@ -76,7 +87,8 @@ class BatchLoader:
         origin = start - turns.start * self.world  # where the epoch's round 0 began, seen from here
         numbers = range(start + self.rank, start + self.rank + len(turns) * self.world, self.world)
         step_tokens = 0
-        with closing(self._workers.make(self._request(plan, number) for number in numbers)) as batches:
+        named = partial(_named, epoch * self.batches)
+        with closing(self._restarts.make(partial(self._request, plan), numbers, named)) as batches:
             for turn, number in zip(turns, numbers, strict=True):
                 if turn == turns.start or turn % self.accumulate == 0:
                     step_tokens = self._step_tokens(plan, origin, turn)
@@ -125,5 +137,13 @@ def _next_named(batches: Iterator[Batch], position: int) -> Batch:
     try:
         return next(batches)
     except BaseException as error:
-        error.add_note(f"while making batch {position:,}, counted through all epochs")
+        error.add_note(f"while making {_named(0, position)}")
         raise
+
+
+def _named(first: int, number: int) -> str:
+    return f"batch {first + number:,} (counted through all epochs)"
+
+
+def _numbers(sequences_B: np.ndarray) -> str:
+    return f"sequences {some([str(number) for number in sequences_B], SHOWN)} by number"

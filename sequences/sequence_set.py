@@ -97,6 +97,13 @@ class SequenceSet:
         ids: list[int | str] = self._sequences().column("id").take(pa.array(rows_B)).to_pylist()
         return ids
 
+    def rows_of(self, sequences_B: np.ndarray) -> dict[str, np.ndarray]:
+        """Parquet file -> the rows that some of these sequences begin in."""
+        meta = read_meta(self.directory.parent)
+        origins = self._sequences().select(["file", "row"]).take(pa.array(self._owners(np.asarray(sequences_B))))
+        files_B, rows_B = (origins.column(name).to_numpy() for name in ("file", "row"))
+        return {meta["files"][meta["sources"][file]]["path"]: rows_B[files_B == file] for file in np.unique(files_B)}
+
     @property
     def _arrays(self) -> dict[str, np.ndarray]:
         if self._opened is None:

@@ -4,45 +4,13 @@ One frozen dataclass a theme. A field is a flag, its docstring the help text, `_
 the user typed. Imports nothing heavy: `--help` passes through here.
 """
 
-import re
-import unicodedata
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+from sequences.local_paths import refuse_no_paths
 
-
-def refuse_no_paths(settings: object, *names: str) -> None:
-    """Refuse what stands in these fields of settings and is no path of this machine."""
-    for name in names:
-        value = getattr(settings, name)
-        if value is not None and (reason := why_no_path(value)):
-            raise ValueError(f"--{name} {reason}")
-
-
-def why_no_path(text: str) -> str | None:
-    """Why a text can be no path here, or None. Every flag that names a place is asked about here, and nowhere else.
-
-    >>> why_no_path("s3://bucket/a")
-    's3://bucket/a is a URL, and URLs are not fetched: copy it to this machine, and give the path of the copy'
-    """
-    if not text:
-        return "is empty: give a path, or leave the flag out"
-    if _URL.match(text):
-        return f"{text} is a URL, and URLs are not fetched: copy it to this machine, and give the path of the copy"
-    if any(unicodedata.category(character) in ("Cc", "Cs") for character in text):
-        return f"{text!r} holds control characters or bytes that are no UTF-8: rename it, or let a link lead there"
-    if text.startswith("--"):
-        return f"{text} begins like a flag: give the path in full"
-    return f"{text}: there is no such home directory; give the path in full" if _is_of_nobody(text) else None
-
-
-def _is_of_nobody(text: str) -> bool:
-    try:
-        return text.startswith("~") and not Path(text).expanduser()
-    except RuntimeError:
-        return True
+LONGEST_WAIT = 1_000_000_000
+"""Seconds: no queue can be told to wait for much longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,8 +201,17 @@ class LoadingSettings:
     pin_memory: bool = False
     """Page-locked batches, which copy to a GPU while it computes; without a GPU this changes nothing."""
 
+    loader_timeout_seconds: float = 300
+    """How long to wait for one batch: when none comes, what prepares them is started anew from there, and after three such waits
+    the run ends. 0: wait for ever."""
+
     def __post_init__(self) -> None:
         if self.num_workers != "auto" and self.num_workers < 0:
             raise ValueError(f"--num_workers must be auto, 0 or more, got {self.num_workers}")
         if self.prefetch_factor is not None and self.prefetch_factor < 1:
             raise ValueError(f"--prefetch_factor must be 1 or more, got {self.prefetch_factor}")
+        if not 0 <= self.loader_timeout_seconds <= LONGEST_WAIT:
+            raise ValueError(
+                f"--loader_timeout_seconds must be 0 (wait for ever) or more, at most {LONGEST_WAIT:,}, "
+                f"got {self.loader_timeout_seconds}"
+            )

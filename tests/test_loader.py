@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import traceback
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sequences.batches import TokenBatch
+from sequences.errors import DataError
 from sequences.limits import Limits
 from sequences.loader import BatchLoader
+from sequences.making import pin
 from sequences.plan import Cut, cut_batches, plan_epoch
 from sequences.settings import LoadingSettings
-from sequences.workers import Workers, pin, resolve_loading
+from sequences.workers import Workers, resolve_loading
 from tests.fake_sequences import FakeSequences, log_normal_lengths
 
 ROOT = Path(__file__).parent.parent
@@ -255,20 +255,10 @@ def test_an_error_reaches_the_consumer_with_the_number_of_the_batch(way):
     batches = iter(loader)
     for _ in range(4):
         next(batches)
-    message, notes = error_of_next(batches)
-    assert f"sequence {broken} cannot be read" in message
-    assert notes == [f"while making batch {CUT.batches + 4:,}, counted through all epochs"]
-    loader.close()
-
-
-def error_of_next(batches: Iterator) -> tuple[str, list[str]]:
-    """Not `pytest.raises`: what the error's frames hold has to go at once, or its processes end late."""
-    try:
+    with pytest.raises(DataError, match=f"sequence {broken} cannot be read") as caught:
         next(batches)
-    except OSError as error:
-        traceback.clear_frames(error.__traceback__)
-        return str(error), error.__notes__
-    raise AssertionError("no error came")
+    assert caught.value.__notes__ == [f"while making batch {CUT.batches + 4:,} (counted through all epochs)"]
+    loader.close()
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -12,9 +12,9 @@ from lightning import Callback
 from torch import Tensor
 
 from sequences.batches import padded_length, part_of
+from sequences.errors import is_out_of_memory
 from tests.short_runs import MODEL, STEPS, Kill, ShortData, assert_same, last_of, short_module, train
 from tests.small_models import KINDS, make_batch, make_vae
-from training.exit_codes import is_out_of_memory
 from training.module import TrainingModule
 from training.out_of_memory import Parts, fitting, joined
 from training.settings import ObjectiveSettings

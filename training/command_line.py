@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from jsonargparse import ArgumentParser
 
-from sequences.settings import why_no_path
+from sequences.local_paths import why_no_path
 from training.config_files import Entry, read_settings_file, to_yaml
 from training.exit_codes import ExitCode, UsageError
 from training.flags import Flag, build_parser, convert, flags_of, flags_of_group, values_of

@@ -14,7 +14,7 @@ from enum import IntEnum
 from types import FrameType
 from typing import Any
 
-from sequences.errors import DataError, SettingsError, StorageError
+from sequences.errors import DataError, SettingsError, StorageError, is_out_of_memory
 
 
 class UsageError(Exception):
@@ -99,13 +99,6 @@ def run_command(main: Callable[[], int | None], prog: str) -> int:
         return _fail(prog, f"out of memory {error}".rstrip(), ExitCode.OUT_OF_MEMORY)
     except KeyboardInterrupt:
         return _fail(prog, "stopped by Ctrl-C", ExitCode.INTERRUPTED)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Python's own, a GPU's, or that of torch's CPU allocator, which has no type. Torch is not imported to find out."""
-    return (
-        isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate" in str(error)
-    )
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from sequences.batches import Batch, padded_length, part_of
-from training.exit_codes import is_out_of_memory
+from sequences.errors import is_out_of_memory
 
 Result = TypeVar("Result")
 

@@ -56,6 +56,7 @@ class Session(NamedTuple):
 
 def make_session(run: Prepared, module: TrainingModule, plan: Plan, precision: InForce, start: Start) -> Session:
     module.events = run.events
+    run.data.on_trouble = lambda said: run.events.survived("loader_restarted", module.global_step, said)
     everything = all_callbacks(run.callbacks, run.settings, run.data, plan, module, start.directory, run.resume_command)
     trainer = make_trainer(
         *(run.settings, run.data, plan, run.devices, precision, start.directory, everything),

@@ -9,15 +9,8 @@ from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 
 from models.settings import ModelSettings
-from sequences.settings import (
-    BatchSettings,
-    CacheSettings,
-    LengthSettings,
-    LoadingSettings,
-    SourceSettings,
-    refuse_no_paths,
-    why_no_path,
-)
+from sequences.local_paths import refuse_no_paths, why_no_path
+from sequences.settings import BatchSettings, CacheSettings, LengthSettings, LoadingSettings, SourceSettings
 
 RATE_TOKENS = 8_000
 """Tokens of an optimizer step that --lr is stated for, where --scale_lr scales it."""
