@@ -3,17 +3,17 @@
 In: a seed and the number of a case. Out: an `Outcome`, how each pair of commands ended and all that was wrong with it.
 """
 
-import io
 import logging
 import os
 import shutil
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 import inspect_data
 import train_optimized
@@ -27,13 +27,28 @@ POLICIES = {
     "missing": ("--bad_values", "missing"),
 }
 """What is said of bad files and values; missing: only where values are bad."""
-TINY = ("--width", "8", "--depth", "1", "--heads", "1", "--latent_size", "2", "--precision", "32-true", "--num_workers", "0")
+TINY = (
+    "--width",
+    "8",
+    "--depth",
+    "1",
+    "--heads",
+    "1",
+    "--latent_size",
+    "2",
+    "--precision",
+    "32-true",
+    "--num_workers",
+    "0",
+)
 TRAINING = (*TINY, "--fast_dev_run", "--disable_metrics_monitoring", "--run_name", "run")
 COMMANDS: dict[str, tuple[str, Callable[[], int | None], tuple[str, ...]]] = {
     "check": (inspect_data.PROG, inspect_data.main, ("--check_only",)),
     "page": (inspect_data.PROG, inspect_data.main, ("--rows", "5")),
     "train": (train_optimized.PROG, train_optimized.main, TRAINING),
 }
+DRAWN = ("names",)
+"""Families whose samples are drawn: a picture takes ten times as long as the training."""
 ROOT = Path(__file__).parent.parent
 PROCESS_SECONDS = 180
 REFUSED, TRAINED, LEFT_OUT, UNNOTICED, FAILED = (
@@ -43,6 +58,7 @@ REFUSED, TRAINED, LEFT_OUT, UNNOTICED, FAILED = (
     "damaged without a checksum, unnoticed",
     "failed",
 )
+ENDS = (REFUSED, TRAINED, LEFT_OUT, UNNOTICED, FAILED)
 """How a case can end under one policy."""
 
 Run = Callable[[str, tuple[str, ...], Path], Ended]
@@ -59,15 +75,18 @@ class Outcome(NamedTuple):
     wrong: list[str]
 
 
-def run_case(seed: int, number: int, scratch: Path, run: "Run | None" = None) -> Outcome:
+def run_case(
+    seed: int, number: int, scratch: Path, run: "Run | None" = None, policies: Sequence[str] = tuple(POLICIES)
+) -> Outcome:
     """Make the data below an empty directory, run everything on them, and say what came of it."""
     case = make_case(seed, number, scratch)
     ends: dict[str, str] = {}
     wrong: list[str] = []
-    for policy, flags in POLICIES.items():
+    for policy in policies:
         if policy == "missing" and case.family != "values":
             continue
-        ends[policy], found = _run_policy(case, policy, flags, scratch, run or in_this_process)
+        with nullcontext() if case.family in DRAWN else patch("training.previews.write_preview_figure"):
+            ends[policy], found = _run_policy(case, policy, POLICIES[policy], scratch, run or in_this_process)
         wrong += [f"{policy}: {one}" for one in found]
         shutil.rmtree(scratch / "out")
     if astray := sorted(path.name for path in scratch.iterdir() if path.name != "data"):
@@ -80,7 +99,11 @@ def _run_policy(case: Case, policy: str, flags: tuple[str, ...], scratch: Path, 
     out.mkdir()
     words = (f"--data_dir={case.data_dir}", *case.words, *flags)
     plot = ("--plot_path", "figure.png") if case.family == "names" and policy == "refuse" else ("--no_plot",)
-    more = {"check": ("--cache_dir", "cache"), "page": ("--cache_dir", "cache", *plot), "train": ("--cache_dir", "other")}
+    more = {
+        "check": ("--cache_dir", "cache"),
+        "page": ("--cache_dir", "cache", *plot),
+        "train": ("--cache_dir", "other"),
+    }
     ended = {name: run(name, (*words, *more[name]), out) for name in COMMANDS}
     columns = {repr(name) for file in case.files for name in file.table.column_names}
     wrong = [one for end in ended.values() for one in check_end(end, (str(case.root), *columns))]
@@ -118,7 +141,7 @@ def in_this_process(name: str, words: tuple[str, ...], directory: Path) -> Ended
     finally:
         os.chdir(before[0])
         sys.argv = before[1]
-    return Ended(prog, code, *said, prints_reasons=name == "page")
+    return Ended(prog, code, said["out"], said["err"], prints_reasons=name == "page")
 
 
 def in_its_own_process(name: str, words: tuple[str, ...], directory: Path) -> Ended:
@@ -141,28 +164,24 @@ def _ended_with(main: Callable[[], int | None], prog: str) -> int:
 
 
 @contextmanager
-def _captured(directory: Path) -> Iterator[list[str]]:
-    """Both outputs, those of libraries included; filled when the block is left."""
-    said: list[str] = []
+def _captured(directory: Path) -> Iterator[dict[str, str]]:
+    """Both outputs, those of libraries included, once the block is left."""
+    said: dict[str, str] = {}
+    paths = [directory / ".stdout", directory / ".stderr"]
     before, kept = (sys.stdout, sys.stderr), [os.dup(number) for number in (1, 2)]
-    files = [open(directory / f".{name}", "w+b") for name in ("stdout", "stderr")]  # noqa: SIM115
+    sys.stdout, sys.stderr = (
+        path.open("w", encoding="utf-8", errors=errors)
+        for path, errors in zip(paths, ("strict", "backslashreplace"), strict=True)
+    )
     try:
-        for stream in before:
-            stream.flush()
-        for number, file in zip((1, 2), files, strict=True):
-            os.dup2(file.fileno(), number)
-        sys.stdout, sys.stderr = (io.TextIOWrapper(file, encoding="utf-8", write_through=True) for file in files)
-        sys.stderr.reconfigure(errors="backslashreplace")
+        for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+            os.dup2(stream.fileno(), number)
         yield said
     finally:
-        streams = (sys.stdout, sys.stderr)
+        for stream in (sys.stdout, sys.stderr):
+            stream.close()
         sys.stdout, sys.stderr = before
         for number, old in zip((1, 2), kept, strict=True):
             os.dup2(old, number)
             os.close(old)
-        for stream, file in zip(streams, files, strict=True):
-            stream.flush()
-            file.seek(0)
-            said.append(file.read().decode(errors="surrogateescape"))
-            stream.close()
-
+        said["out"], said["err"] = (path.read_bytes().decode(errors="surrogateescape") for path in paths)
