@@ -5,7 +5,7 @@ absurd values, schemas that drift and what is no Parquet each have a file of the
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,9 +69,15 @@ def make_case(seed: int, number: int, directory: Path) -> Case:
 
 def in_turn(family: str, seed: int, turn: int) -> tuple[str, Variant]:
     """All variants of all forms in an order that only the seed decides: none comes twice before each has come once."""
+    shuffled = _shuffled(family, seed)
+    return shuffled[turn % len(shuffled)]
+
+
+@cache
+def _shuffled(family: str, seed: int) -> list[tuple[str, Variant]]:
     pairs = [(form, variant) for form in FORMS for variant in VARIED[family](form)]
     order = np.random.default_rng([seed, list(VARIED).index(family)]).permutation(len(pairs))
-    return pairs[order[turn % len(pairs)]]
+    return [pairs[at] for at in order]
 
 
 def vary(variant: Variant, random: np.random.Generator, files: list[File], root: Path) -> Damaged:

@@ -131,8 +131,9 @@ def _run_policy(case: Case, policy: str, flags: tuple[str, ...], scratch: Path, 
 
 def in_this_process(name: str, words: tuple[str, ...], directory: Path) -> Ended:
     prog, main, own = COMMANDS[name]
-    before = Path.cwd(), sys.argv
-    logging.getLogger().handlers.clear()  # so that the command sets up its own
+    root = logging.getLogger()
+    before, handlers, level = (Path.cwd(), sys.argv), root.handlers[:], root.level
+    root.handlers[:] = []  # so that the command sets up its own
     os.chdir(directory)
     sys.argv = [prog, *own, *words]
     try:
@@ -141,6 +142,8 @@ def in_this_process(name: str, words: tuple[str, ...], directory: Path) -> Ended
     finally:
         os.chdir(before[0])
         sys.argv = before[1]
+        root.handlers[:] = handlers
+        root.setLevel(level)
     return Ended(prog, code, said["out"], said["err"], prints_reasons=name == "page")
 
 

@@ -26,7 +26,7 @@ def run_in_workers(seed: int, numbers: Sequence[int], workers: int, limit: float
     running = [_start(seed, left.pop()) for _ in range(min(workers, len(left)))]
     try:
         while running:
-            wait([one.pipe for one in running], timeout=1)
+            wait([one.pipe for one in running], timeout=min(1.0, limit))
             for at, one in reversed(list(enumerate(running))):
                 outcome = _result(one, limit)
                 if outcome is None:

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import time
 from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
@@ -145,18 +146,16 @@ def test_a_sequence_that_is_missing_without_a_word_is_seen(tmp_path):
     ]
 
 
-class Unwell:
+class Unwell(BaseProcess):
     """Stands in for a process that was given a case and never answers."""
 
+    killed = False
     exitcode = -11
-
-    def __init__(self) -> None:
-        self.killed = False
 
     def kill(self) -> None:
         self.killed = True
 
-    def join(self) -> None:
+    def join(self, timeout: float | None = None) -> None:
         pass
 
 
