@@ -84,7 +84,9 @@ def name_variants(form: str) -> list[Variant]:
         if name != HALF_A_PAIR and not (name == "" and place in ("text", "column", "extra column"))
     ]
     on_disk = [
-        Variant(f"{name!a} as {place}", partial(change, form, on_a_disk(name)), "hold")
+        Variant(
+            f"{name!a} as {place}", partial(change, form, on_a_disk(name)), "any" if name == HALF_A_PAIR else "hold"
+        )
         for place, change in {"file": name_a_file, "folder": name_a_folder, "data folder": name_the_root}.items()
         for name in HOSTILE
         if name != ""

@@ -122,6 +122,9 @@ def read_footer(path: Path) -> Footer:
         metadata = pq.read_metadata(path)
         footer = Footer(path, metadata.schema.to_arrow_schema(), metadata.num_rows)
         _ = footer.schema.names  # they are decoded here, or cannot be
+        rows = sum(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
+        if rows != metadata.num_rows:
+            raise pa.ArrowInvalid(f"it declares {metadata.num_rows} rows, but {rows} in its row groups")
         return footer
     except PermissionError as error:
         raise DataError(f"{path}: cannot be read (permission denied). Change its permissions, {skip}.") from error

@@ -3,12 +3,13 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import inspect_data
+from benchmarks.bad_input_cases import varint
 from sequences.errors import DataError
 from tests.parquet_files import Load, tokens, write, write_splits
 from training.exit_codes import ExitCode, run_command
@@ -81,6 +82,47 @@ def test_a_name_with_a_line_break_begins_no_line_of_its_own(good, tmp_path, monk
     assert run_command(inspect_data.main, inspect_data.PROG) == ExitCode.DATA
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"inspect_data.py: {good}/train/z\\ninspect_data.py: all is well.parquet: is not a readable")
+
+
+def with_footer(path: Path, change: Callable[[bytes], bytes]) -> None:
+    """Write a file again with another footer."""
+    data = path.read_bytes()
+    length = int.from_bytes(data[-8:-4], "little")
+    footer = change(data[-8 - length : -8])
+    path.write_bytes(data[: -8 - length] + footer + len(footer).to_bytes(4, "little") + data[-4:])
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("of the file", "its footer is damaged .it declares 0 rows, but 77 in its row groups"),
+        ("of the row group", "its footer is damaged .it declares 77 rows, but 0 in its row groups"),
+        (
+            "of values in a column",
+            "row group 0 .at or after row 0. cannot be read, the file is damaged .it ends after 0 of 77",
+        ),
+    ],
+)
+def test_rows_that_a_damaged_footer_hides_are_missed(good, load: Load, place, said):
+    """77 stands there three times: rows of the file, values of the text, rows of the row group."""
+    path = write(good / "train/z.parquet", {"text": ["ab"] * 77})
+    for other in (good / "train/a.parquet", good / "valid.parquet"):
+        write(other, {"text": ["ab", "ba"]})
+    number, none = b"\x16" + varint(77), b"\x16" + varint(0)
+
+    def hide(footer: bytes) -> bytes:
+        parts = footer.split(number)
+        order = ("of the file", "of values in a column", "of the row group")
+        assert len(parts) == 1 + len(order)
+        numbers = [none if one == place else number for one in order]
+        return b"".join(part + number for part, number in zip(parts, [*numbers, b""], strict=True))
+
+    with_footer(path, hide)
+    with pytest.raises(DataError, match=f"train/z.parquet: .*{said}"):
+        load(good, tokenizer="characters")
+    data = load(good, tokenizer="characters", on_bad_files="skip")
+    assert len(data.splits["train"]) == 2
+    assert "1 of 3 files left out that cannot be used (--on_bad_files skip)" in data.notes
 
 
 def test_one_absurd_id_makes_no_vocabulary_of_billions(tmp_path, load: Load):
