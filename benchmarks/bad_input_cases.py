@@ -134,7 +134,7 @@ def overwrite(random: np.random.Generator, turn: int, files: list[File], root: P
     """A run of bytes zeroed, made random, taken out, doubled, or taken from another file."""
     write_files(root, files, write_page_checksum=turn % 2 == 0)
     path = root / choose(random, files).path
-    intact = path.read_bytes()
+    intact, pages_end = path.read_bytes(), page_range(path)[1]
     start = int(random.integers(0, len(intact)))
     stop = min(len(intact), start + int(random.choice([1, 16, 512])))
     ways = {
@@ -146,7 +146,8 @@ def overwrite(random: np.random.Generator, turn: int, files: list[File], root: P
     }
     way = list(ways)[turn % len(ways)]
     path.write_bytes(intact[:start] + ways[way] + intact[stop:])
-    return Damaged(f"{path.name}: bytes {start} to {stop} {way}", "any", protected=False)
+    checked = turn % 2 == 0 and stop <= pages_end
+    return Damaged(f"{path.name}: bytes {start} to {stop} {way}", "any", protected=checked)
 
 
 def declare(random: np.random.Generator, turn: int, files: list[File], root: Path) -> Damaged:

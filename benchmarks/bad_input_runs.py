@@ -80,13 +80,15 @@ def run_case(
 ) -> Outcome:
     """Make the data below an empty directory, run everything on them, and say what came of it."""
     case = make_case(seed, number, scratch)
+    run = run or in_this_process
+    drawn = case.family in DRAWN or run is in_its_own_process
     ends: dict[str, str] = {}
     wrong: list[str] = []
     for policy in policies:
         if policy == "missing" and case.family != "values":
             continue
-        with nullcontext() if case.family in DRAWN else patch("training.previews.write_preview_figure"):
-            ends[policy], found = _run_policy(case, policy, POLICIES[policy], scratch, run or in_this_process)
+        with nullcontext() if drawn else patch("training.previews.write_preview_figure"):
+            ends[policy], found = _run_policy(case, policy, POLICIES[policy], scratch, run)
         wrong += [f"{policy}: {one}" for one in found]
         shutil.rmtree(scratch / "out")
     if astray := sorted(path.name for path in scratch.iterdir() if path.name != "data"):

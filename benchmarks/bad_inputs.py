@@ -1,6 +1,6 @@
 """Damaged data through inspect_data.py and training: each case ends in a clear error with exit 3, or in data that are as they were.
 
-    python -m benchmarks.bad_inputs [--cases 480] [--seed 0] [--processes 12] [--workers 2]
+    python -m benchmarks.bad_inputs [--cases 400] [--seed 0] [--processes 12] [--workers 2]
     python -m benchmarks.bad_inputs --only 137                # one case again, with all that was said
 
 A case is a small data set, damaged as its number says, with bad files and values refused, then left out (and, where values are
@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--cases", type=int, default=480)
+    parser.add_argument("--cases", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=12, help="cases that run in processes of their own, too")
     parser.add_argument("--workers", type=int, default=2, help="processes that run cases")
@@ -48,8 +49,9 @@ def main() -> int:
         outcomes = [run_alone(options.seed, options.only)]
     else:
         outcomes = list(run_all(options.seed, range(options.cases), options.workers, CASE_SECONDS))
-    differing = [] if options.only is not None else compare_processes(options.seed, outcomes, options.processes)
-    report(outcomes, differing, options.seed, time.perf_counter() - started)
+    again = 0 if options.only is not None else min(options.processes, len(outcomes))
+    differing = compare_processes(options.seed, outcomes, again, options.workers)
+    report(outcomes, again, differing, options.seed, time.perf_counter() - started)
     failures = sum(bool(one.wrong) for one in outcomes) + len(differing)
     return int(failures > 0)
 
@@ -84,22 +86,23 @@ def run_all(seed: int, numbers: Sequence[int], workers: int, limit: float) -> It
         yield outcome
 
 
-def compare_processes(seed: int, outcomes: Sequence["Outcome"], count: int) -> list[str]:
+def compare_processes(seed: int, outcomes: Sequence["Outcome"], count: int, workers: int) -> list[str]:
     """Some cases once more with a process for each command: where they end otherwise than in the long-lived ones."""
     from benchmarks.bad_input_runs import in_its_own_process, run_case
 
-    differing = []
-    for outcome in outcomes[:: max(1, len(outcomes) // count)][:count] if count else []:
+    def differs(before: "Outcome") -> str | None:
         with tempfile.TemporaryDirectory() as scratch:
-            other = run_case(seed, outcome.number, Path(scratch), in_its_own_process, policies=("refuse",))
-        if other.ends["refuse"] != outcome.ends.get("refuse"):
-            differing.append(
-                f"case {outcome.number}: {outcome.ends}, but in processes of their own {other.ends} {other.wrong}"
-            )
-    return differing
+            after = run_case(seed, before.number, Path(scratch), in_its_own_process, policies=("refuse",))
+        if after.ends["refuse"] == before.ends["refuse"]:
+            return None
+        return f"case {before.number}: {before.ends}, but in processes of their own {after.ends} {after.wrong}"
+
+    chosen = sorted(outcomes)[:: max(1, len(outcomes) // max(1, count))][:count]
+    with ThreadPoolExecutor(workers) as pool:
+        return [sentence for sentence in pool.map(differs, chosen) if sentence is not None]
 
 
-def report(outcomes: Sequence["Outcome"], differing: Sequence[str], seed: int, seconds: float) -> None:
+def report(outcomes: Sequence["Outcome"], again: int, differing: Sequence[str], seed: int, seconds: float) -> None:
     from benchmarks.bad_input_runs import ENDS, FAILED
     from benchmarks.measure import machine, print_table
 
@@ -121,6 +124,8 @@ def report(outcomes: Sequence["Outcome"], differing: Sequence[str], seed: int, s
         "seconds": round(seconds),
         "rows": rows,
         "total": total,
+        "in_own_processes": again,
+        "differing": len(differing),
         "failed_cases": [one.number for one in failed],
         "failed": total[FAILED] + len(differing),
     }

@@ -182,7 +182,7 @@ def test_a_case_that_hangs_or_kills_its_process_fails_and_the_next_one_runs(monk
 def test_failures_are_listed_with_the_command_that_repeats_them_and_counted_in_the_last_line(capsys):
     good = Outcome(3, "values", "tokens", "null", {"refuse": "exit 3"}, [])
     bad = Outcome(4, "names", "text", "\x1b", {"refuse": FAILED}, ["refuse: a traceback"])
-    bad_inputs.report([good, bad], [], seed=5, seconds=1.0)
+    bad_inputs.report([good, bad], 0, [], seed=5, seconds=1.0)
     said = capsys.readouterr().out
     assert "again: python -m benchmarks.bad_inputs --seed 5 --only 4" in said
     assert "\x1b" not in said
