@@ -117,6 +117,11 @@ def _run_policy(case: Case, policy: str, flags: tuple[str, ...], scratch: Path, 
         return FAILED, [f"nothing is wrong with these data: {ended['check'].err}"]
     if refused:
         return REFUSED, []
+    return _judge_caches(case, policy, out)
+
+
+def _judge_caches(case: Case, policy: str, out: Path) -> tuple[str, list[str]]:
+    """Of data that were taken: whether that is right, and what became of them in the caches of both commands."""
     if case.must == "refuse" and policy == "refuse":
         return FAILED, ["these data are damaged, and were taken"]
     left_out = 0

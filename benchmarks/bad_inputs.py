@@ -103,7 +103,7 @@ def compare_processes(seed: int, outcomes: Sequence["Outcome"], count: int, work
 
 
 def report(outcomes: Sequence["Outcome"], again: int, differing: Sequence[str], seed: int, seconds: float) -> None:
-    from benchmarks.bad_input_runs import ENDS, FAILED
+    from benchmarks.bad_input_runs import ENDS
     from benchmarks.measure import machine, print_table
 
     families = list(dict.fromkeys(one.family for one in outcomes))
@@ -127,7 +127,7 @@ def report(outcomes: Sequence["Outcome"], again: int, differing: Sequence[str], 
         "in_own_processes": again,
         "differing": len(differing),
         "failed_cases": [one.number for one in failed],
-        "failed": total[FAILED] + len(differing),
+        "failed": len(failed) + len(differing),
     }
     print(json.dumps(result))
 
