@@ -111,7 +111,7 @@ def data_paths(data: DataFiles) -> list[Path]:
 
 
 def bytes_of(paths: Sequence[Path]) -> int:
-    return sum(path.stat().st_size for path in paths)
+    return sum(path.stat().st_size for path in paths if path.is_file())  # a link may lead nowhere
 
 
 def _read_through(footer: Footer) -> None:

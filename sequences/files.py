@@ -8,6 +8,7 @@ import glob
 import hashlib
 import os
 import re
+import stat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -102,6 +103,7 @@ def find_files(data_dir: str) -> DataFiles:
 
 def fingerprint(path: Path) -> Fingerprint:
     try:
+        _refuse_what_is_no_file(path)
         with path.open("rb") as file:
             status = path.stat()
             file.seek(max(0, status.st_size - TAIL_BYTES))
@@ -115,12 +117,21 @@ def read_footer(path: Path) -> Footer:
     """The schema and row count of one file, or a DataError that says why it is no Parquet file."""
     skip = "or leave such files out with --on_bad_files skip"
     try:
+        _refuse_what_is_no_file(path)
+        str(path).encode()  # as pyarrow will do, somewhere
         metadata = pq.read_metadata(path)
         footer = Footer(path, metadata.schema.to_arrow_schema(), metadata.num_rows)
         _ = footer.schema.names  # they are decoded here, or cannot be
+        rows = sum(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
+        if rows != metadata.num_rows:
+            raise pa.ArrowInvalid(f"it declares {metadata.num_rows} rows, but {rows} in its row groups")
         return footer
     except PermissionError as error:
         raise DataError(f"{path}: cannot be read (permission denied). Change its permissions, {skip}.") from error
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{path}: cannot be read, as its name is not UTF-8. Rename it or its folder, {skip}."
+        ) from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         wrong = _what_is_wrong(path, error)
         raise DataError(f"{path}: is not a readable Parquet file: {wrong}. Write it again, {skip}.") from error
@@ -208,6 +219,15 @@ def _is_parquet(name: str) -> bool:
 
 def _raise(error: OSError) -> None:
     raise error
+
+
+def _refuse_what_is_no_file(path: Path) -> None:
+    """Whoever opens a pipe waits until somebody writes to it, and a device may never end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise DataError(
+            f"{path}: is no file but a pipe, a device or the like. Put a Parquet file in its place, or leave such files out "
+            f"with --on_bad_files skip."
+        )
 
 
 def _what_is_wrong(path: Path, error: Exception) -> str:

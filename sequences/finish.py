@@ -18,6 +18,8 @@ from sequences.settings import SourceSettings
 from sequences.split_files import FINAL_TYPES, RAW_TYPES, SplitFiles
 from sequences.tokens import Tokenizer, vocabulary
 
+LARGEST_VOCABULARY = 2**24
+"""Of ids, unless --vocabulary_size says so: the weights of more fit hardly any machine, and one wrong id would ask for them."""
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
@@ -33,7 +35,7 @@ def finish_tokens(splits: dict[str, SplitFiles], tokenizer: Tokenizer | None, so
     symbols: tuple[str, ...] = ()
     final = None
     if tokenizer is None:
-        size = source.vocabulary_size or _largest_id(splits["train"]) + 1
+        size = source.vocabulary_size or _vocabulary_of_ids(splits["train"])
     else:
         symbols = tuple(tokenizer.symbols())
         if tokenizer.learns:
@@ -178,8 +180,20 @@ def _write_tokens(files: SplitFiles, final: np.ndarray | None, size: int) -> int
     return unknown
 
 
-def _largest_id(files: SplitFiles) -> int:
-    return max(int(piece.max()) for piece in read_pieces(files.raw_path("tokens"), RAW_TYPES["tokens"]))
+def _vocabulary_of_ids(files: SplitFiles) -> int:
+    """The largest id and one, where that is a size that somebody can have meant."""
+    largest = first = done = 0
+    for piece in read_pieces(files.raw_path("tokens"), RAW_TYPES["tokens"]):
+        if piece.max() > largest:
+            largest, first = int(piece.max()), done + int(piece.argmax())
+        done += len(piece)
+    if largest >= LARGEST_VOCABULARY:
+        raise DataError(
+            f"{files.place_of_step(first)}: holds token id {largest}, which would make a vocabulary of {largest + 1:,} ids, with "
+            f"weights for each of them. Correct it, or number the ids 0, 1, 2, ...; if there are so many, say so with "
+            f"--vocabulary_size, or with less to leave out what is larger with --bad_values drop."
+        )
+    return largest + 1
 
 
 def _count(files: SplitFiles, name: str, size: int) -> np.ndarray:

@@ -150,6 +150,8 @@ def read_batches(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]
             for batch in file.iter_batches(batch_size=size, columns=list(columns)):
                 yield batch
                 row += batch.num_rows
+            if columns and row != file.metadata.num_rows:
+                raise pa.ArrowInvalid(f"it ends after {row} of {file.metadata.num_rows} rows")
     except MemoryError:  # pyarrow's is one of its exceptions, too
         raise
     except UNREADABLE as error:

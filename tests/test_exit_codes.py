@@ -74,7 +74,7 @@ def test_the_codes_are_those_that_are_documented():
 )
 def test_messages_cannot_command_the_terminal(capsys, text, shown):
     def main() -> None:
-        raise DataError(text)
+        raise UsageError(text)
 
     assert harmless(text) == shown
     run_command(main, "demo.py")

@@ -51,8 +51,8 @@ def test_tokens_are_counted_with_the_most_frequent_first(of_lists):
 
 
 def test_ids_as_large_as_hashes_are_counted_and_warned_of(of_lists):
-    found = of_lists([[2**31 - 1, 7, 7]], [[7]])
-    assert [(row.name, row.seen) for row in found.names.rows] == [("7", 2), (str(2**31 - 1), 1)]
+    found = of_lists([[2**24 - 1, 7, 7]], [[7]])
+    assert [(row.name, row.seen) for row in found.names.rows] == [("7", 2), (str(2**24 - 1), 1)]
     assert any("only 2 of them occur" in text for text in found.warnings)
 
 

@@ -76,8 +76,8 @@ def run_command(main: Callable[[], int | None], prog: str) -> int:
         return ExitCode.DONE if code is None else code
     except (UsageError, SettingsError) as error:
         return _fail(prog, str(error), ExitCode.USAGE)
-    except DataError as error:
-        return _fail(prog, str(error), ExitCode.DATA)
+    except DataError as error:  # it quotes names, and a name with a line break in it must not begin a line of its own
+        return _fail(prog, str(error).replace("\n", "\\n"), ExitCode.DATA)
     except StorageError as error:
         return _fail(prog, str(error), ExitCode.STORAGE)
     except DivergedError as error:
