@@ -75,7 +75,7 @@ def main() -> int:
         tally = chaos.cause(options.kills)
     print_table(f"{options.kills} kills", [tally._asdict()])
     minutes = round((time.monotonic() - started) / 60, 1)
-    print(json.dumps({"machine": machine(), "minutes": minutes, "seed": options.seed, **tally._asdict()}))
+    print(json.dumps({"machine": machine(), "minutes": minutes, "seed": options.seed, "tally": tally._asdict()}))
     return 1 if tally.mismatches else 0
 
 

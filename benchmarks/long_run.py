@@ -34,9 +34,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         held = held_while_training(options.steps, ["--output_dir", directory, *words])
     rows = rows_of(held)
-    growth = growth_of(rows)
+    in_all = {"steps": options.steps, "growth after the first tenth": f"{growth_of(rows):.1%}"}
     print_table("resident memory", rows)
-    print(json.dumps({"machine": machine(), "steps": options.steps, "growth": round(growth, 4), "tenths": rows}))
+    print_table("in all", [in_all])
+    print(json.dumps({"machine": machine(), "tenths": rows, "all": in_all}))
 
 
 def held_while_training(steps: int, words: list[str]) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""What the benchmarks printed last (benchmarks/figures/*.json) -> the tables of docs/performance.md and README.md.
+"""What the benchmarks printed last (benchmarks/figures/*.json) -> the tables of docs/ and README.md.
 
     python -m benchmarks.pages
 
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "benchmarks" / "figures"
-PAGES = (ROOT / "docs" / "performance.md", ROOT / "README.md")
+PAGES = (ROOT / "docs" / "performance.md", ROOT / "docs" / "reliability.md", ROOT / "README.md")
 MARKS = re.compile(r"(<!-- begin: (\S+) -->\n)(.*?)(<!-- end: \2 -->)", re.DOTALL)
 
 Report = Mapping[str, Any]
@@ -59,6 +59,9 @@ TABLES: dict[str, tuple[Table, ...]] = {
         Table("Plan of an epoch, cut included", "plan"),
         Table("Memory of all processes together, mapped files apart", "worker_memory"),
     ),
+    "chaos": (Table("Runs that were killed at random, and went on", "tally"),),
+    "bad_inputs": (Table("Damaged files: how each case ended, under each policy for bad files and values", "rows"),),
+    "long_run": (Table("Memory over a long run, each tenth of it", "tenths"), Table("In all", "all")),
 }
 
 

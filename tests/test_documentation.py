@@ -27,6 +27,7 @@ OTHER_FLAGS = {
     *("config", "preset", "print_config", "help", "version"),
     *("part", "seconds", "rounds", "seeds", "chosen"),
     *("sequences", "large_gb", "data", "evaluate", "full", "short"),
+    *("kills", "cases", "steps"),
     "nproc_per_node",
 }
 """Of the command line itself, of benchmarks, and of torchrun."""
@@ -56,6 +57,17 @@ def test_every_flag_named_exists(page):
 def test_every_file_linked_is_there(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), f"{page.name} links {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_test_that_a_claim_rests_on_is_there(page):
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page.read_text(encoding="utf-8"))
+    missing = [
+        (file, test)
+        for file, test in named
+        if not (ROOT / file).exists() or (test and f"def {test}(" not in (ROOT / file).read_text(encoding="utf-8"))
+    ]
+    assert missing == []
 
 
 def test_the_readme_stays_short():

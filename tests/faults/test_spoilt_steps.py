@@ -72,7 +72,8 @@ def test_a_run_without_a_checkpoint_goes_back_to_its_beginning(place: Place) -> 
 
 
 def test_two_processes_go_back_together(place: Place) -> None:
-    fault: dict[str, Any] = IN_A_ROW | {"above_lr": 0.6 * asked_rate(place, "--devices", "2")}
+    above = 0.6 * asked_rate(place, "--devices", "2")
+    fault: dict[str, Any] = {"fault": "nan", "positions": list(range(24, 64)), "times": 9, "above_lr": above}
     ended = assert_done(place.train("a", "--devices", "2", faults=[fault]))
     assert len(place.events("a", "rolled_back")) == 1
     assert_finite(ended.run)
