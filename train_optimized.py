@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 from training.command_line import parse_command_line
 from training.console import set_up_output, share_machine
 from training.exit_codes import run_command
-from training.settings import ComputeSettings, OptimizerSettings, TrainingSettings, ValidationSettings, Watch
+from training.run_settings import ValidationSettings, Watch
+from training.settings import ComputeSettings, OptimizerSettings, TrainingSettings
 
 if TYPE_CHECKING:
     from lightning import Callback

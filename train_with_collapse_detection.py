@@ -18,7 +18,8 @@ from sequences.settings import BatchSettings
 from training.command_line import parse_command_line
 from training.console import set_up_output, share_machine
 from training.exit_codes import run_command
-from training.settings import ComputeSettings, OptimizerSettings, TrainingSettings, Watch
+from training.run_settings import Watch
+from training.settings import ComputeSettings, OptimizerSettings, TrainingSettings
 
 if TYPE_CHECKING:
     from lightning import Callback

@@ -22,7 +22,8 @@ from performance.messages import Lap
 from sequences.settings import LoadingSettings
 from sequences.workers import resolve_loading
 from training.run import make_data
-from training.settings import TrainingSettings, ValidationSettings
+from training.run_settings import ValidationSettings
+from training.settings import TrainingSettings
 
 if TYPE_CHECKING:
     from lightning import Callback

@@ -28,7 +28,8 @@ from training.command_line import parse_command_line
 from training.console import set_up_output, share_machine
 from training.exit_codes import run_command
 from training.run import fit
-from training.settings import MonitoringSettings, TrainingSettings, Watch
+from training.run_settings import MonitoringSettings, Watch
+from training.settings import TrainingSettings
 
 PROG = "benchmarks.monitor_cost"
 

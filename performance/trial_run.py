@@ -28,7 +28,8 @@ from training.network import build_network, make_ready
 from training.plan import plan_run
 from training.precision import precision_in_force
 from training.run import make_data, make_module
-from training.settings import TrainingSettings, ValidationSettings
+from training.run_settings import ValidationSettings
+from training.settings import TrainingSettings
 from training.trainer import make_trainer
 
 ENDLESS = 1_000_000_000

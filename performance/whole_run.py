@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from reports.performance_numbers import WholeRun
 from training.plan import Plan
-from training.settings import ValidationSettings
+from training.run_settings import ValidationSettings
 from training.validation import Cadence, validation_cadence
 
 

@@ -31,7 +31,8 @@ from train_with_collapse_detection import ReferenceSettings
 from training.command_line import parse_command_line
 from training.config_files import to_flat_dict
 from training.run import make_data
-from training.settings import MonitoringSettings, OptimizerSettings, TrainingSettings, ValidationSettings
+from training.run_settings import MonitoringSettings, ValidationSettings
+from training.settings import OptimizerSettings, TrainingSettings
 
 TINY = ("--width", "16", "--depth", "1", "--heads", "2", "--latent_size", "2")
 GOAL = Goal(OptimizedSettings(monitoring=MonitoringSettings(fast_detection=True)), tokens_per_batch=4000)

@@ -20,7 +20,8 @@ from tests.fake_runs import Behaviour, FakeRuns
 from train_optimized import OptimizedSettings, callbacks
 from training.command_line import parse_command_line
 from training.exit_codes import DivergedError
-from training.settings import RunSettings, TrainingSettings
+from training.run_settings import RunSettings
+from training.settings import TrainingSettings
 
 COMPILED = Change("compiled", "compiler", {"compile_model": True}, "less memory traffic")
 BFLOAT = Change("bf16-mixed", "precision", {"precision": "bf16-mixed"}, "other arithmetic", "numbers are rounded more")

@@ -9,7 +9,8 @@ from performance.changes import Change, as_typed, combined, with_flags
 from sequences.settings import BatchSettings, LoadingSettings
 from train_optimized import OptimizedSettings
 from training.command_line import parse_command_line
-from training.settings import ComputeSettings, MonitoringSettings, OptimizerSettings, TrainingSettings
+from training.run_settings import MonitoringSettings
+from training.settings import ComputeSettings, OptimizerSettings, TrainingSettings
 
 FACTS = Facts(
     device="cpu",

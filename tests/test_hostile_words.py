@@ -19,7 +19,8 @@ from training.console import shell_word
 from training.exit_codes import UsageError, run_command
 from training.flags import flags_of
 from training.resume import open_run
-from training.settings import RunSettings, TrainingSettings
+from training.run_settings import RunSettings
+from training.settings import TrainingSettings
 
 URLS = (
     *("http://example.org/a", "https://example.org/a.ckpt", "s3://bucket/a.parquet", "hf://datasets/a/b"),

@@ -8,7 +8,7 @@ from lightning.pytorch.loggers import Logger
 
 from training.exit_codes import UsageError
 from training.loggers import make_logger
-from training.settings import RunSettings
+from training.run_settings import RunSettings
 
 
 def log_a_little(logger: Logger | None) -> Any:

@@ -15,7 +15,7 @@ from tests.speeds import RUN, speed
 from train_optimized import OptimizedSettings
 from train_with_collapse_detection import ReferenceSettings
 from training.plan import Plan
-from training.settings import ValidationSettings
+from training.run_settings import ValidationSettings
 
 NOTHING = Bottleneck("nothing", "Nothing does.", ())
 COMPARISON = Comparison("optimized", "reference", 4.0, 3.5, 4.5)

@@ -13,13 +13,13 @@ from sequences.errors import StorageError
 from tests.unprivileged import run_unprivileged
 from training.exit_codes import run_command
 from training.places import refuse_unwritable
-from training.settings import RunSettings
+from training.run_settings import RunSettings
 
 ASK = """
 import json, sys
 from sequences.errors import StorageError
 from training.places import refuse_unwritable
-from training.settings import RunSettings
+from training.run_settings import RunSettings
 answers = []
 for settings in json.loads(sys.argv[1]):
     try:

@@ -25,7 +25,7 @@ from training.resume import (
     rebuild_network,
     refuse_other_run,
 )
-from training.settings import RunSettings
+from training.run_settings import RunSettings
 
 # Lightning 2.6.6 asks torch 2.13 in a way that torch calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")

@@ -12,7 +12,7 @@ from pathlib import Path
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from training.exit_codes import UsageError
-from training.settings import RunSettings
+from training.run_settings import RunSettings
 
 PROJECT = "seqvae"
 """What runs are collected under, where the environment names nothing else."""

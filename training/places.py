@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sequences.errors import StorageError
-from training.settings import RunSettings
+from training.run_settings import RunSettings
 
 CONFIG = "config.yaml"
 FOLDERS = ("checkpoints", "plots", "samples", "tensorboard")

@@ -28,7 +28,7 @@ from training.alone import LOCK, alone_in
 from training.checkpoint_files import BEST, DIVERGED, HEALTHY, LAST, PREVIOUS, damage_of, give_second_name, read_lazily
 from training.differences import differences, misfits, other_meanings, plain, some_of
 from training.exit_codes import UsageError
-from training.settings import RunSettings
+from training.run_settings import RunSettings
 
 CONFIG = "config.yaml"
 _OUTPUTS = (

@@ -14,7 +14,8 @@ from training.command_line import parse_command_line
 from training.console import set_up_output
 from training.exit_codes import UsageError, run_command
 from training.run import fit, make_data
-from training.settings import TrainingSettings, Watch
+from training.run_settings import Watch
+from training.settings import TrainingSettings
 
 PROG = "python -m examples.own_model"
 WATCH = Watch(every_n_steps=100, plot_every_n_steps=1000, window=50, probe_every_n_readings=4)
