@@ -467,10 +467,10 @@ def test_a_command_answers_at_once_and_imports_nothing_heavy(command, word):
 
 
 def _all_flags() -> dict[str, Flag]:
-    """Every setting of the product: the groups of plain values in each station's settings.py."""
+    """Every setting of the product: the groups of plain values in each station's settings."""
     flags: dict[str, Flag] = {}
-    for path in sorted(ROOT.glob("*/settings.py")):
-        module = import_module(f"{path.parent.name}.settings")
+    for path in sorted(ROOT.glob("*/*settings.py")):
+        module = import_module(f"{path.parent.name}.{path.stem}")
         for kind in vars(module).values():
             if not (isinstance(kind, type) and is_dataclass(kind) and kind.__module__ == module.__name__):
                 continue
