@@ -12,11 +12,9 @@ from monitors.json_lines import read_rows
 
 CLOCKED_COLUMNS = {"seconds", "steps_per_second"}
 """Of metrics.csv."""
-CLOCKED = ("seconds", "lap_seconds", "val_loop")
-"""In checkpoints: how long a run took so far; and Lightning's count of the validation batches that it began, which grows with each
-validation that was cut short and made up for, and which nothing depends on."""
-PLACES = ("run_name", "output_dir", "resume", "cache_dir", "max_time")
-"""Settings in which the same run may be asked for in two places."""
+LEFT_ALONE = ("seconds", "lap_seconds", "origin.settings", "val_loop")
+"""In checkpoints: how long a run took so far; what was typed, of which much may differ; and Lightning's count of the validation
+batches that it began, which grows with each validation that was cut short and made up for, and which nothing depends on."""
 MOST_TOLD = 5
 
 
@@ -32,8 +30,6 @@ def differences_of_runs(one: Path, other: Path) -> list[str]:
 
 def checkpoint_of(run: Path) -> dict[str, Any]:
     checkpoint: dict[str, Any] = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
-    for name in PLACES:
-        checkpoint["origin"]["settings"].pop(name, None)
     return checkpoint
 
 
@@ -53,15 +49,14 @@ def numbered(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def flat(value: Any, name: str = "") -> dict[str, Any]:
-    """Nested containers as one table, without what the clock decides."""
-    return dict(_leaves(value, name))
+    """Nested containers as one table."""
+    return {path: leaf for path, leaf in _leaves(value, name) if not any(part in path for part in LEFT_ALONE)}
 
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, part in value.items():
-            if key not in CLOCKED:
-                yield from _leaves(part, f"{name}.{key}")
+            yield from _leaves(part, f"{name}.{key}")
     elif isinstance(value, list | tuple):
         for number, part in enumerate(value):
             yield from _leaves(part, f"{name}[{number}]")

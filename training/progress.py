@@ -64,6 +64,8 @@ class Progress(Callback):
         self._display = None if quiet else display
         self._since_row: list[Sums] = []
         self._row_step = self._first_step = 0
+        self._epoch = 0
+        """Of the last step: behind the last one of a run, Lightning counts another."""
         self._loaded: dict[str, Any] | None = None
         self._has_begun = False
 
@@ -91,6 +93,7 @@ class Progress(Callback):
             "file": self._file.state(),
             "seconds": self._watch.seconds,
             "lap_seconds": self._watch.lap_seconds,
+            "epoch": self._epoch,
         }
         if trainer.is_global_zero:
             self._file.sync()
@@ -115,6 +118,7 @@ class Progress(Callback):
         if state is None:
             self._watch.start()
         else:
+            self._epoch = state.get("epoch", 0)  # older checkpoints do not tell
             self._since_row = _share_of_this_process(state["sums"], trainer, pl_module.device)
             self._watch.start(seconds=state["seconds"], lap_seconds=state["lap_seconds"])
         if not trainer.is_global_zero:
@@ -133,7 +137,7 @@ class Progress(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, batch_idx: int
     ) -> None:
         self._since_row.append(outputs["sums"])
-        step = trainer.global_step
+        step, self._epoch = trainer.global_step, trainer.current_epoch
         if step == self._first_step + 1:
             self._watch.begin_pace(step)
         if self._display is not None:
@@ -198,7 +202,7 @@ class Progress(Callback):
             raise NonFiniteError(f"step {step:,}: the validation ELBO is {row['valid_elbo']}", first_step=step)
 
     def _write(self, trainer: Trainer, row: dict[str, float]) -> None:
-        place = {"step": trainer.global_step, "epoch": trainer.current_epoch, "seconds": f"{self._watch.seconds:.2f}"}
+        place = {"step": trainer.global_step, "epoch": self._epoch, "seconds": f"{self._watch.seconds:.2f}"}
         self._file.append(place | {name: f"{value:.6g}" for name, value in row.items()})
         for logger in trainer.loggers:
             logger.log_metrics(row, step=trainer.global_step)
