@@ -4,19 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.runs import Place, assert_done
+from tests.faults.runs import Place, assert_done, make_data
 
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("faults")
+    directory = tmp_path_factory.mktemp("faults")
+    make_data(directory / "data")
+    return directory
 
 
 @pytest.fixture
 def place(tmp_path: Path, shared: Path) -> Place:
-    return Place(tmp_path, shared / "cache")
+    return Place(tmp_path, shared / "data")
 
 
 @pytest.fixture(scope="session")
 def unbroken(shared: Path) -> Path:
-    return assert_done(Place(shared, shared / "cache").train("unbroken")).run
+    return assert_done(Place(shared, shared / "data").train("unbroken")).run

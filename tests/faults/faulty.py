@@ -194,6 +194,13 @@ def wait(path: str, hook: str, at: int) -> None:
     in_hook(hook, at, until_there)
 
 
+def no_figures() -> None:
+    """They take half of so short a run's time, and are not what is looked at."""
+    from monitors.drawing import Drawing
+
+    put(Drawing, "start", lambda *_: False)
+
+
 def in_hook(hook: str, at: int, act: Callable[[], Any]) -> None:
     from lightning import Callback
 
@@ -233,7 +240,7 @@ FAULTS: dict[str, Callable[..., None]] = {
     each.__name__: each
     for each in (
         *(send, kill, kill_while_saving, kill_between_names, nan, out_of_memory),
-        *(full_disk, impatient, gather, remove, wait),
+        *(full_disk, impatient, gather, remove, wait, no_figures),
     )
 }
 

@@ -2,11 +2,14 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 import pytest
 
 from benchmarks.same_run import differences_of_runs
@@ -16,11 +19,25 @@ ROOT = Path(__file__).parent.parent.parent
 SECONDS = 240
 """That a run may take before it counts as hanging."""
 SMALL = (
-    *("--width", "16", "--heads", "2", "--depth", "1", "--tokens_per_batch", "1000", "--dropout", "0.2"),
-    *("--max_steps", "24", "--log_every_n_steps", "2", "--val_check_interval", "8", "--limit_val_batches", "3"),
-    *("--checkpoint_every_n_steps", "4", "--monitor_every_n_steps", "3", "--kind", "tokens"),
+    *(
+        "--width",
+        "16",
+        "--heads",
+        "2",
+        "--depth",
+        "1",
+        "--tokens_per_batch",
+        "1000",
+        "--dropout",
+        "0.2",
+        "--lr",
+        "0.002",
+    ),
+    *("--max_steps", "24", "--log_every_n_steps", "2", "--val_check_interval", "3", "--limit_val_batches", "1.0"),
+    *("--checkpoint_every_n_steps", "4", "--monitor_every_n_steps", "3"),
 )
-"""24 steps of two batches each; a checkpoint every 4, a validation every 8."""
+"""Three epochs of 8 steps of two batches each; a checkpoint every 4 steps, validations behind the 3rd and the 6th of each epoch."""
+RATE = 0.002
 
 on_posix = pytest.mark.skipif(os.name != "posix", reason="other platforms have no such signals")
 
@@ -35,35 +52,44 @@ class Ended(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a test's runs are made; the cache is shared by all tests."""
+    """Where a test's runs are made, and the data that all tests share, with their cache."""
 
     directory: Path
-    cache: Path
+    data: Path
 
-    def train(self, name: str, *words: str, faults: list[dict[str, Any]] | None = None, **popen: Any) -> Ended:
+    def train(self, name: str, *words: str, faults: Sequence[dict[str, Any]] = (), **popen: Any) -> Ended:
         with self.start(name, *words, faults=faults, **popen) as process:
-            out, err = process.communicate(timeout=SECONDS)
+            try:
+                out, err = process.communicate(timeout=SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
         return Ended(process.returncode, out, err, self.run(name))
 
     def start(
-        self,
-        name: str,
-        *words: str,
-        faults: list[dict[str, Any]] | None = None,
-        env: dict[str, str] | None = None,
-        **popen: Any,
+        self, name: str, *words: str, faults: Sequence[dict[str, Any]] = (), **popen: Any
     ) -> subprocess.Popen[str]:
-        places = ("--output_dir", str(self.directory / "runs"), "--cache_dir", str(self.cache), "--run_name", name)
-        command = [sys.executable, str(ROOT / "train_optimized.py")]
-        if faults is not None:
-            command = [sys.executable, "-m", "tests.faults.faulty", json.dumps(faults), "train_optimized.py"]
+        put_in = json.dumps([{"fault": "no_figures"}, *faults])
+        places = ("--output_dir", self.directory / "runs", "--run_name", name)
+        data = ("--data_dir", self.data, "--cache_dir", self.data / "cache")
+        command = [
+            sys.executable,
+            "-m",
+            "tests.faults.faulty",
+            put_in,
+            "train_optimized.py",
+            *SMALL,
+            *places,
+            *data,
+            *words,
+        ]
         return subprocess.Popen(
-            [*command, *SMALL, *places, *words],
+            [str(word) for word in command],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "FAULT_MARKER": str(self.directory / "marker")} | (env or {}),
+            env=os.environ | {"OMP_NUM_THREADS": "1", "FAULT_MARKER": str(self.directory / "marker")},
             **popen,
         )
 
@@ -73,6 +99,16 @@ class Place(NamedTuple):
     def events(self, name: str, *kinds: str) -> list[dict[str, Any]]:
         rows = read_rows(self.run(name) / "events.jsonl")
         return [row for row in rows if not kinds or row["event"] in kinds]
+
+
+def make_data(directory: Path, shift: int = 0) -> Path:
+    """16 batches to an epoch, and two for a validation."""
+    shutil.rmtree(directory, ignore_errors=True)
+    for split, rows in (("train", 480), ("valid", 60)):
+        (directory / split).mkdir(parents=True)
+        tokens = [[1 + (row * step + shift) % 7 for step in range(20 + row % 25)] for row in range(rows)]
+        pd.DataFrame({"id": range(rows), "tokens": tokens}).to_parquet(directory / split / "part.parquet")
+    return directory
 
 
 def assert_same(one: Path, other: Path) -> None:

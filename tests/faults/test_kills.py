@@ -4,7 +4,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from tests.faults.runs import Place, assert_done, assert_same, on_posix
@@ -17,10 +16,12 @@ MOMENTS: dict[str, dict[str, Any]] = {
     "right behind a step": {"fault": "kill", "hook": "on_train_batch_end", "at": 33},
     "in the way back": {"fault": "kill", "hook": "on_before_backward", "at": 20},
     "as the optimizer begins": {"fault": "kill", "hook": "on_before_optimizer_step", "at": 13},
+    "in the last batch of an epoch": {"fault": "kill", "hook": "on_train_batch_start", "at": 15},
+    "in the first batch of the next": {"fault": "kill", "hook": "on_train_batch_start", "at": 16},
     "as a validation begins": {"fault": "kill", "hook": "on_validation_start", "at": 1},
     "within a validation": {"fault": "kill", "hook": "on_validation_batch_end", "at": 4},
     "behind a validation": {"fault": "kill", "hook": "on_validation_end", "at": 1},
-    "in the last validation": {"fault": "kill", "hook": "on_validation_batch_end", "at": 10},
+    "in the last validation": {"fault": "kill", "hook": "on_validation_batch_end", "at": 13},
     "as a save begins": {"fault": "kill", "hook": "on_save_checkpoint", "at": 3},
     "while saving, nothing written": {"fault": "kill_while_saving", "save": 2, "share": 0.0},
     "while saving, half written": {"fault": "kill_while_saving", "save": 3, "share": 0.5},
@@ -41,17 +42,6 @@ def test_a_run_killed_at_any_moment_goes_on_exactly(moment: str, place: Place, u
     killed = place.train("a", faults=[dict(MOMENTS[moment])])
     assert killed.code == -signal.SIGKILL, killed.err
     assert_same(assert_done(place.train("a")).run, unbroken)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("batch", "of_the_epoch"), [(15, "the last"), (16, "the first of the second")])
-def test_the_ends_of_an_epoch_are_no_exception(batch: int, of_the_epoch: str, place: Place) -> None:
-    words = ("--data_dir", str(sixteen_batches(place.directory)))
-    whole = assert_done(place.train("unbroken", *words))
-    assert "16 batches an epoch" in whole.out
-    killed = place.train("a", *words, faults=[{"fault": "kill", "hook": "on_train_batch_start", "at": batch}])
-    assert killed.code == -signal.SIGKILL
-    assert_same(assert_done(place.train("a", *words)).run, whole.run)
 
 
 @pytest.mark.slow
@@ -86,13 +76,3 @@ def test_it_goes_on_exactly_from_two_processes_that_load(place: Place, unbroken:
     killed = place.train("a", *words, faults=[{"fault": "kill", "hook": "on_train_batch_start", "at": 20}])
     assert killed.code == -signal.SIGKILL
     assert_same(assert_done(place.train("a", *words)).run, unbroken)
-
-
-def sixteen_batches(directory: Path) -> Path:
-    """Data of so many batches to an epoch, of which each of the 24 steps takes two."""
-    path = directory / "short"
-    for split, rows in (("train", 480), ("valid", 60)):
-        (path / split).mkdir(parents=True)
-        tokens = [[1 + (row * step) % 7 for step in range(20 + row % 25)] for row in range(rows)]
-        pd.DataFrame({"id": range(rows), "tokens": tokens}).to_parquet(path / split / "part.parquet")
-    return path

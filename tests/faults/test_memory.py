@@ -9,9 +9,7 @@ from tests.faults.runs import Place, assert_done, assert_same
 
 pytestmark = pytest.mark.slow
 
-SHORT = ("--max_sequence_length", "300")
-"""So that one sequence fits where 600 steps do."""
-QUIET = (*SHORT, "--dropout", "0", "--free_bits", "0")
+QUIET = ("--dropout", "0", "--free_bits", "0")
 """Without drawn zeros and free bits, which are of a batch's mean, parts differ from the whole by the drawn latents alone."""
 
 
@@ -28,10 +26,10 @@ def test_a_batch_that_does_not_fit_is_computed_in_parts(on_the_way: str, place: 
 
 def test_a_run_in_parts_goes_on_exactly(place: Place) -> None:
     fault = {"fault": "out_of_memory", "most_padded_steps": 600}
-    whole = assert_done(place.train("whole", *SHORT, faults=[fault])).run
-    killed = place.train("a", *SHORT, faults=[fault, {"fault": "kill", "hook": "on_train_batch_start", "at": 31}])
+    whole = assert_done(place.train("whole", faults=[fault])).run
+    killed = place.train("a", faults=[fault, {"fault": "kill", "hook": "on_train_batch_start", "at": 31}])
     assert killed.code < 0
-    assert_same(assert_done(place.train("a", *SHORT, faults=[fault])).run, whole)
+    assert_same(assert_done(place.train("a", faults=[fault])).run, whole)
 
 
 def test_where_not_even_one_sequence_fits_the_run_ends_with_advice(place: Place) -> None:

@@ -1,12 +1,10 @@
 """What others do to a run: a second one in its directory, data that go or change, loaders that die, another number of processes."""
 
-import shutil
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
-from tests.faults.runs import Place, assert_done, assert_same, on_posix
+from tests.faults.runs import Place, assert_done, assert_same, make_data, on_posix
 
 pytestmark = [on_posix, pytest.mark.slow]
 
@@ -27,8 +25,8 @@ def test_a_second_run_in_the_same_directory_is_refused(place: Place, unbroken: P
 
 
 def test_a_run_goes_on_from_its_cache_when_the_parquet_goes(place: Place) -> None:
-    data = some_data(place.directory)
-    words = ("--data_dir", str(data))
+    data = make_data(place.directory / "data")
+    words = ("--data_dir", str(data), "--cache_dir", str(place.directory / "cache"))
     whole = assert_done(place.train("whole", *words)).run
     gone = {"fault": "remove", "path": str(data), "hook": "on_train_batch_start", "at": 9}
     assert_same(assert_done(place.train("a", *words, faults=[gone])).run, whole)
@@ -38,10 +36,10 @@ def test_a_run_goes_on_from_its_cache_when_the_parquet_goes(place: Place) -> Non
 
 
 def test_a_run_is_refused_other_data_than_it_began_with(place: Place) -> None:
-    data = some_data(place.directory)
-    words = ("--data_dir", str(data))
+    data = make_data(place.directory / "data")
+    words = ("--data_dir", str(data), "--cache_dir", str(place.directory / "cache"))
     assert_done(place.train("a", *words))
-    some_data(place.directory, shift=1)
+    make_data(data, shift=1)
     again = place.train("a", *words, "--max_steps", "30")
     assert again.code == 2
     assert "is of another run: data: content" in again.err.splitlines()[-1]
@@ -72,13 +70,3 @@ def test_a_run_goes_on_with_another_number_of_processes_from_the_same_position(
     ended = assert_done(place.train("a", "--devices", str(after)))
     assert place.events("a", "resumed")[0]["step"] == end["step"]
     assert "done: validation ELBO" in ended.out
-
-
-def some_data(directory: Path, shift: int = 0) -> Path:
-    path = directory / "data"
-    shutil.rmtree(path, ignore_errors=True)
-    for split, rows in (("train", 480), ("valid", 60)):
-        (path / split).mkdir(parents=True)
-        tokens = [[1 + (row * step + shift) % 7 for step in range(20 + row % 25)] for row in range(rows)]
-        pd.DataFrame({"id": range(rows), "tokens": tokens}).to_parquet(path / split / "part.parquet")
-    return path

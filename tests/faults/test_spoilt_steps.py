@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.faults.runs import Place, assert_done, assert_same
+from tests.faults.runs import RATE, Place, assert_done, assert_same
 
 pytestmark = pytest.mark.slow
 
 IN_A_ROW = {"fault": "nan", "positions": list(range(24, 40)), "times": 9}
 """Steps 13 to 20."""
+ABOVE = {"above_lr": 0.6 * RATE}
+"""Half the rate heals it."""
 
 
 def test_a_step_that_comes_to_nan_is_not_taken_and_its_sequences_are_written_down(place: Place) -> None:
@@ -26,27 +28,24 @@ def test_a_step_that_comes_to_nan_is_not_taken_and_its_sequences_are_written_dow
 
 
 def test_after_a_few_in_a_row_a_run_goes_back_with_a_lower_rate(place: Place) -> None:
-    rate = asked_rate(place)
-    ended = assert_done(place.train("a", faults=[IN_A_ROW | {"above_lr": 0.6 * rate}]))
+    ended = assert_done(place.train("a", faults=[IN_A_ROW | ABOVE]))
     (back,) = place.events("a", "rolled_back")
-    assert (back["step"], back["lr"], back["asked_lr"]) == (13, 0.5 * rate, rate)
+    assert (back["step"], back["lr"], back["asked_lr"]) == (13, 0.5 * RATE, RATE)
     assert "back to last.ckpt, on with --lr" in ended.err
     assert "rolled_back" in json.dumps(place.events("a"))
     assert_finite(ended.run)
 
 
 def test_a_run_that_is_killed_after_it_went_back_goes_on_as_it_would_have(place: Place) -> None:
-    above = {"above_lr": 0.6 * asked_rate(place)}
-    whole = assert_done(place.train("whole", faults=[IN_A_ROW | above])).run
-    killed = place.train("a", faults=[IN_A_ROW | above, {"fault": "kill", "hook": "on_train_batch_start", "at": 52}])
+    whole = assert_done(place.train("whole", faults=[IN_A_ROW | ABOVE])).run
+    killed = place.train("a", faults=[IN_A_ROW | ABOVE, {"fault": "kill", "hook": "on_train_batch_start", "at": 52}])
     assert killed.code < 0
     assert place.events("a", "rolled_back")
-    assert_same(assert_done(place.train("a", faults=[IN_A_ROW | above])).run, whole)
+    assert_same(assert_done(place.train("a", faults=[IN_A_ROW | ABOVE])).run, whole)
 
 
 def test_another_rate_on_purpose_is_in_force_after_a_run_went_back(place: Place) -> None:
-    above = {"above_lr": 0.6 * asked_rate(place)}
-    place.train("a", faults=[IN_A_ROW | above, {"fault": "kill", "hook": "on_train_batch_start", "at": 52}])
+    place.train("a", faults=[IN_A_ROW | ABOVE, {"fault": "kill", "hook": "on_train_batch_start", "at": 52}])
     ended = assert_done(place.train("a", "--lr", "0.0001"))
     assert "lr 0.0001" in ended.out
 
@@ -62,29 +61,16 @@ def test_a_run_that_never_comes_out_of_nan_gives_up_with_advice(place: Place) ->
 
 
 def test_a_run_without_a_checkpoint_goes_back_to_its_beginning(place: Place) -> None:
-    ended = assert_done(
-        place.train(
-            "a", faults=[{"fault": "nan", "positions": list(range(2, 12)), "above_lr": 0.6 * asked_rate(place)}]
-        )
-    )
+    ended = assert_done(place.train("a", faults=[{"fault": "nan", "positions": list(range(2, 12)), **ABOVE}]))
     assert "back to its beginning, on with --lr" in ended.err
     assert_finite(ended.run)
 
 
 def test_two_processes_go_back_together(place: Place) -> None:
-    above = 0.6 * asked_rate(place, "--devices", "2")
-    fault: dict[str, Any] = {"fault": "nan", "positions": list(range(24, 64)), "times": 9, "above_lr": above}
+    fault: dict[str, Any] = {"fault": "nan", "positions": list(range(24, 64)), "times": 9} | ABOVE
     ended = assert_done(place.train("a", "--devices", "2", faults=[fault]))
     assert len(place.events("a", "rolled_back")) == 1
     assert_finite(ended.run)
-
-
-def asked_rate(place: Place, *words: str) -> float:
-    """What --lr is where it is not given: told by a run that gives up at once."""
-    found = place.train("rate", *words, faults=[{"fault": "nan", "positions": list(range(96)), "times": 9}])
-    assert found.code == 4
-    rate: float = place.events("rate", "rolled_back")[0]["asked_lr"]
-    return rate
 
 
 def assert_finite(run: Path) -> None:
