@@ -15,7 +15,6 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 from torch.optim import Optimizer
 
-from training.checkpoints import is_between_steps
 from training.events import RunEvents
 from training.exit_codes import DivergedError
 
@@ -101,7 +100,7 @@ class SkippedSteps(Callback):
             return
         self._waiting.append((trainer.global_step, judged))
         is_on_gpu = trainer.strategy.root_device.type == "cuda"
-        if not is_on_gpu or len(self._waiting) >= GPU_LOOKS_EVERY or not is_between_steps(trainer):
+        if not is_on_gpu or len(self._waiting) >= GPU_LOOKS_EVERY:
             self._look(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -104,10 +104,10 @@ class Place(NamedTuple):
 def make_data(directory: Path, shift: int = 0) -> Path:
     """16 batches to an epoch, and two for a validation."""
     shutil.rmtree(directory, ignore_errors=True)
-    for split, rows in (("train", 480), ("valid", 60)):
+    for split, ids in (("train", range(480)), ("valid", range(480, 540))):
         (directory / split).mkdir(parents=True)
-        tokens = [[1 + (row * step + shift) % 7 for step in range(20 + row % 25)] for row in range(rows)]
-        pd.DataFrame({"id": range(rows), "tokens": tokens}).to_parquet(directory / split / "part.parquet")
+        tokens = [[1 + (row * step + shift) % 7 for step in range(20 + row % 25)] for row in ids]
+        pd.DataFrame({"id": ids, "tokens": tokens}).to_parquet(directory / split / "part.parquet")
     return directory
 
 
