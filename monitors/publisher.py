@@ -121,8 +121,9 @@ class Publisher:
             mean_NZ, logvar_NZ = window.real_posteriors()  # sync: once a drawing
             save_posteriors(self.directory, mean_NZ.numpy(), logvar_NZ.numpy(), step)
         except OSError as error:
-            self._tell_of_failure(str(error))
-            if error.errno in FULL and not self._patience.bears(str(error.strerror)):
+            if error.errno not in FULL:
+                self._tell_of_failure(str(error))
+            elif not self._patience.bears(str(error.strerror)):
                 raise
             return
         self._patience.succeeded()

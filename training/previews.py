@@ -21,6 +21,7 @@ from torch import Tensor
 from models.records import Record, to_records
 from models.sampling import reconstruct, sample_prior
 from models.sequence_vae import SequenceVAE
+from monitors.patience import FULL, Patience
 from reports.preview_figure import PreviewRow, Track, write_preview_figure
 from reports.preview_text import preview_page
 from sequences.batches import Batch, EventBatch, TokenBatch, VectorBatch
@@ -72,6 +73,7 @@ class Previews(lightning.Callback):
         self._validations = 0
         self._not_before = -math.inf
         self._told_of_error = False
+        self._patience = Patience("samples")
 
     def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         if trainer.sanity_checking or not trainer.is_global_zero:
@@ -89,7 +91,12 @@ class Previews(lightning.Callback):
         try:
             write_preview(Path(trainer.default_root_dir) / "samples", trainer.global_step, shown, self.description)
         except OSError as error:  # a run is worth more than its pictures
-            self._tell(error)
+            if error.errno not in FULL:
+                self._tell(error)
+            elif not self._patience.bears(str(error.strerror)):
+                raise
+        else:
+            self._patience.succeeded()
         now = self.clock()
         self._not_before = now + (now - started) / SHARE_OF_TIME
 

@@ -36,7 +36,7 @@ SMALL = (
     *("--max_steps", "24", "--log_every_n_steps", "2", "--val_check_interval", "3", "--limit_val_batches", "1.0"),
     *("--checkpoint_every_n_steps", "4", "--monitor_every_n_steps", "3"),
 )
-"""Three epochs of 8 steps of two batches each; a checkpoint every 4 steps, validations behind the 3rd and the 6th of each epoch."""
+"""Epochs of 9 steps of two batches each; a checkpoint every 4 steps, a validation every 3, the last one of an epoch at its end."""
 RATE = 0.002
 
 on_posix = pytest.mark.skipif(os.name != "posix", reason="other platforms have no such signals")
@@ -102,7 +102,7 @@ class Place(NamedTuple):
 
 
 def make_data(directory: Path, shift: int = 0) -> Path:
-    """16 batches to an epoch, and two for a validation."""
+    """18 batches to an epoch, and a few for a validation."""
     shutil.rmtree(directory, ignore_errors=True)
     for split, ids in (("train", range(480)), ("valid", range(480, 540))):
         (directory / split).mkdir(parents=True)
