@@ -20,7 +20,7 @@ from training.nonfinite import MOST_IN_A_ROW, NonFiniteError, SkippedSteps
 from training.precision import InForce
 from training.progress import Progress
 from training.recovery import MOST_TIMES, ROLLED_BACK, Recovery, recovery_of
-from training.resume import go_back
+from training.resume import Start, go_back
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")
 
@@ -141,17 +141,26 @@ def steps_of(directory: Path) -> dict[str, int]:
 
 
 def test_a_run_goes_back_to_the_newest_checkpoint_from_before(saved):
-    assert go_back(saved, before_step=9) == saved / "checkpoints" / LAST
+    assert go_back(Start(saved, None), before_step=9) == saved / "checkpoints" / LAST
     assert steps_of(saved)[LAST] == 8
-    assert go_back(saved, before_step=8) == saved / "checkpoints" / LAST
+    assert go_back(Start(saved, None), before_step=8) == saved / "checkpoints" / LAST
     assert (steps_of(saved)[LAST], steps_of(saved)[DIVERGED]) == (6, 8)
 
 
 def test_with_no_checkpoint_from_before_it_goes_back_to_its_beginning(saved):
     for name in (BEST, PREVIOUS):
         (saved / "checkpoints" / name).unlink()
-    assert go_back(saved, before_step=8) is None
+    assert go_back(Start(saved, None), before_step=8) is None
     assert steps_of(saved) == {DIVERGED: 8}
+
+
+def test_a_run_that_began_from_a_checkpoint_elsewhere_goes_back_to_that(saved, tmp_path):
+    elsewhere = saved / "elsewhere.ckpt"
+    (saved / "checkpoints" / PREVIOUS).rename(elsewhere)
+    (saved / "checkpoints" / BEST).unlink()
+    assert go_back(Start(saved, elsewhere), before_step=8) == elsewhere
+    assert steps_of(saved) == {DIVERGED: 8}
+    assert go_back(Start(saved, elsewhere), before_step=6) is None
 
 
 def test_each_time_the_rate_is_lower_and_three_times_is_all():

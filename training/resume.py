@@ -91,22 +91,22 @@ def find_checkpoint(directory: Path) -> Path | None:
     return None
 
 
-def go_back(directory: Path, before_step: int) -> Path | None:
-    """Let last.ckpt be the newest whole checkpoint from before a step, and return it; None where there is none.
+def go_back(start: Start, before_step: int) -> Path | None:
+    """The newest whole checkpoint from before a step, as last.ckpt if it is the run's own; None where there is none.
 
     What was last.ckpt is kept under another name, for whoever wants to know what went wrong.
     """
-    kept = [directory / "checkpoints" / name for name in (LAST, PREVIOUS, HEALTHY, BEST)]
-    steps = {path: read_lazily(path)["global_step"] for path in kept if damage_of(path) is None}
-    usable = [path for path, step in steps.items() if step < before_step]
-    newest = max(usable, key=lambda path: steps[path], default=None)
-    last = directory / "checkpoints" / LAST
+    kept = [start.directory / "checkpoints" / name for name in (LAST, PREVIOUS, HEALTHY, BEST)]
+    elsewhere = [path for path in (start.checkpoint,) if path is not None and path not in kept]
+    steps = {path: read_lazily(path)["global_step"] for path in (*kept, *elsewhere) if damage_of(path) is None}
+    newest = max((path for path, step in steps.items() if step < before_step), key=steps.__getitem__, default=None)
+    last = kept[0]
     if newest == last:
         return last
     if last.exists():
         last.replace(last.with_name(DIVERGED))
-    if newest is None:
-        return None
+    if newest is None or newest in elsewhere:
+        return newest
     give_second_name(newest, last)
     return last
 

@@ -138,7 +138,7 @@ def roll_back(
     led_into_it = trouble.first_step <= began_at + 1
     run.data.teardown("fit")  # Lightning does not, when a session breaks off
     before = began_at if led_into_it else trouble.first_step
-    back_to = decided_together(lambda: go_back(start.directory, before))
+    back_to = decided_together(lambda: go_back(start, before))
     recovery = recovery.once_more(precision.precision, run.devices.accelerator)
     tell_of_recovery(run.events, trouble, trouble.first_step, back_to, recovery)
     return Start(start.directory, back_to), recovery
