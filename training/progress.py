@@ -66,6 +66,8 @@ class Progress(Callback):
         self._row_step = self._first_step = 0
         self._epoch = 0
         """Of the last step: behind the last one of a run, Lightning counts another."""
+        self._validated = (0, 0)
+        """The last row of a validation: its step, and on how many sequences."""
         self._loaded: dict[str, Any] | None = None
         self._has_begun = False
 
@@ -94,6 +96,7 @@ class Progress(Callback):
             "seconds": self._watch.seconds,
             "lap_seconds": self._watch.lap_seconds,
             "epoch": self._epoch,
+            "validated": list(self._validated),
         }
         if trainer.is_global_zero:
             self._file.sync()
@@ -119,6 +122,7 @@ class Progress(Callback):
             self._watch.start()
         else:
             self._epoch = state.get("epoch", 0)  # older checkpoints do not tell
+            self._validated = tuple(state.get("validated", (0, 0)))
             self._since_row = _share_of_this_process(state["sums"], trainer, pl_module.device)
             self._watch.start(seconds=state["seconds"], lap_seconds=state["lap_seconds"])
         if not trainer.is_global_zero:
@@ -193,10 +197,13 @@ class Progress(Callback):
         names = [name for name in self._file.columns if name in trainer.callback_metrics]
         values = torch.stack([trainer.callback_metrics[name].float() for name in names])
         row = dict(zip(names, values.tolist(), strict=True))  # sync: one for each validation
+        validated = trainer.global_step, int(row.get("valid_sequences", 0))
         if trainer.is_global_zero:
-            self._write(trainer, row)
+            if validated != self._validated:  # else it is done again by a run that was ended right behind it
+                self._write(trainer, row)
             if self._display is not None:
                 self._display.validation(trainer.global_step, row)
+        self._validated = validated
         if not math.isfinite(row["valid_elbo"]):
             step = trainer.global_step
             raise NonFiniteError(f"step {step:,}: the validation ELBO is {row['valid_elbo']}", first_step=step)
