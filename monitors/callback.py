@@ -198,6 +198,8 @@ class PosteriorMetricsMonitor(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Store the windows of all processes. All take part in saving anyway: Lightning has a barrier there."""
+        if self._publisher is not None:
+            self._publisher.try_again()
         windows = {name: gathered(value, trainer) for name, value in self._window.state_dict().items()}
         checkpoint["callbacks"][self.state_key] = {"windows": windows, "detector": self._detector.state_dict()}
 
@@ -265,6 +267,7 @@ class PosteriorMetricsMonitor(Callback):
         publisher, self._publisher = self._publisher, None
         if publisher is None:
             return
+        publisher.try_again()
         publisher.finish(seconds)  # of figures begun before
         if draws and self.reading is not None:
             publisher.draw(self._window, self.reading.step)

@@ -43,6 +43,10 @@ class JsonLines:
         """At once, or, where that fails, with the rows to come."""
         self._file.append(json.dumps(to_json(row), allow_nan=False) + "\n")
 
+    def try_again(self) -> None:
+        """Write rows that still wait, if they can be written by now."""
+        self._file.try_again()
+
     def finish(self) -> None:
         """Raise an error where rows still wait that cannot be written."""
         self._file.finish()

@@ -9,6 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 MOST_TRIES = 4
@@ -74,6 +75,12 @@ class PatientFile:
                 raise _named(error, self.path) from None
         else:
             self._patience.succeeded()
+
+    def try_again(self) -> None:
+        """Before something is to count on the lines; where it fails they wait on."""
+        if self.waiting:
+            with suppress(OSError):
+                self._write()
 
     def finish(self) -> None:
         """A last try for lines that still wait; whoever ends a run must not end it well without them."""

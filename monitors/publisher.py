@@ -108,6 +108,11 @@ class Publisher:
         time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         self._events.append({"time": time, "step": step, "event": event, **fields})
 
+    def try_again(self) -> None:
+        """Write lines that still wait, if they can be written by now."""
+        self._readings.try_again()
+        self._events.try_again()
+
     def finish_files(self) -> None:
         """Raise an error where lines still wait that cannot be written."""
         self._readings.finish()

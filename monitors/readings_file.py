@@ -26,6 +26,10 @@ class ReadingsFile:
         """With the name of the verdict that is in force after it."""
         self._lines.append(reading._asdict() | {"verdict": verdict})
 
+    def try_again(self) -> None:
+        """Write rows that still wait, if they can be written by now."""
+        self._lines.try_again()
+
     def finish(self) -> None:
         """Raise an error where rows still wait that cannot be written."""
         self._lines.finish()

@@ -153,6 +153,8 @@ class ThroughputMonitor(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._time.pause()  # nothing tells when a save is done
+        if trainer.is_global_zero:
+            self._file.try_again()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._flop_count.end()  # a module may end an epoch before a micro-batch that has begun

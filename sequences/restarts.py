@@ -15,6 +15,7 @@ import numpy as np
 from sequences.batches import Batch
 from sequences.errors import DataError
 from sequences.making import NotMade
+from sequences.places import UNREADABLE
 from sequences.workers import Workers
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,14 @@ class Restarts:
 def _within(seconds: float, say: Callable[[], str]) -> str:
     """What `say` returns, if it does so in time."""
     said: SimpleQueue[str] = SimpleQueue()
-    threading.Thread(target=lambda: said.put(say()), name="place", daemon=True).start()
+
+    def look_up() -> None:
+        try:
+            said.put(say())
+        except (*UNREADABLE, ValueError, LookupError) as error:  # what lies there may be damaged, too
+            said.put(f"sequences that cannot be looked up ({error})")
+
+    threading.Thread(target=look_up, name="place", daemon=True).start()
     try:
         return said.get(timeout=seconds)
     except Empty:

@@ -111,6 +111,14 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, caplog):
     assert "step 8: the weights are not finite" in caplog.text
 
 
+def test_a_mask_of_infinities_is_saved_and_one_of_nan_is_not(tmp_path):
+    for value, expected in ((float("-inf"), True), (float("nan"), False)):
+        module = short_module()
+        module.network.register_buffer("mask", torch.full((2, 2), value))
+        train(tmp_path / str(value), module=module, max_steps=2)
+        assert (tmp_path / str(value) / LAST).exists() == expected
+
+
 def test_the_best_so_far_outlives_a_resume_but_not_a_move(tmp_path):
     train(tmp_path / "a", [Elbos(-1, -2), Kill("on_train_batch_start", 9)])
     train(tmp_path / "a", [Elbos(-3, -4, -5, -6)], checkpoint=tmp_path / "a" / LAST)

@@ -54,6 +54,18 @@ def test_going_on_in_another_directory_begins_a_file(tmp_path):
     assert resumed.state() == {"rows": 0, "unwritten": []}
 
 
+@pytest.mark.parametrize(
+    "foreign", [b"\xff\xfe\x00", b"step,loss\n1," + b"x" * 200_000, b'"', b"\n\n", b"a,b,c\n1,2,3,4\n"]
+)
+def test_a_file_that_somebody_else_wrote_is_no_reason_not_to_go_on(foreign, tmp_path):
+    file = MetricsFile(tmp_path / "metrics.csv", ("step", "loss"))
+    file.path.write_bytes(foreign)
+    file.go_on({"rows": 5, "unwritten": []})
+    file.append({"step": 7, "loss": 0.5})
+    assert file.path.read_text().splitlines()[0] == "step,loss"
+    assert file.path.read_text().splitlines()[-1] == "7,0.5"
+
+
 def test_on_a_full_disk_rows_wait_it_is_said_once_and_nothing_is_lost(tmp_path, caplog):
     file = file_with(tmp_path / "metrics.csv", rows=1)
     whole = file.path.read_text()

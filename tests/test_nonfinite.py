@@ -1,7 +1,9 @@
 """Steps that come to NaN or infinity: not taken, told with their sequences, too many in a row; and where a run goes back to."""
 
 import math
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning
@@ -13,14 +15,15 @@ from lightning import Callback
 from reports.run_files import read_events
 from tests.fake_sequences import FakeSequences
 from tests.short_runs import STEPS, short_module, train
-from training.checkpoint_files import BEST, DIVERGED, LAST, PREVIOUS, read_lazily
+from training.checkpoint_files import LAST, PREVIOUS, REPLACED, read_lazily
 from training.events import RunEvents
 from training.module import TrainingModule
-from training.nonfinite import MOST_IN_A_ROW, NonFiniteError, SkippedSteps
+from training.nonfinite import MOST_IN_A_ROW, NonFiniteError, SkippedSteps, StepJudge
 from training.precision import InForce
 from training.progress import Progress
-from training.recovery import MOST_TIMES, ROLLED_BACK, Recovery, recovery_of
-from training.resume import Start, go_back
+from training.recovery import MOST_TIMES, Recovery, recovery_of
+from training.resume import ROLLED_BACK, Start, become_last, find_checkpoint, go_back, open_run
+from training.run_settings import RunSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")
 
@@ -115,13 +118,17 @@ def test_a_gradient_that_overflows_lets_the_loss_scale_fall_first(loss_scale, is
     assert float(scaler.get_scale()) == loss_scale / 2
 
 
-def test_a_fused_optimizer_on_a_gpu_is_told_on_the_device():
+def test_a_fused_optimizer_on_a_gpu_is_told_on_the_device(monkeypatch):
     """As torch's own scaler does it: the step is left out without anybody waiting. Here on a CPU, which obeys the same word."""
+    monkeypatch.setattr("training.nonfinite.leaves_out_on_device", lambda *_: True)
+    trainer: Any = SimpleNamespace(world_size=1, precision_plugin=None)
     weight = torch.ones(3, requires_grad=True)
     optimizer = torch.optim.AdamW([weight], lr=0.1, fused=True)
-    for found, expected in ((1.0, 1.0), (0.0, 0.9)):
+    for loss, expected in ((math.nan, 1.0), (1.0, 0.9)):
         weight.grad = torch.ones(3)
-        vars(optimizer)["found_inf"] = torch.tensor(found)
+        judge = StepJudge()
+        judge.take_in(torch.tensor(loss), torch.zeros(1))
+        judge.refuse_if_spoilt(optimizer, torch.tensor(1.0), trainer)
         optimizer.step()
         assert weight[0].item() == pytest.approx(expected, abs=0.01)
 
@@ -141,26 +148,46 @@ def steps_of(directory: Path) -> dict[str, int]:
 
 
 def test_a_run_goes_back_to_the_newest_checkpoint_from_before(saved):
-    assert go_back(Start(saved, None), before_step=9) == saved / "checkpoints" / LAST
+    assert go_back(saved, before_step=9) == saved / "checkpoints" / LAST
     assert steps_of(saved)[LAST] == 8
-    assert go_back(Start(saved, None), before_step=8) == saved / "checkpoints" / LAST
-    assert (steps_of(saved)[LAST], steps_of(saved)[DIVERGED]) == (6, 8)
+    assert go_back(saved, before_step=8) == saved / "checkpoints" / LAST
+    assert (steps_of(saved)[LAST], steps_of(saved)[f"diverged-{LAST}"]) == (6, 8)
 
 
-def test_with_no_checkpoint_from_before_it_goes_back_to_its_beginning(saved):
-    for name in (BEST, PREVIOUS):
-        (saved / "checkpoints" / name).unlink()
-    assert go_back(Start(saved, None), before_step=8) is None
-    assert steps_of(saved) == {DIVERGED: 8}
+def test_with_no_checkpoint_from_before_it_goes_back_to_its_beginning_and_nothing_leads_astray_again(saved):
+    steps = steps_of(saved)
+    assert go_back(saved, before_step=1) is None
+    assert steps_of(saved) == {f"diverged-{name}": step for name, step in steps.items()}
+    assert find_checkpoint(saved) is None
 
 
-def test_a_run_that_began_from_a_checkpoint_elsewhere_goes_back_to_that(saved, tmp_path):
-    elsewhere = saved / "elsewhere.ckpt"
-    (saved / "checkpoints" / PREVIOUS).rename(elsewhere)
-    (saved / "checkpoints" / BEST).unlink()
-    assert go_back(Start(saved, elsewhere), before_step=8) == elsewhere
-    assert steps_of(saved) == {DIVERGED: 8}
-    assert go_back(Start(saved, elsewhere), before_step=6) is None
+def test_what_a_run_without_a_checkpoint_decided_outlives_its_being_cleared(tmp_path):
+    run = RunSettings(output_dir=str(tmp_path), run_name="a")
+    with ExitStack() as held:
+        directory = open_run(run, "tokens", held).directory
+        (directory / "config.yaml").touch()
+        events = RunEvents(directory)
+        events.note("started", 0)
+        events.note(ROLLED_BACK, 7, asked_lr=0.01, lr=0.005, precision="32-true")
+    with ExitStack() as held:
+        open_run(run, "tokens", held)
+    assert [event["event"] for event in read_events(directory)] == [ROLLED_BACK]
+    assert recovery_of(directory, 0.01).lr_in_force == 0.005
+
+
+@pytest.mark.parametrize("event", [{}, {"asked_lr": 0.01}, {"asked_lr": 0.01, "lr": 1e9, "precision": "32-true"}])
+def test_what_somebody_else_wrote_decides_nothing(event, tmp_path):
+    RunEvents(tmp_path).note(ROLLED_BACK, 7, **event)
+    assert recovery_of(tmp_path, 0.01) == Recovery(0.01)
+
+
+def test_what_resume_names_is_the_runs_last_checkpoint_from_then_on(saved):
+    best = saved / "checkpoints" / PREVIOUS
+    become_last(Start(saved, best))
+    assert find_checkpoint(saved) == saved / "checkpoints" / LAST
+    assert (steps_of(saved)[LAST], steps_of(saved)[REPLACED]) == (6, 8)
+    become_last(Start(saved, best))
+    assert steps_of(saved)[REPLACED] == 8
 
 
 def test_each_time_the_rate_is_lower_and_three_times_is_all():

@@ -214,7 +214,7 @@ def test_where_a_single_sequence_does_not_fit_memory_is_out(tmp_path):
     assert is_out_of_memory(raised.value)
 
 
-def test_among_several_processes_and_where_it_is_asked_how_much_fits_nothing_is_split(tmp_path):
+def test_where_it_is_asked_how_much_fits_nothing_is_split(tmp_path):
     module = tight({0}, "forward")
     module.micro_batches.may_split = False
     with pytest.raises(RuntimeError, match="can't allocate"):

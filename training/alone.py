@@ -22,11 +22,13 @@ def alone_in(directory: Path) -> Iterator[None]:
     path = directory / LOCK
     descriptor = _locked(path)
     try:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        with suppress(OSError):  # who holds it is only for a message
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         yield
     finally:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
         os.close(descriptor)
 
 

@@ -9,6 +9,7 @@ import shutil
 import struct
 import warnings
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from lightning.fabric.plugins import CheckpointIO
 from sequences.errors import StorageError
 
 BEST, LAST, PREVIOUS, HEALTHY = "best.ckpt", "last.ckpt", "previous.ckpt", "healthy.ckpt"
-DIVERGED = "diverged.ckpt"
-"""What was last.ckpt when a run had to go back further than that; nothing goes on from it by itself."""
+ASTRAY = "diverged-"
+"""Begins the names of checkpoints that a run had to go back further than; nothing goes on from them by itself."""
+REPLACED = "replaced.ckpt"
+"""What was last.ckpt before --resume named another one."""
 _DAMAGE = (
     *(OSError, ValueError, RuntimeError, EOFError, struct.error, zipfile.BadZipFile, pickle.UnpicklingError),
     *(LookupError, TypeError, AttributeError),
@@ -50,7 +53,8 @@ class AtomicCheckpointIO(CheckpointIO):
         except (OSError, RuntimeError) as error:  # torch wraps what the file system says
             raise StorageError(f"{target} cannot be written ({error}); what was there before is whole") from error
         finally:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):  # what went wrong before is what is to be told
+                partial.unlink(missing_ok=True)
 
     def load_checkpoint(self, path: str | os.PathLike[str], map_location: Any = "cpu", weights_only: Any = None) -> Any:
         """Whoever asks for more than weights and plain values does not get it."""
@@ -103,9 +107,13 @@ def give_second_name(path: Path, name: Path) -> None:
     try:
         os.link(path, link)
     except OSError:  # a file system without links
-        shutil.copyfile(path, link)
-        with link.open("rb") as file:
-            os.fsync(file.fileno())
+        try:
+            shutil.copyfile(path, link)
+            with link.open("rb") as file:
+                os.fsync(file.fileno())
+        except OSError:
+            link.unlink(missing_ok=True)
+            raise
     link.replace(name)
 
 

@@ -8,6 +8,7 @@ cannot be written the run goes on, tries again when the next is due, and gives u
 import logging
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -144,8 +145,10 @@ class Checkpoints(Checkpoint):
         return self._owes_validation or (not is_validated and is_validation_due(trainer))
 
     def _has_finite_weights(self, trainer: Trainer) -> bool:
-        weights = [w for w in trainer.lightning_module.state_dict().values() if w.is_floating_point()]
-        is_finite = bool(torch.stack([w.isfinite().all() for w in weights]).all())  # sync: one for each checkpoint
+        module = trainer.lightning_module
+        found = [w.isfinite().all() for w in module.parameters() if w.is_floating_point()]
+        found += [~b.isnan().any() for b in module.buffers() if b.is_floating_point()]  # a mask may well hold infinity
+        is_finite = bool(torch.stack(found).all())  # sync: one for each checkpoint
         is_finite = trainer.strategy.reduce_boolean_decision(is_finite)
         if not is_finite and trainer.is_global_zero:
             _log.warning("step %d: the weights are not finite, so no checkpoint is written", trainer.global_step)
@@ -171,9 +174,9 @@ class Checkpoints(Checkpoint):
         new, last = self.directory / _NEW, self.directory / LAST
         try:
             trainer.save_checkpoint(new, weights_only=False)
-        except StorageError as error:
+        except (StorageError, OSError) as error:
             trainer.strategy.barrier("Trainer.save_checkpoint")  # where the other processes wait
-            return error
+            return StorageError(str(error))
         if not trainer.is_global_zero:
             return None
         try:
@@ -189,6 +192,8 @@ class Checkpoints(Checkpoint):
                 new.unlink()
             sync_directory(self.directory)
         except OSError as error:
+            with suppress(OSError):
+                new.unlink(missing_ok=True)  # its room is needed
             return StorageError(f"{error.filename or self.directory}: cannot be written ({error.strerror})")
         return None
 

@@ -48,6 +48,11 @@ class StopWhenAsked(Callback):
         self.resume_command = resume_command
         self._requests = _Requests()
 
+    @property
+    def asked(self) -> int:
+        """The signal that this process got, or 0."""
+        return self._requests.number
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._requests.listen(aloud=trainer.is_global_zero)
 

@@ -7,8 +7,9 @@ In: rows as mappings from column to value. Out: CSV that another program may rea
 import csv
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import TypedDict
 
@@ -47,8 +48,8 @@ class MetricsFile:
         if not self.path.exists():
             self.begin()
             return
-        with self.path.open(newline="", encoding="utf-8") as file:
-            rows = [row for _, row in zip(range(state["rows"]), csv.DictReader(file), strict=False)]
+        with self.path.open(newline="", encoding="utf-8", errors="replace") as file:
+            rows = list(_readable(islice(csv.DictReader(file), state["rows"])))
         self._replace(rows)
         self._file.waiting.extend(state["unwritten"])
         self._appended += len(state["unwritten"])
@@ -84,3 +85,9 @@ class MetricsFile:
         # A file of another version may have other columns: those it has in common with this one are kept.
         csv.DictWriter(text, self.columns, extrasaction="ignore", lineterminator="\n").writerows(rows)
         return text.getvalue()
+
+
+def _readable(rows: Iterable[dict[str, str]]) -> Iterator[dict[str, str]]:
+    """Up to what is no row of ours: somebody else may have written here."""
+    with suppress(csv.Error):
+        yield from rows

@@ -53,9 +53,9 @@ class MicroBatches:
         if begins_step:
             self._of_step.clear()
             self.module.begin_step()
-        self._of_step.append(batch)
         if not self._can_split():
             return self.module.compute(batch, 0)
+        self._of_step.append(batch)
         is_whole = self.parts.of(batch) == 1
         told = fitting(partial(self.module.compute, batch, 0) if is_whole else partial(self._there_and_back, batch))
         if told is None:

@@ -194,8 +194,8 @@ class TrainingModule(lightning.LightningModule):
     ) -> None:
         """By hand: Lightning refuses to clip for a fused optimizer under mixed precision, where nobody has unscaled yet."""
         scaler = scaler_of(self.trainer)
-        if scaler is not None:
-            scaler.unscale_(optimizer)
+        if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
+            scaler.unscale_(optimizer)  # for others Lightning has done it
         longest = self.optimizer.gradient_clip or float("inf")
         self.gradient_norm = nn.utils.clip_grad_norm_(self.network.parameters(), longest)
         self.judge.refuse_if_spoilt(optimizer, self.gradient_norm, self.trainer)

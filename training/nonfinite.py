@@ -64,15 +64,15 @@ class StepJudge:
         self._sequences.append(sequences_B)
 
     def refuse_if_spoilt(self, optimizer: Optimizer, gradient_norm: Tensor, trainer: Trainer) -> None:
-        """Right before the optimizer takes the step. Of several processes, none takes what one of them found to be spoilt."""
+        """Right before the optimizer takes the step. Several processes have one gradient, and go by that alone."""
         losses_M = torch.stack(self._losses)
-        is_finite = losses_M.isfinite().all() & gradient_norm.isfinite()
-        if trainer.world_size > 1:
-            is_finite = trainer.strategy.reduce((~is_finite).float(), reduce_op="sum") == 0
+        is_finite = gradient_norm.isfinite()
+        if trainer.world_size == 1:
+            is_finite = is_finite & losses_M.isfinite().all()
         self.last = Judged(is_finite, losses_M, self._sequences)
         if scaler_of(trainer) is not None:
             return  # it leaves such steps out itself
-        if is_finite.device.type == "cuda" and optimizer.defaults.get("fused"):
+        if leaves_out_on_device(optimizer, is_finite.device):
             vars(optimizer)["found_inf"] = (~is_finite).float()  # where a fused optimizer looks, on the device
         elif not is_finite:
             optimizer.zero_grad(set_to_none=True)  # without a gradient nothing moves, weight decay included
@@ -88,9 +88,11 @@ class SkippedSteps(Callback):
         self._waiting: list[tuple[int, Judged]] = []
         self._in_a_row = 0
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._waiting.clear()
-        self._in_a_row = 0
+    def state_dict(self) -> dict[str, Any]:
+        return {"in_a_row": self._in_a_row}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._in_a_row = state_dict["in_a_row"]
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -150,6 +152,11 @@ class Suspects(NamedTuple):
 
     losses: list[float]
     ids: list[Any]
+
+
+def leaves_out_on_device(optimizer: Optimizer, device: torch.device) -> bool:
+    """Whether the optimizer can be told not to take a step without anybody waiting for the device."""
+    return device.type == "cuda" and bool(optimizer.defaults.get("fused"))
 
 
 def _of_all_processes(own: Suspects, trainer: Trainer) -> Suspects:

@@ -66,7 +66,7 @@ class Progress(Callback):
         self._row_step = self._first_step = 0
         self._epoch = 0
         """Of the last step: behind the last one of a run, Lightning counts another."""
-        self._validated = (0, 0)
+        self._validated = (-1, 0)
         """The last row of a validation: its step, and on how many sequences."""
         self._loaded: dict[str, Any] | None = None
         self._has_begun = False
@@ -122,7 +122,7 @@ class Progress(Callback):
             self._watch.start()
         else:
             self._epoch = state.get("epoch", 0)  # older checkpoints do not tell
-            self._validated = tuple(state.get("validated", (0, 0)))
+            self._validated = tuple(state.get("validated", (-1, 0)))
             self._since_row = _share_of_this_process(state["sums"], trainer, pl_module.device)
             self._watch.start(seconds=state["seconds"], lap_seconds=state["lap_seconds"])
         if not trainer.is_global_zero:

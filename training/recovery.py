@@ -5,16 +5,16 @@ stands in events.jsonl, so that a run that is killed meanwhile goes on with it; 
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from reports.run_files import read_events
 from training.events import RunEvents
 from training.nonfinite import NonFiniteError
-from training.precision import InForce, cpu_has_bf16_units
+from training.precision import DTYPES, InForce, cpu_has_bf16_units
+from training.resume import ROLLED_BACK
 
-ROLLED_BACK = "rolled_back"
 MOST_TIMES = 3
 LOWER = 0.5
 """Times the rate before."""
@@ -53,20 +53,25 @@ class Recovery(NamedTuple):
 
 def recovery_of(directory: Path, asked_lr: float) -> Recovery:
     """What earlier sessions of a run decided at the rate that is asked for."""
-    told = [
-        event for event in read_events(directory) if event["event"] == ROLLED_BACK and event["asked_lr"] == asked_lr
-    ]
+    told = [event for event in read_events(directory) if _is_of(event, asked_lr)]
     if not told:
         return Recovery(asked_lr)
     return Recovery(asked_lr, len(told), told[-1]["lr"], told[-1]["precision"])
 
 
-def tell_of_recovery(events: RunEvents, trouble: NonFiniteError, step: int, back_to: Path | None, by: Recovery) -> None:
+def _is_of(event: dict[str, Any], asked_lr: float) -> bool:
+    """As `tell_of_recovery` writes it: what lies in a run's directory may be anybody's."""
+    lr, precision = event.get("lr"), event.get("precision")
+    is_lower = isinstance(lr, float) and 0 < lr < asked_lr
+    return event["event"] == ROLLED_BACK and event.get("asked_lr") == asked_lr and is_lower and precision in DTYPES
+
+
+def tell_of_recovery(events: RunEvents, trouble: NonFiniteError, back_to: Path | None, by: Recovery) -> None:
     place = "its beginning" if back_to is None else back_to.name
     assert by.precision is not None
     events.survived(
         ROLLED_BACK,
-        step,
+        trouble.first_step,
         f"{trouble}: back to {place}, on with --lr {by.lr_in_force:g} and --precision {by.precision} ({by.times} of {MOST_TIMES})",
         asked_lr=by.asked_lr,
         lr=by.lr_in_force,

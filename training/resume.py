@@ -22,15 +22,30 @@ from torch.optim.lr_scheduler import LambdaLR
 from models.embeddings import GivenVectors
 from models.sequence_vae import SequenceVAE
 from models.settings import ModelSettings
+from monitors.json_lines import JsonLines
+from reports.run_files import EVENTS, read_events
 from sequences.description import DataDescription
 from sequences.errors import SettingsError, StorageError
 from training.alone import LOCK, alone_in
-from training.checkpoint_files import BEST, DIVERGED, HEALTHY, LAST, PREVIOUS, damage_of, give_second_name, read_lazily
+from training.checkpoint_files import (
+    ASTRAY,
+    BEST,
+    HEALTHY,
+    LAST,
+    PREVIOUS,
+    REPLACED,
+    damage_of,
+    give_second_name,
+    read_lazily,
+)
 from training.differences import differences, misfits, other_meanings, plain, some_of
+from training.distributed import is_first_process
 from training.exit_codes import UsageError
 from training.run_settings import RunSettings
 
 CONFIG = "config.yaml"
+ROLLED_BACK = "rolled_back"
+"""The event that a run went back to an earlier checkpoint."""
 _OUTPUTS = (
     *(CONFIG, "environment.json", "metrics.csv", "posterior.jsonl", "throughput.jsonl", "events.jsonl", "report.html"),
     *("samples", "plots", "checkpoints"),
@@ -67,7 +82,7 @@ def open_run(run: RunSettings, kind: str, held: ExitStack) -> Start:
     if run.resume == "never" and _is_used(directory):
         raise UsageError(f"--run_name {run.run_name}: {directory} is there already; --resume auto goes on with it")
     _refuse_what_is_no_run(directory)
-    held.enter_context(alone_in(directory))
+    _hold(directory, held)
     checkpoint = find_checkpoint(directory)
     if checkpoint is None:
         _clear(directory)
@@ -91,24 +106,36 @@ def find_checkpoint(directory: Path) -> Path | None:
     return None
 
 
-def go_back(start: Start, before_step: int) -> Path | None:
-    """The newest whole checkpoint from before a step, as last.ckpt if it is the run's own; None where there is none.
+def go_back(directory: Path, before_step: int) -> Path | None:
+    """Let last.ckpt be the newest whole checkpoint from before a step, and return it; None where there is none.
 
-    What was last.ckpt is kept under another name, for whoever wants to know what went wrong.
+    What led astray is kept under other names, for whoever wants to know what went wrong.
     """
-    kept = [start.directory / "checkpoints" / name for name in (LAST, PREVIOUS, HEALTHY, BEST)]
-    elsewhere = [path for path in (start.checkpoint,) if path is not None and path not in kept]
-    steps = {path: read_lazily(path)["global_step"] for path in (*kept, *elsewhere) if damage_of(path) is None}
+    kept = [directory / "checkpoints" / name for name in (LAST, PREVIOUS, HEALTHY, BEST)]
+    steps = {path: read_lazily(path)["global_step"] for path in kept if damage_of(path) is None}
     newest = max((path for path, step in steps.items() if step < before_step), key=steps.__getitem__, default=None)
     last = kept[0]
     if newest == last:
         return last
-    if last.exists():
-        last.replace(last.with_name(DIVERGED))
-    if newest is None or newest in elsewhere:
-        return newest
+    for path in kept if newest is None else [last]:
+        if path.exists():
+            path.replace(path.with_name(ASTRAY + path.name))
+    if newest is None:
+        return None
     give_second_name(newest, last)
     return last
+
+
+def become_last(start: Start) -> None:
+    """What --resume PATH names is this run's last checkpoint from now on: it goes on from there however soon it is killed."""
+    assert start.checkpoint is not None
+    last = start.directory / "checkpoints" / LAST
+    if last.exists() and last.samefile(start.checkpoint):
+        return
+    last.parent.mkdir(exist_ok=True)
+    if last.exists():
+        last.replace(last.with_name(REPLACED))
+    give_second_name(start.checkpoint, last)
 
 
 def identity_of(lengths_N: np.ndarray, content: str) -> dict[str, int | str]:
@@ -204,7 +231,7 @@ def _start_from(run: RunSettings, path: Path, kind: str, held: ExitStack) -> Sta
     if not _is_there(directory):
         return Start(_make(directory, held), path)
     _refuse_what_is_no_run(directory)
-    held.enter_context(alone_in(directory))
+    _hold(directory, held)
     if is_in_run and directory.samefile(own):
         return Start(directory, path)
     if find_checkpoint(directory) is not None:
@@ -235,7 +262,7 @@ def _make(directory: Path, held: ExitStack) -> Path:
     except OSError as error:
         raise StorageError(f"{directory}: cannot be made ({error.strerror}). Choose another --output_dir.") from error
     held.enter_context(_nothing_left_if_refused(directory))
-    held.enter_context(alone_in(directory))
+    _hold(directory, held)
     return directory
 
 
@@ -258,6 +285,12 @@ def _is_used(directory: Path) -> bool:
     return not directory.is_dir() or any(path.name != LOCK for path in directory.iterdir())
 
 
+def _hold(directory: Path, held: ExitStack) -> None:
+    """By the run's first process, for all: on other machines the same place is found by processes that are not."""
+    if is_first_process():
+        held.enter_context(alone_in(directory))
+
+
 def _refuse_what_is_no_run(directory: Path) -> None:
     """Before anything is put there."""
     if not directory.is_dir():
@@ -272,11 +305,14 @@ def _clear(directory: Path) -> None:
     """Remove what a run left that never came to its first checkpoint."""
     if directory.is_symlink() and _is_used(directory):
         raise UsageError(f"--run_name {directory.name}: {directory} is a link; what it leads to is not cleared")
+    decided = [event for event in read_events(directory) if event["event"] == ROLLED_BACK]
     for path in (directory / name for name in _OUTPUTS):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+    for event in decided:  # a run that went back to its beginning goes on with what it decided then
+        JsonLines(directory / EVENTS).append(event)
 
 
 def _read(path: Path, flag: str) -> dict[str, Any]:

@@ -18,15 +18,16 @@ from torch import nn
 
 from dataset import SequenceDataModule
 from reports.run_files import environment, write_environment
+from sequences.errors import StorageError
 from training.checkpoint_files import read_lazily
 from training.config_files import to_flat_dict, to_yaml
 from training.console import program, shell_word
 from training.devices import Devices, resolve_devices
 from training.distributed import decided_by_first, decided_together, is_first_process
 from training.events import RunEvents
-from training.exit_codes import DivergedError, UsageError, harmless
+from training.exit_codes import DivergedError, Stopped, UsageError, harmless
 from training.header import describe_monitoring, header
-from training.interrupts import handlers_restored
+from training.interrupts import StopWhenAsked, handlers_restored
 from training.module import Probeable, ProbeableModule, TrainingModule
 from training.network import build_network, make_ready
 from training.nonfinite import NonFiniteError
@@ -35,7 +36,7 @@ from training.places import refuse_unwritable
 from training.plan import Plan, plan_run
 from training.precision import InForce, precision_in_force
 from training.recovery import Recovery, recovery_of, tell_of_recovery
-from training.resume import Start, go_back, identity_of, load_weights, open_run, refuse_other_run
+from training.resume import Start, become_last, go_back, identity_of, load_weights, open_run, refuse_other_run
 from training.session import Prepared, Session, make_session, note_beginning, train
 from training.settings import TrainingSettings
 from training.trainer import previews_of
@@ -67,13 +68,27 @@ def fit(
         start = start_of(settings, data, devices, held)
         if (result := refused_or_finished(start, settings, plan, data)) is not None:
             return result
-        if start.checkpoint is None and settings.run.init_from is not None:
-            load_weights(network, Path(settings.run.init_from).expanduser(), data.description)
+        load_beginning(network, start, settings, data)
+        if settings.run.resume not in ("auto", "never") and is_first_process():
+            become_last(start)
         remark = make_ready(network, settings.compute, devices.accelerator)
         resume_command = f"python {program()} --config {shell_word(start.directory / 'config.yaml')}"
         events = RunEvents(start.directory, writes=is_first_process())
         run = Prepared(settings, data, devices, network, everything, events, resume_command)
-        return hold_sessions(run, plan, start, remark)
+        try:
+            return hold_sessions(run, plan, start, remark)
+        except (DivergedError, StorageError):  # of all processes alike
+            if not is_first_process():
+                sys.exit(0)  # with another code a launcher kills the first process, which has something to say
+            raise
+
+
+def load_beginning(network: nn.Module, start: Start, settings: TrainingSettings, data: SequenceDataModule) -> None:
+    """The weights of --init_from; also for a run that goes on, if they are still there: it may have to go back to its beginning."""
+    if settings.run.init_from is not None:
+        path = Path(settings.run.init_from).expanduser()
+        if start.checkpoint is None or path.exists():
+            load_weights(network, path, data.description)
 
 
 def refused_or_finished(
@@ -104,6 +119,7 @@ def hold_sessions(run: Prepared, plan: Plan, start: Start, remark: str) -> RunRe
         plan = plan._replace(lr=recovery.lr_in_force)
         precision = recovery.precision_in_force(asked)
         module = make_module(run.network, run.settings, plan, run.data)
+        began_at = step_of(start.checkpoint)  # now: the session writes another one over it
         session = make_session(run, module, plan, precision, start)
         if is_first:
             announce(session, precision, remark)
@@ -111,21 +127,34 @@ def hold_sessions(run: Prepared, plan: Plan, start: Start, remark: str) -> RunRe
         outcome = outcome_of(session)
         if isinstance(outcome, RunResult):
             return outcome
-        start, recovery = roll_back(outcome, start, recovery, precision, run)
+        stop_if_asked(session, run)
+        del session, module
+        start, recovery = roll_back(outcome, start.directory, began_at, recovery, precision, run)
         if start.checkpoint is None:
             run.network.load_state_dict(beginning)
 
 
 def outcome_of(session: Session) -> RunResult | NonFiniteError:
-    """Without the error's traceback, which would keep the session's Trainer, weights and gradients in memory."""
+    """Without the error's traceback, which would keep the session's gradients in memory."""
     try:
         return train(session)
     except NonFiniteError as error:
         return error.with_traceback(None)
 
 
+def stop_if_asked(session: Session, run: Prepared) -> None:
+    """A signal that came while a session broke off ends the run all the same."""
+    own = max(callback.asked for callback in session.callbacks if isinstance(callback, StopWhenAsked))
+    number = decided_together(lambda: own)
+    if number:
+        run.events.note("interrupted", session.trainer.global_step)
+        if not is_first_process():
+            sys.exit(0)
+        raise Stopped(number, f" after a step that came to NaN. To go on:\n{run.resume_command}")
+
+
 def roll_back(
-    trouble: NonFiniteError, start: Start, recovery: Recovery, precision: InForce, run: Prepared
+    trouble: NonFiniteError, directory: Path, began_at: int, recovery: Recovery, precision: InForce, run: Prepared
 ) -> tuple[Start, Recovery]:
     """To before the trouble; a checkpoint that led into it at once is no place to go back to."""
     if not recovery.is_possible:
@@ -134,14 +163,17 @@ def roll_back(
             f"{trouble}, and so it was from earlier checkpoints, at last with --lr {recovery.lr_in_force:g}. Lower --lr or raise "
             "--warmup; the sequences that the steps were made of stand in events.jsonl"
         )
-    began_at = 0 if start.checkpoint is None else read_lazily(start.checkpoint)["global_step"]
     led_into_it = trouble.first_step <= began_at + 1
     run.data.teardown("fit")  # Lightning does not, when a session breaks off
-    before = began_at if led_into_it else trouble.first_step
-    back_to = decided_together(lambda: go_back(start, before))
+    before = min(began_at, trouble.first_step) if led_into_it else trouble.first_step
+    back_to = decided_together(lambda: go_back(directory, before))
     recovery = recovery.once_more(precision.precision, run.devices.accelerator)
-    tell_of_recovery(run.events, trouble, trouble.first_step, back_to, recovery)
-    return Start(start.directory, back_to), recovery
+    tell_of_recovery(run.events, trouble, back_to, recovery)
+    return Start(directory, back_to), recovery
+
+
+def step_of(checkpoint: Path | None) -> int:
+    return 0 if checkpoint is None else int(read_lazily(checkpoint)["global_step"])
 
 
 def announce(session: Session, precision: InForce, remark: str) -> None:
@@ -267,6 +299,8 @@ def origin_of(settings: TrainingSettings, data: SequenceDataModule) -> dict[str,
 def write_files(settings: TrainingSettings, start: Start) -> None:
     """What another person needs to run the same, and the same command to go on: both with the name that the run got."""
     run = replace(settings.run, run_name=start.directory.name, output_dir=str(start.directory.parent), resume="auto")
-    (start.directory / "config.yaml").write_text(to_yaml(replace(settings, run=run)), encoding="utf-8")
+    beside = start.directory / "config.yaml.new"
+    beside.write_text(to_yaml(replace(settings, run=run)), encoding="utf-8")
+    beside.replace(start.directory / "config.yaml")
     if start.checkpoint is None:  # the command of a later session stands in events.jsonl
         write_environment(start.directory, environment(sys.argv, threads=torch.get_num_threads()))

@@ -4,7 +4,6 @@ In: what `run.py` has prepared. Out: what the run came to, or `NonFiniteError` w
 events.jsonl, what happened on the way.
 """
 
-import shlex
 import sys
 import warnings
 from collections.abc import Sequence
@@ -18,9 +17,10 @@ from dataset import SequenceDataModule
 from models.sequence_vae import SequenceVAE
 from reports.run_files import command_line
 from training.checkpoint_files import HEALTHY, read_lazily
+from training.console import shell_word
 from training.devices import Devices
 from training.events import RunEvents
-from training.exit_codes import ExitCode, Stopped
+from training.exit_codes import ExitCode, Stopped, harmless
 from training.module import TrainingModule
 from training.outcome import EndedBy, RunResult, result_of
 from training.plan import Plan
@@ -49,6 +49,7 @@ class Session(NamedTuple):
 
     run: Prepared
     trainer: Trainer
+    callbacks: Sequence[Callback]
     module: TrainingModule
     plan: Plan
     start: Start
@@ -62,7 +63,7 @@ def make_session(run: Prepared, module: TrainingModule, plan: Plan, precision: I
         *(run.settings, run.data, plan, run.devices, precision, start.directory, everything),
         has_static_graph=isinstance(run.network, SequenceVAE),
     )
-    return Session(run, trainer, module, plan, start)
+    return Session(run, trainer, everything, module, plan, start)
 
 
 def train(session: Session) -> RunResult:
@@ -75,7 +76,7 @@ def train(session: Session) -> RunResult:
             warnings.filterwarnings("ignore", message=r".*torch.distributed.nn.functional.\w+ is deprecated.*")
             trainer.fit(session.module, datamodule=run.data, ckpt_path=start.checkpoint)
             validate_on_all(trainer, session.module, run.data, run.settings)
-        finish_metrics(trainer)
+        finish_metrics(session)
         by = ended_by(trainer, session.plan)
         result = result_of(trainer, session.plan, run.settings, start.directory, by, run.events)
     except Stopped as stop:
@@ -85,7 +86,7 @@ def train(session: Session) -> RunResult:
         raise
     except SystemExit as stop:
         if stop.code == ExitCode.COLLAPSED:
-            print(after_collapse(start.directory, run.resume_command), file=sys.stderr)
+            print(harmless(after_collapse(start.directory, run.resume_command)), file=sys.stderr)
         raise
     run.events.finish()
     return result
@@ -100,9 +101,9 @@ def note_beginning(session: Session) -> None:
         session.run.events.note("resumed", step, checkpoint=checkpoint.name, command=command_line(sys.argv))
 
 
-def finish_metrics(trainer: Trainer) -> None:
+def finish_metrics(session: Session) -> None:
     """A run that could not write down all it came to has not ended well."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+    for callback in session.callbacks:
         if isinstance(callback, Progress):
             callback.finish()
 
@@ -111,10 +112,10 @@ def after_collapse(directory: Path, resume_command: str) -> str:
     """What to type next."""
     healthy = directory / "checkpoints" / HEALTHY
     if healthy.exists():
-        rescue = f"--init_from {shlex.quote(str(healthy))} --run_name {shlex.quote(f'{directory.name}-rescue')}"
+        rescue = f"--init_from {shell_word(healthy)} --run_name {shell_word(f'{directory.name}-rescue')}"
         begin = f"From when it was last well, with a remedy of your choice:\n{resume_command} {rescue} --free_bits 0.25"
     else:
-        anew = f"--run_name {shlex.quote(f'{directory.name}-2')}"
+        anew = f"--run_name {shell_word(f'{directory.name}-2')}"
         begin = f"It was never well. Anew, with a remedy of your choice:\n{resume_command} {anew} --free_bits 0.25"
     return f"{begin}\nTo go on all the same:\n{resume_command}"
 
@@ -131,10 +132,14 @@ def validate_on_all(
 ) -> None:
     """Unless that is what the last validation was."""
     is_partial = not settings.validation.is_on_all and not settings.run.fast_dev_run
-    if is_partial:
-        data.limit_val_batches = 1.0
-    if is_partial or module.validated_at_step != trainer.global_step:
-        trainer.limit_val_batches = 1.0  # with --limit_val_batches 0 there was none so far
-        if trainer.is_global_zero and is_partial:
-            print(f"last validation, on all {len(data.split('valid')):,} sequences", flush=True)
+    if not is_partial and module.validated_at_step == trainer.global_step:
+        return
+    limit = data.limit_val_batches
+    data.limit_val_batches = 1.0 if is_partial else limit
+    trainer.limit_val_batches = 1.0  # with --limit_val_batches 0 there was none so far
+    if trainer.is_global_zero and is_partial:
+        print(f"last validation, on all {len(data.split('valid')):,} sequences", flush=True)
+    try:
         trainer.validate(module, datamodule=data, verbose=False)
+    finally:
+        data.limit_val_batches = limit  # should the run go back from here
