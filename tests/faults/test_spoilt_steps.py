@@ -73,6 +73,22 @@ def test_two_processes_go_back_together(place: Place) -> None:
     assert_finite(ended.run)
 
 
+def test_two_processes_that_never_come_out_of_nan_end_with_its_code_and_advice(place: Place) -> None:
+    fault: dict[str, Any] = {"fault": "nan", "positions": list(range(24, 64)), "times": 9}
+    ended = place.train("a", "--devices", "2", faults=[fault])
+    assert ended.code == 4, ended.err
+    assert "Lower --lr or raise --warmup" in ended.err
+
+
+def test_a_signal_that_comes_as_a_run_breaks_off_is_not_lost(place: Place) -> None:
+    term = {"fault": "send", "name": "term", "hook": "on_exception", "at": 0}
+    ended = place.train("a", faults=[IN_A_ROW | ABOVE, term])
+    assert ended.code == 143, ended.err
+    assert place.events("a")[-1]["event"] == "interrupted"
+    assert "To go on:" in ended.err
+    assert_done(place.train("a"))
+
+
 def assert_finite(run: Path) -> None:
     for path in (run / "checkpoints").glob("*.ckpt"):
         weights = torch.load(path, weights_only=True)["state_dict"].values()
