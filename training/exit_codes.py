@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from types import FrameType
-from typing import Any
 
 from sequences.errors import DataError, SettingsError, StorageError, is_out_of_memory
 
@@ -116,20 +115,17 @@ def _signals_raised() -> Iterator[None]:
     for number in before:
         signal.signal(number, stop)
     atexit.register(let_signals_end_the_process)
+    is_stopped = False
     try:
         yield
     except Stopped:
+        is_stopped = True
         let_signals_end_the_process()
         raise
-    except BaseException:
-        _give_back(before)
-        raise
-    _give_back(before)
-
-
-def _give_back(handlers: dict[signal.Signals, Any]) -> None:
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    finally:
+        if not is_stopped:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def let_signals_end_the_process() -> None:
