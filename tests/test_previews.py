@@ -1,5 +1,6 @@
 """Previews are readable, bounded in cost and number, and training goes on as if they were not there."""
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -197,17 +198,18 @@ def test_sanity_checks_other_processes_and_diverged_networks_write_nothing(of_tr
     assert written(tmp_path) == []
 
 
-def test_what_cannot_be_written_is_said_once_and_leaves_nothing_behind(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOTDIR])
+def test_what_cannot_be_written_is_said_once_and_leaves_nothing_behind(number, tmp_path, monkeypatch, capsys, caplog):
     module, previews = make_module("vectors"), make_previews("vectors", clock=Clock())
 
-    def disk_full(path: Path, *arguments: Any, **named: Any) -> None:
+    def refuse(path: Path, *arguments: Any, **named: Any) -> None:
         path.write_bytes(b"half")
-        raise OSError(28, "No space left on device")
+        raise OSError(number, "as the system says")
 
-    monkeypatch.setattr("training.previews.write_preview_figure", disk_full)
+    monkeypatch.setattr("training.previews.write_preview_figure", refuse)
     for step in (1, 2):
         end_validation(previews, module, tmp_path, step)
-    assert capsys.readouterr().out.count("No space left on device") == 1
+    assert (capsys.readouterr().out + caplog.text).count("as the system says") == 1
     assert written(tmp_path) == []
 
 
