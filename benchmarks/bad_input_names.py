@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.bad_input_data import NAMES, PARTS, VARIABLES, File, Meant, as_it_is
+from sequences.local_paths import why_no_path
 
 Must = Literal["hold", "refuse", "any"]
 """Everything has to be in the cache | what is damaged has to be refused or left out | either, but nothing in between."""
@@ -89,15 +90,19 @@ def name_variants(form: str) -> list[Variant]:
         )
         for place, change in {"file": name_a_file, "folder": name_a_folder, "data folder": name_the_root}.items()
         for name in HOSTILE
-        if name != ""
+        if name != "" and not (place == "data folder" and why_no_path(on_a_disk(name)))  # flags refuse those themselves
     ]
     names = [*in_data, *on_disk]
     return [*names, *(Variant(f"{one.what}, beside a null", partial(with_a_null, form, one.change)) for one in names)]
 
 
 def on_a_disk(name: str) -> str:
-    """As the name of a file can be: bytes that are no UTF-8 in place of what is no text."""
-    return os.fsdecode(b"\xff\xfe") if name == HALF_A_PAIR else name.replace("/", "\u2215").replace("\x00", "")
+    """As the name of a file can be: bytes that are no UTF-8 for what is no text; no dot at its beginning, which would hide it."""
+    return (
+        os.fsdecode(b"\xff\xfe")
+        if name == HALF_A_PAIR
+        else name.replace("/", "\u2215").replace("\x00", "").lstrip("._")
+    )
 
 
 def with_a_null(form: str, change: Change, random: np.random.Generator, files: list[File]) -> Done:
