@@ -61,9 +61,7 @@ def attempt(make: Callable[[np.ndarray], Made], sequences_B: np.ndarray) -> Made
         return make(sequences_B)
     except (NotMade, DataError, SettingsError, StorageError):
         raise
-    except (
-        Exception
-    ) as error:  # of any type, as anybody's `gather` may run here; nothing is swallowed: it is counted and told
+    except Exception as error:  # of any type, as anybody's `gather` may run here; it is counted and told, not swallowed
         if is_out_of_memory(error):
             raise
         raise NotMade(_in_words(error), AFTER_AN_ERROR) from error
