@@ -18,7 +18,7 @@ import torch
 
 from sequences.batches import Batch
 from sequences.cache import SequenceData, open_cache, prepare_cache
-from sequences.description import DataDescription
+from sequences.description import DataDescription, Learnt
 from sequences.errors import DataError, SettingsError
 from sequences.grid import OnGrid, grid_efficiency, grid_lengths, rounded_up
 from sequences.limits import Limits, resolve_evaluation_limits, resolve_limits
@@ -56,6 +56,7 @@ class SequenceDataModule(lightning.LightningDataModule):
     `limit_val_batches` stands in for the Trainer's: a fraction or a number of validation batches, chosen once, at random
     (to switch validation off, give the Trainer its own limit_val_batches=0).
     `attention_steps`, of the model, is where --level_cost lets attention cost as much as all else.
+    `learnt` is what a trained network knows of such data, which are then read with its vocabulary and moments.
     `predict_split` is what `Trainer.predict` goes through, in stored order.
     """
 
@@ -72,6 +73,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         limit_val_batches: float | int = 1.0,
         predict_split: str = "test",
         attention_steps: float | None = None,
+        learnt: Learnt | None = None,
     ) -> None:
         super().__init__()
         self.source = source
@@ -82,6 +84,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         self.loading = resolve_loading(loading or LoadingSettings())
         self.seed, self.accumulate = seed, accumulate
         self.limit_val_batches, self.predict_split = limit_val_batches, predict_split
+        self.learnt = learnt
         self._quadratic = attention_steps if self.batches.level_cost else None
         self.on_trouble: Callable[[str], None] = warn
         """Gets a line each time that what prepares the batches had to start anew; loaders that are made later ask for it."""
@@ -95,7 +98,7 @@ class SequenceDataModule(lightning.LightningDataModule):
     @cached_property
     def data(self) -> SequenceData:
         """The opened cache, built first where there is none."""
-        return open_cache(prepare_cache(self.source, self.cache), self.lengths, self.cache.cache_data)
+        return open_cache(prepare_cache(self.source, self.cache, self.learnt), self.lengths, self.cache.cache_data)
 
     @property
     def description(self) -> DataDescription:

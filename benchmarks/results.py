@@ -41,9 +41,9 @@ from training.evaluation import (
 )
 from training.exit_codes import UsageError, run_command
 from training.network import build_network
-from training.resume import load_weights, rebuild_network
 from training.run import fit, make_data
 from training.settings import TrainingSettings
+from training.stored_network import load_weights, rebuild_network
 
 PROG = "benchmarks.results"
 DEMO = "demo"

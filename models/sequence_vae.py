@@ -10,6 +10,7 @@ decoder at its step. Where sequences have an end mark, it is a step with a laten
 Shapes: B sequences, T steps, S steps with the end mark (S = T for kinds that have none), W width, Z latent dimensions, C classes.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -82,9 +83,16 @@ class SequenceVAE(nn.Module):
         self.posterior.synchronised = synchronised
 
     def forward(self, batch: Batch) -> VAEOutput:
+        return self._output(batch, draw)
+
+    def at_mean(self, batch: Batch) -> VAEOutput:
+        """As forward, with the posterior's mean for z: nothing is drawn."""
+        return self._output(batch, lambda posterior: posterior.mean)
+
+    def _output(self, batch: Batch, choose: Callable[[Posterior], Tensor]) -> VAEOutput:
         steps_BTW = self.embedding(batch)
         posterior = self._posterior(steps_BTW, batch.lengths_B)
-        nll_B = self._nll(steps_BTW, batch, draw(posterior)).sum(dim=1)
+        nll_B = self._nll(steps_BTW, batch, choose(posterior)).sum(dim=1)
         steps_B = (batch.lengths_B + self.likelihood.extra_steps) * (batch.lengths_B > 0)
         return VAEOutput(*posterior, nll_B, steps_B, self._class_scores(posterior))
 

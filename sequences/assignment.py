@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from sequences.description import Learnt
 from sequences.encoded import Encoded, counted
 from sequences.errors import DataError
 from sequences.files import POOL, DataFiles
@@ -21,9 +22,11 @@ Assignment = Callable[[str, Block, Encoded], dict[str, np.ndarray]]
 """A group of files (a split or the pool), a block, its sequences -> for each split, which of them are its own."""
 
 
-def make_assignment(data: DataFiles, layout: Layout, reader: BlockReader, source: SourceSettings) -> Assignment:
+def make_assignment(
+    data: DataFiles, layout: Layout, reader: BlockReader, source: SourceSettings, learnt: Learnt | None = None
+) -> Assignment:
     subjects = read_subject_splits(data.subject_splits) if data.subject_splits else None
-    fractions = shares_by_hash(data, source)
+    fractions = shares_by_hash(data, source, learnt)
 
     def assign(group: str, block: Block, encoded: Encoded) -> dict[str, np.ndarray]:
         rows_S = encoded.first_rows_S
@@ -38,9 +41,9 @@ def make_assignment(data: DataFiles, layout: Layout, reader: BlockReader, source
     return assign
 
 
-def shares_by_hash(data: DataFiles, source: SourceSettings) -> dict[str, float]:
+def shares_by_hash(data: DataFiles, source: SourceSettings, learnt: Learnt | None = None) -> dict[str, float]:
     """The splits that the directory lacks, and the share of the training sequences (or the pool) that each gets."""
-    if data.subject_splits:
+    if data.subject_splits or (learnt is not None and learnt.pools_are_whole):
         return {}
     wanted = {"valid": source.validation_fraction, "test": source.test_fraction}
     return {split: share for split, share in wanted.items() if share and split not in data.by_split}

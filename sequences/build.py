@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sequences.assignment import make_assignment, refuse_leaks, refuse_missing_splits, repeated_id_notes, shares_by_hash
-from sequences.description import DataDescription
+from sequences.description import DataDescription, Learnt
 from sequences.encoded import Problems, without_null_ids
 from sequences.errors import DataError
 from sequences.events import EventEncoder
@@ -26,7 +26,7 @@ from sequences.long_table import bring_together, first_scattered_row, in_order_o
 from sequences.reading import Block, BlockReader
 from sequences.settings import SourceSettings
 from sequences.split_files import SplitFiles
-from sequences.tokens import TokenEncoder, make_tokenizer
+from sequences.tokens import TokenEncoder, known_tokenizer, make_tokenizer
 from sequences.usable import usable_files
 from sequences.vectors import VectorEncoder
 
@@ -50,15 +50,20 @@ class Built(NamedTuple):
     """Why each file that was left out was left out."""
 
 
-def build(data: DataFiles, source: SourceSettings, directory: Path) -> Built:
-    first_pass = _FirstPass(data, source, directory)
+def build(data: DataFiles, source: SourceSettings, directory: Path, learnt: Learnt | None = None) -> Built:
+    first_pass = _FirstPass(data, source, directory, learnt)
     layout, encoder = first_pass.usable.layout, first_pass.encoder
     with ExitStack() as stack:
         splits = first_pass.run(stack)
-        refuse_missing_splits(splits, data, layout, source)
+        if learnt is None:
+            refuse_missing_splits(splits, data, layout, source)
+        elif not splits:
+            raise DataError(
+                f"{source.data_dir}: no sequence is left ({layout.describe()}). Check what is left out, and why."
+            )
         if len(data.by_split) > 1 and (layout.id is not None or layout.form == "files"):
             refuse_leaks(splits, layout)
-        finished = _finish(layout, encoder, splits, source)
+        finished = _finish(layout, encoder, splits, source, None if learnt is None else learnt.description)
         labelled = finish_labels(splits, layout, source)
         repeated = repeated_id_notes(splits, layout)
     usable, problems = first_pass.usable, first_pass.problems
@@ -66,7 +71,7 @@ def build(data: DataFiles, source: SourceSettings, directory: Path) -> Built:
         layout,
         DataDescription(kind=layout.kind, classes=labelled.classes, **finished.description),
         {split: _entry(files, finished) for split, files in splits.items()},
-        (*usable.notes, *_shares(data, source), *problems.notes(), *repeated, *finished.notes, *labelled.notes),
+        (*usable.notes, *_shares(data, source, learnt), *problems.notes(), *repeated, *finished.notes, *labelled.notes),
         usable.columns,
         first_pass.reader.files,
         usable.bad_files,
@@ -76,7 +81,7 @@ def build(data: DataFiles, source: SourceSettings, directory: Path) -> Built:
 class _FirstPass:
     """All Parquet, once from beginning to end, encoded and dealt out to the splits."""
 
-    def __init__(self, data: DataFiles, source: SourceSettings, directory: Path) -> None:
+    def __init__(self, data: DataFiles, source: SourceSettings, directory: Path, learnt: Learnt | None) -> None:
         self.source = source
         self.directory = directory
         self.usable = usable_files(data, source)
@@ -84,8 +89,8 @@ class _FirstPass:
         _refuse_idle_flags(layout, source)
         self.reader = BlockReader([path for paths in self.usable.by_split.values() for path in paths], layout)
         self.problems = Problems(source.bad_values, self.reader.where)
-        self.encoder = _make_encoder(layout, self.problems, source)
-        self.assign = make_assignment(data, layout, self.reader, source)
+        self.encoder = _make_encoder(layout, self.problems, source, None if learnt is None else learnt.description)
+        self.assign = make_assignment(data, layout, self.reader, source, learnt)
 
     def run(self, stack: ExitStack) -> dict[str, SplitFiles]:
         """The splits that have sequences; their files are released when the stack is left."""
@@ -155,11 +160,14 @@ def _refuse_idle_flags(layout: Layout, source: SourceSettings) -> None:
             )
 
 
-def _make_encoder(layout: Layout, problems: Problems, source: SourceSettings) -> Encoder:
+def _make_encoder(layout: Layout, problems: Problems, source: SourceSettings, known: DataDescription | None) -> Encoder:
     if layout.kind == "events":
         return EventEncoder(layout, problems)
     if layout.kind == "vectors":
         return VectorEncoder(layout, problems)
+    if known is not None:
+        tokenizer = known_tokenizer(known.tokenizer) if known.tokenizer else None
+        return TokenEncoder(layout, problems, tokenizer, known.vocabulary_size)
     tokenizer = make_tokenizer(source.tokenizer) if source.tokenizer else None
     return TokenEncoder(layout, problems, tokenizer, source.vocabulary_size)
 
@@ -181,12 +189,18 @@ def _refuse_changing_labels(block: Block, reader: BlockReader, layout: Layout) -
         )
 
 
-def _finish(layout: Layout, encoder: Encoder, splits: dict[str, SplitFiles], source: SourceSettings) -> Finished:
+def _finish(
+    layout: Layout,
+    encoder: Encoder,
+    splits: dict[str, SplitFiles],
+    source: SourceSettings,
+    known: DataDescription | None,
+) -> Finished:
     if isinstance(encoder, TokenEncoder):
-        return finish_tokens(splits, encoder.tokenizer, source)
+        return finish_tokens(splits, encoder.tokenizer, source, known)
     if isinstance(encoder, VectorEncoder):
-        return finish_vectors(splits, encoder.names(), source)
-    return finish_events(splits, encoder.symbols(), layout.time_unit, source)
+        return finish_vectors(splits, encoder.names(), source, known)
+    return finish_events(splits, encoder.symbols(), layout.time_unit, source, known)
 
 
 def _entry(files: SplitFiles, finished: Finished) -> dict[str, Any]:
@@ -194,10 +208,10 @@ def _entry(files: SplitFiles, finished: Finished) -> dict[str, Any]:
     return {"arrays": files.entries, "table": files.table_entry, "counts": counts}
 
 
-def _shares(data: DataFiles, source: SourceSettings) -> list[str]:
+def _shares(data: DataFiles, source: SourceSettings, learnt: Learnt | None) -> list[str]:
     """How splits came about that the directory lacks."""
     whole = "pool" if POOL in data.by_split else "training split"
     return [
         f"{split}: {share:.0%} of the {whole}, by a hash of the sequence's id"
-        for split, share in shares_by_hash(data, source).items()
+        for split, share in shares_by_hash(data, source, learnt).items()
     ]

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from sequences.build import build
 from sequences.demo import write_demo
-from sequences.description import DataDescription
+from sequences.description import DataDescription, Learnt
 from sequences.encoded import counted
 from sequences.errors import DataError, StorageError
 from sequences.files import DataFiles, Fingerprint, find_files, fingerprint
@@ -65,23 +65,26 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "seqvae"
 
 
-def prepare_cache(source: SourceSettings, cache: CacheSettings) -> Path:
-    """The directory of the cache for these data, which is built first where it is not there or not whole."""
+def prepare_cache(source: SourceSettings, cache: CacheSettings, learnt: Learnt | None = None) -> Path:
+    """The directory of the cache for these data, which is built first where it is not there or not whole.
+
+    With `learnt`, the data are read as a trained network knows such data, and no split has to be there.
+    """
     root = _expanded(Path(cache.cache_dir) if cache.cache_dir else default_cache_dir())
     with _storage_errors(root):
         root.mkdir(parents=True, exist_ok=True)
         if source.data_dir is None:
             source = _with_demo_data(source, root)
-        data = find_files(str(source.data_dir))
+        data = find_files(str(source.data_dir), to_learn_from=learnt is None)
         fingerprints = _fingerprints(data)
-        name = _cache_name(source, data, fingerprints)
+        name = _cache_name(source, data, fingerprints, learnt)
         if why_unusable(root / name) is None:
             return root / name
         with exclusive(root / f".{name}.lock", lambda: log.info("waiting for the process that builds this cache")):
             reason = why_unusable(root / name)
             if reason is not None:
                 _announce(root, name, reason)
-                _build_into(root, name, data, source, fingerprints)
+                _build_into(root, name, data, source, fingerprints, learnt)
     return root / name
 
 
@@ -161,14 +164,15 @@ def _fingerprints(data: DataFiles) -> list[Fingerprint]:
     return prints
 
 
-def _cache_name(source: SourceSettings, data: DataFiles, fingerprints: list[Fingerprint]) -> str:
+def _cache_name(source: SourceSettings, data: DataFiles, fingerprints: list[Fingerprint], learnt: Learnt | None) -> str:
     """<readable part>-<what was asked for>-<of which files>: a changed file changes the last part alone."""
     options = {key: value for key, value in asdict(source).items() if key not in NOT_IN_KEY}
     beside = [path for flag in SIDE_FILES if (path := getattr(source, flag)) and Path(path).is_file()]
     files = [list(one) for one in fingerprints] + [list(fingerprint(Path(path))) for path in beside]
     splits = {split: [str(path) for path in paths] for split, paths in data.by_split.items()}
     readable = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(str(source.data_dir)).name).strip("_")[:40] or "data"
-    asked = _digest([FORMAT, str(Path(str(source.data_dir)).absolute()), options])
+    known = [] if learnt is None else [asdict(learnt.description), learnt.pools_are_whole]
+    asked = _digest([FORMAT, str(Path(str(source.data_dir)).absolute()), options, *known])
     return f"{readable}-{asked}-{_digest([files, splits])}"
 
 
@@ -192,13 +196,18 @@ def _older_caches(root: Path, name: str) -> list[Path]:
 
 
 def _build_into(
-    root: Path, name: str, data: DataFiles, source: SourceSettings, fingerprints: list[Fingerprint]
+    root: Path,
+    name: str,
+    data: DataFiles,
+    source: SourceSettings,
+    fingerprints: list[Fingerprint],
+    learnt: Learnt | None,
 ) -> None:
     for leftover in root.glob(f".{name}.building-*"):  # of builders that were killed: the lock is ours
         shutil.rmtree(leftover, ignore_errors=True)
     directory = Path(tempfile.mkdtemp(prefix=f".{name}.building-", dir=root))
     try:
-        built = build(data, source, directory)
+        built = build(data, source, directory, learnt)
         number_of = {one.path: number for number, one in enumerate(fingerprints)}
         meta = {
             "format": FORMAT,

@@ -1,7 +1,7 @@
 """What a model has to know about the data; lies in the cache's meta.json and, later, in every checkpoint."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Kind = Literal["tokens", "vectors", "events"]
 UNKNOWN = "<unknown>"
@@ -44,3 +44,11 @@ class DataDescription:
 
     classes: tuple[str, ...] = ()
     """What the labels 0, 1, ... stand for, where the data have labels."""
+
+
+class Learnt(NamedTuple):
+    """What a trained network knows of data: others are read with its vocabulary and its moments, and teach it nothing."""
+
+    description: DataDescription
+    pools_are_whole: bool
+    """Or is a share held out as it was for training?"""

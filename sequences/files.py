@@ -66,7 +66,7 @@ class Footer(NamedTuple):
     rows: int
 
 
-def find_files(data_dir: str) -> DataFiles:
+def find_files(data_dir: str, *, to_learn_from: bool = True) -> DataFiles:
     try:
         found = [_find_below(root, split) for root, split in _expand(data_dir)]
     except OSError as error:
@@ -93,7 +93,7 @@ def find_files(data_dir: str) -> DataFiles:
             f"{data_dir}: some matches have train/ and valid/, others are pools (the first: {by_split[POOL][0]}); "
             f"give them to --data_dir apart."
         )
-    if POOL not in by_split and "train" not in by_split:
+    if to_learn_from and POOL not in by_split and "train" not in by_split:
         raise DataError(
             f"{data_dir}: has {', '.join(sorted(by_split))} but no train/ or train.parquet to learn from. Add one, or point "
             f"--data_dir at a folder that has it."

@@ -4,19 +4,20 @@ Tokens get their final ids in the smallest integer type; vectors and events are 
 training split's mean and standard deviation. Gaps stay as they are, and the moments of their logarithms are noted.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sequences.description import UNKNOWN
+from sequences.description import UNKNOWN, DataDescription
 from sequences.encoded import counted
 from sequences.errors import DataError
 from sequences.flat_file import OFFSETS, PIECE_ITEMS, read_pieces, smallest_unsigned
-from sequences.moments import FAR_OUT, Moments, Pieces, gap_moments, moment_notes, some, training_moments
+from sequences.moments import FAR_OUT, GapMoments, Moments, Pieces, gap_moments, moment_notes, some, training_moments
 from sequences.settings import SourceSettings
 from sequences.split_files import FINAL_TYPES, RAW_TYPES, SplitFiles
-from sequences.tokens import Tokenizer, vocabulary
+from sequences.tokens import Tokenizer, places_in, vocabulary
 
 LARGEST_VOCABULARY = 2**24
 """Of ids, unless --vocabulary_size says so: the weights of more fit hardly any machine, and one wrong id would ask for them."""
@@ -31,10 +32,19 @@ class Finished(NamedTuple):
     notes: list[str]
 
 
-def finish_tokens(splits: dict[str, SplitFiles], tokenizer: Tokenizer | None, source: SourceSettings) -> Finished:
+def finish_tokens(
+    splits: dict[str, SplitFiles],
+    tokenizer: Tokenizer | None,
+    source: SourceSettings,
+    known: DataDescription | None = None,
+) -> Finished:
+    """`known`, here and below, is what a trained network understands: its vocabulary and moments then hold."""
     symbols: tuple[str, ...] = ()
     final = None
-    if tokenizer is None:
+    if known is not None:
+        size, symbols = known.vocabulary_size, known.symbols
+        final = places_in(symbols, tokenizer.symbols()) if tokenizer is not None and tokenizer.learns else None
+    elif tokenizer is None:
         size = source.vocabulary_size or _vocabulary_of_ids(splits["train"])
     else:
         symbols = tuple(tokenizer.symbols())
@@ -54,9 +64,18 @@ def finish_tokens(splits: dict[str, SplitFiles], tokenizer: Tokenizer | None, so
     return Finished(description, counts, notes)
 
 
-def finish_vectors(splits: dict[str, SplitFiles], names: tuple[str, ...], source: SourceSettings) -> Finished:
+def finish_vectors(
+    splits: dict[str, SplitFiles],
+    names: tuple[str, ...],
+    source: SourceSettings,
+    known: DataDescription | None = None,
+) -> Finished:
     width = len(names)
-    moments = training_moments(_vector_pieces(splits["train"], width), names, source.params_map_path)
+    if known is not None:
+        _refuse_other_features(names, known, source)
+        moments = _moments_of(known)
+    else:
+        moments = training_moments(_vector_pieces(splits["train"], width), names, source.params_map_path)
     counts: dict[str, dict[str, Any]] = {}
     notes: list[str] = []
     far_V = np.zeros(width, np.int64)
@@ -73,19 +92,26 @@ def finish_vectors(splits: dict[str, SplitFiles], names: tuple[str, ...], source
         if missing_V.any():
             notes.append(f"{split}: {missing_V.sum():,} of {counted(files.steps * width, 'value')} are missing")
     without = [names[v] for v in np.flatnonzero(moments.count_V == 0)]
-    if without:
+    if without and known is None:
         notes.append(f"warning: without any value in the training split: {some(without)}")
     description = {"names": names} | _description_of(moments)
     return Finished(description, counts, notes + moment_notes(names, moments, far_V))
 
 
 def finish_events(
-    splits: dict[str, SplitFiles], symbols: list[str], time_unit: str, source: SourceSettings
+    splits: dict[str, SplitFiles],
+    symbols: list[str],
+    time_unit: str,
+    source: SourceSettings,
+    known: DataDescription | None = None,
 ) -> Finished:
-    seen_V = _count(splits["train"], "variables", len(symbols))
-    names, final_V = vocabulary_by_name(symbols, seen_V, source.minimum_count)
-    _refuse_empty(names, "variable", seen_V, source)
-    moments = training_moments(_event_pieces(splits["train"], final_V), names, source.params_map_path)
+    if known is not None:
+        names, final_V, moments = known.names, places_in(known.names, symbols), _moments_of(known)
+    else:
+        seen_V = _count(splits["train"], "variables", len(symbols))
+        names, final_V = vocabulary_by_name(symbols, seen_V, source.minimum_count)
+        _refuse_empty(names, "variable", seen_V, source)
+        moments = training_moments(_event_pieces(splits["train"], final_V), names, source.params_map_path)
     counts: dict[str, dict[str, Any]] = {}
     notes: list[str] = []
     far_V = np.zeros(len(names), np.int64)
@@ -106,7 +132,11 @@ def finish_events(
         if number_V[0]:
             events = counted(int(number_V.sum()), "event")
             notes.append(f"{split}: {number_V[0]:,} of {events} count as {UNKNOWN}, and their values are not used")
-    gaps = gap_moments(lambda: _later_gaps(splits["train"]))
+    if known is not None:
+        gaps = GapMoments(known.log_gap_mean, known.log_gap_std, known.shortest_gap)
+        _refuse_other_unit(time_unit, known, source)
+    else:
+        gaps = gap_moments(lambda: _later_gaps(splits["train"]))
     description = {"names": names, "time_unit": time_unit} | _description_of(moments) | gaps._asdict()
     return Finished(description, counts, notes + moment_notes(names, moments, far_V))
 
@@ -117,6 +147,29 @@ def _description_of(moments: Moments) -> dict[str, Any]:
         "std": tuple(moments.std_V.tolist()),
         "valued": tuple((moments.count_V > 0).tolist()),
     }
+
+
+def _moments_of(known: DataDescription) -> Moments:
+    """A name without values in training counts as one value, so that its moments of 0 and 1 hold."""
+    valued_V, mean_V, std_V = (np.array(each) for each in (known.valued, known.mean, known.std))
+    return Moments(valued_V.astype(np.int64), mean_V, std_V, np.zeros(len(mean_V), bool))
+
+
+def _refuse_other_features(names: tuple[str, ...], known: DataDescription, source: SourceSettings) -> None:
+    """Lists have no names of their own: theirs are made of the column's, which may be called otherwise."""
+    found, wanted = (tuple(re.sub(r"^.*(?=\[\d+\]$)", "", name) for name in each) for each in (names, known.names))
+    if found != wanted:
+        raise DataError(
+            f"{source.data_dir}: holds {counted(len(names), 'feature')} a step ({some(list(names))}), but the network was trained "
+            f"on {len(known.names)} ({some(list(known.names))}). Give it data with the same features."
+        )
+
+
+def _refuse_other_unit(time_unit: str, known: DataDescription, source: SourceSettings) -> None:
+    if "minutes" in (time_unit, known.time_unit) and time_unit != known.time_unit:
+        raise DataError(
+            f"{source.data_dir}: times are in {time_unit!r}, but the network was trained on {known.time_unit!r}. Convert them."
+        )
 
 
 def _normalise(

@@ -142,20 +142,16 @@ class TokenizerFile:
 
     learns = False
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, content: str, where: str) -> None:
         try:
             from tokenizers import Tokenizer as Loaded
         except ImportError as error:
-            raise DataError(f"--tokenizer {path} needs the extra 'text': pip install -e '.[text]'.") from error
+            raise DataError(f"{where} needs the extra 'text': pip install -e '.[text]'.") from error
+        self.name = content
         try:
-            self.name = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            wanted = "words, characters, bytes or the path of a tokenizer.json"
-            raise DataError(f"--tokenizer {path}: cannot be read ({error}). Wanted: {wanted}.") from error
-        try:
-            self._tokenizer = Loaded.from_str(self.name)
+            self._tokenizer = Loaded.from_str(content)
         except Exception as error:  # the library raises bare Exception for whatever it cannot parse
-            raise DataError(f"--tokenizer {path}: is no tokenizer.json ({error}).") from error
+            raise DataError(f"{where}: is no tokenizer.json ({error}).") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 
@@ -174,9 +170,34 @@ class TokenizerFile:
         return [symbol_of.get(number, UNKNOWN) for number in range(max(symbol_of, default=-1) + 1)]
 
 
+SIMPLE: dict[str, type[Characters | Words | Bytes]] = {"characters": Characters, "words": Words, "bytes": Bytes}
+
+
 def make_tokenizer(name: str) -> Tokenizer:
-    simple: dict[str, type[Characters | Words | Bytes]] = {"characters": Characters, "words": Words, "bytes": Bytes}
-    return simple[name]() if name in simple else TokenizerFile(Path(name))
+    """By the name that --tokenizer gives, or out of the file at the path that it gives."""
+    if name in SIMPLE:
+        return SIMPLE[name]()
+    try:
+        content = Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        wanted = "words, characters, bytes or the path of a tokenizer.json"
+        raise DataError(f"--tokenizer {name}: cannot be read ({error}). Wanted: {wanted}.") from error
+    return TokenizerFile(content, f"--tokenizer {name}")
+
+
+def known_tokenizer(name: str) -> Tokenizer:
+    """As a `DataDescription` has it: a file's content in place of its path."""
+    return SIMPLE[name]() if name in SIMPLE else TokenizerFile(name, "the tokenizer that this network was trained with")
+
+
+def places_in(known: tuple[str, ...], symbols: list[str]) -> np.ndarray:
+    """The id that each symbol has in a vocabulary that is there already; 0, <unknown>, where it is not in it.
+
+    >>> places_in(("<unknown>", "b", "a"), ["a", "x", "b"])
+    array([2, 0, 1], dtype=int32)
+    """
+    place_of = {symbol: place for place, symbol in enumerate(known)}
+    return np.array([place_of.get(symbol, 0) for symbol in symbols], np.int32)
 
 
 def vocabulary(symbols: list[str], counts_V: np.ndarray, minimum_count: int) -> tuple[tuple[str, ...], np.ndarray]:

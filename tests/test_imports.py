@@ -16,7 +16,7 @@ COMMANDS = {
     *("train_optimized", "train_with_collapse_detection", "analyze_performance"),
     *("evaluate", "use_model", "inspect_data"),
 }
-PRODUCT = {"sequences", "models", "training", "monitors", "reports", "performance", "dataset"}
+PRODUCT = {"sequences", "models", "training", "monitors", "reports", "performance", "using", "dataset"}
 HAND_OVERS = {"sequences.batches", "sequences.description"}
 """The types that sequences/ hands over; they know nothing of how the data came about."""
 MAY_IMPORT: dict[str, set[str]] = {
@@ -45,6 +45,10 @@ MAY_IMPORT: dict[str, set[str]] = {
             "sequences.limits",
             *HAND_OVERS,
         ),
+    },
+    "using": {
+        *("dataset", "models", "monitors", "reports", "training"),
+        *("sequences.settings", "sequences.local_paths", "sequences.errors", *HAND_OVERS),
     },
     "command": PRODUCT,
     "analyze_performance": PRODUCT | {"train_optimized", "train_with_collapse_detection"},
@@ -112,7 +116,11 @@ def _reason_against(station: str, imported: Import, formulas: set[str]) -> str |
         return None
     if not _is_within(imported.name, MAY_IMPORT[station]):
         return f"{station} may not import it"
-    if station in ("training", "performance") and root == "monitors" and not _is_within(imported.name, formulas):
+    if (
+        station in ("training", "performance", "using")
+        and root == "monitors"
+        and not _is_within(imported.name, formulas)
+    ):
         return f"{station} takes the formulas from monitors; callbacks are passed in"
     return None
 

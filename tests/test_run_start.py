@@ -19,13 +19,11 @@ from training.resume import (
     Start,
     find_checkpoint,
     identity_of,
-    load_settings_of,
-    load_weights,
     open_run,
-    rebuild_network,
     refuse_other_run,
 )
 from training.run_settings import RunSettings
+from training.stored_network import load_weights, read_network, rebuild_network
 
 # Lightning 2.6.6 asks torch 2.13 in a way that torch calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")
@@ -256,7 +254,8 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
 def test_a_network_is_made_anew_with_its_weights(checkpoint):
     network = rebuild_network(checkpoint)
     stored = read_lazily(checkpoint)
-    assert load_settings_of(stored) == (DESCRIPTION, MODEL)
+    read = read_network(checkpoint)
+    assert (read.description, read.model, read.step) == (DESCRIPTION, MODEL, 4)
     assert not network.training
     assert all(
         torch.equal(weight, stored["state_dict"][f"network.{name}"]) for name, weight in network.state_dict().items()

@@ -29,10 +29,10 @@ from training.network import make_ready
 from training.plan import plan_run
 from training.precision import precision_in_force
 from training.progress import COLUMNS
-from training.resume import rebuild_network
 from training.run import fit, make_data
 from training.run_settings import RunSettings, ValidationSettings
 from training.settings import ComputeSettings, ObjectiveSettings, OptimizerSettings, TrainingSettings
+from training.stored_network import rebuild_network
 
 # Lightning 2.6.6 asks torch 2.13 in a way that torch calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")

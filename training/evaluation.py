@@ -153,11 +153,11 @@ def batches_of(
         chosen_N = np.sort(np.random.default_rng(seed).choice(len(stored), sequences, replace=False))
     lengths_N = np.asarray(stored.lengths_N)[chosen_N]
     order_N = np.argsort(lengths_N, kind="stable")
-    for part in _cut(lengths_N[order_N], steps):
+    for part in cut_ascending(lengths_N[order_N], steps):
         yield stored.gather(chosen_N[order_N[part]])
 
 
-def _cut(lengths_N: np.ndarray, steps: int) -> Iterator[slice]:
+def cut_ascending(lengths_N: np.ndarray, steps: int) -> Iterator[slice]:
     """Ascending lengths into slices of at most so many steps, padding included."""
     first = 0
     for place, length in enumerate(lengths_N.tolist()):

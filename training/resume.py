@@ -1,7 +1,7 @@
 """Where a run goes on: what --run_name, --resume and --init_from mean.
 
 In: settings, and what lies in run directories. Out: a directory and the checkpoint to go on from, or a `UsageError` that says
-why not and what to do; networks made anew from checkpoints.
+why not and what to do.
 """
 
 import logging
@@ -10,21 +10,16 @@ import time
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from lightning import Callback, LightningModule, Trainer
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from models.embeddings import GivenVectors
-from models.sequence_vae import SequenceVAE
-from models.settings import ModelSettings
 from monitors.json_lines import JsonLines
 from reports.run_files import EVENTS, read_events
-from sequences.description import DataDescription
 from sequences.errors import SettingsError, StorageError
 from training.alone import LOCK, alone_in
 from training.checkpoint_files import (
@@ -38,7 +33,7 @@ from training.checkpoint_files import (
     give_second_name,
     read_lazily,
 )
-from training.differences import differences, misfits, other_meanings, plain, some_of
+from training.differences import differences, some_of
 from training.distributed import is_first_process
 from training.exit_codes import UsageError
 from training.run_settings import RunSettings
@@ -54,9 +49,6 @@ _OUTPUTS = (
 
 CHECKED_AT_ONCE = 2**18
 """Lengths; all of ten million at once are copies of 160 MB, and take four times as long."""
-
-_WEIGHTS = "network."
-"""How the names of the network's weights begin in a checkpoint."""
 
 _log = logging.getLogger(__name__)
 
@@ -155,38 +147,6 @@ def refuse_other_run(checkpoint: Path, own_origin: dict[str, Any]) -> None:
             f"{checkpoint} is of another run: {some_of(found)}. Give what it was made with, or another --run_name, or "
             f"take its weights alone with --init_from"
         )
-
-
-def load_weights(network: nn.Module, path: Path, description: DataDescription) -> None:
-    """Take a checkpoint's weights and nothing else (--init_from)."""
-    checkpoint = _read(path, "--init_from")
-    weights = _weights_of(checkpoint)
-    found = other_meanings(_description_of(checkpoint), description) + list(misfits(network.state_dict(), weights))
-    if found:
-        raise UsageError(f"--init_from {path} does not fit: {some_of(found)}")
-    network.load_state_dict(weights)
-
-
-def load_settings_of(checkpoint: dict[str, Any]) -> tuple[DataDescription, ModelSettings]:
-    """What a checkpoint's network was built from."""
-    settings = checkpoint["origin"]["settings"]
-    return _description_of(checkpoint), ModelSettings(
-        **{each.name: settings[each.name] for each in fields(ModelSettings)}
-    )
-
-
-def rebuild_network(path: Path) -> SequenceVAE:
-    """The network that a checkpoint holds, on the CPU and ready to be used."""
-    checkpoint = _read(path, "checkpoint")
-    weights = _weights_of(checkpoint)
-    given = None
-    if "embedding.table.projection.weight" in weights:
-        given = GivenVectors(weights["embedding.table.vectors_VG"], frozen=True)
-    network = SequenceVAE(*load_settings_of(checkpoint), given)
-    if found := list(misfits(network.state_dict(), weights)):
-        raise UsageError(f"{path} does not hold a network of this product: {some_of(found)}")
-    network.load_state_dict(weights)
-    return network.eval()
 
 
 class OptimizerAsSet(Callback):
@@ -313,19 +273,3 @@ def _clear(directory: Path) -> None:
             path.unlink(missing_ok=True)
     for event in decided:  # a run that went back to its beginning goes on with what it decided then
         JsonLines(directory / EVENTS).append(event)
-
-
-def _read(path: Path, flag: str) -> dict[str, Any]:
-    if damage := damage_of(path):
-        raise UsageError(f"{flag} {path}: {damage}")
-    return read_lazily(path)
-
-
-def _description_of(checkpoint: dict[str, Any]) -> DataDescription:
-    described = checkpoint["origin"]["description"]
-    return DataDescription(**{name: plain(value) for name, value in described.items()})
-
-
-def _weights_of(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
-    state = checkpoint["state_dict"]
-    return {name.removeprefix(_WEIGHTS): weight for name, weight in state.items() if name.startswith(_WEIGHTS)}

@@ -36,9 +36,10 @@ from training.places import refuse_unwritable
 from training.plan import Plan, plan_run
 from training.precision import InForce, precision_in_force
 from training.recovery import Recovery, recovery_of, tell_of_recovery
-from training.resume import Start, become_last, go_back, identity_of, load_weights, open_run, refuse_other_run
+from training.resume import Start, become_last, go_back, identity_of, open_run, refuse_other_run
 from training.session import Prepared, Session, make_session, note_beginning, train
 from training.settings import TrainingSettings
+from training.stored_network import load_weights
 from training.trainer import previews_of
 
 RECORDED_SHAPES, CPU_SHAPES = 8, 32

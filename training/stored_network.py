@@ -1,0 +1,78 @@
+"""The network that a checkpoint holds: what it was built from, its weights, and the network made anew.
+
+In: the path of a checkpoint. Out: a `StoredNetwork`, a `SequenceVAE` that is ready to be used, or a `UsageError`.
+"""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from models.embeddings import GivenVectors
+from models.sequence_vae import SequenceVAE
+from models.settings import ModelSettings
+from sequences.description import DataDescription
+from training.checkpoint_files import damage_of, read_lazily
+from training.differences import misfits, other_meanings, plain, some_of
+from training.exit_codes import UsageError
+
+_WEIGHTS = "network."
+"""How the names of the network's weights begin in a checkpoint."""
+_GIVEN = "embedding.table"
+"""Where the vectors of --variable_embeddings_path are kept."""
+
+
+class StoredNetwork(NamedTuple):
+    """All that it takes to build a network again, and to give it data."""
+
+    description: DataDescription
+    settings: dict[str, Any]
+    """All of the run that it was trained in, by the names of their flags."""
+    weights: dict[str, Tensor]
+    """Read only where they are looked at."""
+    step: int
+
+    @property
+    def model(self) -> ModelSettings:
+        return ModelSettings(**{each.name: self.settings[each.name] for each in fields(ModelSettings)})
+
+
+def read_network(path: Path, flag: str = "checkpoint") -> StoredNetwork:
+    """`flag` is what the user named the path by."""
+    if damage := damage_of(path):
+        raise UsageError(f"{flag} {path}: {damage}")
+    checkpoint = read_lazily(path)
+    described = {name: plain(value) for name, value in checkpoint["origin"]["description"].items()}
+    weights = {
+        name.removeprefix(_WEIGHTS): weight
+        for name, weight in checkpoint["state_dict"].items()
+        if name.startswith(_WEIGHTS)
+    }
+    settings = checkpoint["origin"]["settings"]
+    return StoredNetwork(DataDescription(**described), settings, weights, int(checkpoint["global_step"]))
+
+
+def build_stored(stored: StoredNetwork, where: object) -> SequenceVAE:
+    """On the CPU and ready to be used."""
+    given = None
+    if f"{_GIVEN}.projection.weight" in stored.weights:
+        given = GivenVectors(stored.weights[f"{_GIVEN}.vectors_VG"], frozen=True)
+    network = SequenceVAE(stored.description, stored.model, given)
+    if found := list(misfits(network.state_dict(), stored.weights)):
+        raise UsageError(f"{where} does not hold a network of this product: {some_of(found)}")
+    network.load_state_dict(stored.weights)
+    return network.eval()
+
+
+def rebuild_network(path: Path) -> SequenceVAE:
+    return build_stored(read_network(path), path)
+
+
+def load_weights(network: nn.Module, path: Path, description: DataDescription) -> None:
+    """Take a checkpoint's weights and nothing else (--init_from)."""
+    stored = read_network(path, "--init_from")
+    found = other_meanings(stored.description, description) + list(misfits(network.state_dict(), stored.weights))
+    if found:
+        raise UsageError(f"--init_from {path} does not fit: {some_of(found)}")
+    network.load_state_dict(stored.weights)

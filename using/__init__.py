@@ -1,0 +1,1 @@
+"""What a trained model is for: its numbers, latents, reconstructions, samples, imputed values."""

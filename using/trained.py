@@ -1,0 +1,88 @@
+"""A trained model, opened: out of a checkpoint, a run's directory, or what `use_model.py export` wrote.
+
+In: a path as typed. Out: the network, ready to be used, with all that it takes to give it data and to read what it says.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from models.sequence_vae import SequenceVAE
+from sequences.description import DataDescription
+from sequences.local_paths import why_no_path
+from training.checkpoint_files import BEST, LAST, PREVIOUS, damage_of
+from training.devices import resolve_devices
+from training.exit_codes import UsageError
+from training.settings import ComputeSettings
+from training.stored_network import StoredNetwork, build_stored, read_network
+from using.exported import MODEL, read_exported
+from using.settings import MachineChoices
+
+_log = logging.getLogger(__name__)
+
+
+class Trained(NamedTuple):
+    """A network and where it came from."""
+
+    network: SequenceVAE
+    description: DataDescription
+    settings: dict[str, Any]
+    """All of the run that it was trained in, by the names of their flags."""
+    step: int
+    path: Path
+    """The file that the weights lie in."""
+    run: Path | None
+    """The directory of the run that it is a checkpoint of."""
+    autocast: torch.dtype | None
+    """What the decoder computes in; None: float32."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.network.begin_W.device
+
+    @property
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.network.parameters())
+
+
+def open_trained(place: str, machine: MachineChoices | None = None) -> Trained:
+    """`place` is a checkpoint, a run's directory (its best checkpoint, by the ELBO of validation) or an export."""
+    machine = machine or MachineChoices()
+    if reason := why_no_path(place):
+        raise UsageError(f"CHECKPOINT {reason}")
+    path, stored = _read(Path(place).expanduser())
+    network = build_stored(stored, path)
+    accelerator = resolve_devices(ComputeSettings(accelerator=machine.accelerator)).accelerator
+    autocast = torch.bfloat16 if machine.precision == "bf16-mixed" else None
+    return Trained(
+        network.to(accelerator), stored.description, stored.settings, stored.step, path, _run_of(path), autocast
+    )
+
+
+def _read(path: Path) -> tuple[Path, StoredNetwork]:
+    if path.is_dir():
+        if (path / MODEL).is_file():
+            return path / MODEL, read_exported(path)
+        path = _best_of(path)
+    if path.name == MODEL:
+        return path, read_exported(path.parent)
+    return path, read_network(path, "CHECKPOINT")
+
+
+def _best_of(directory: Path) -> Path:
+    folder = directory if directory.name == "checkpoints" else directory / "checkpoints"
+    there = [path for name in (BEST, LAST, PREVIOUS) if (path := folder / name).exists()]
+    for path in there:
+        if damage := damage_of(path):
+            _log.warning("%s: %s; left aside", path, damage)
+        else:
+            return path
+    found = "its checkpoints are damaged" if there else "it holds no checkpoint"
+    raise UsageError(f"CHECKPOINT {directory}: {found}. Wanted: a .ckpt file, a run's directory, or an export.")
+
+
+def _run_of(path: Path) -> Path | None:
+    directory = path.absolute().parent
+    return directory.parent if directory.name == "checkpoints" else None
