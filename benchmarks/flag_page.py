@@ -52,8 +52,9 @@ Written by `python -m benchmarks.flag_page` from the commands' own parsers; `--h
 
 {commands}
 
-- `--name value` or `--name=value`; hyphens do as well as underscores. A *switch* is on with `--name`, off with `--no_name`.
-- `null` unsets a value that may be unset. Where no default is given, the text says what happens then.
+- `--latent_size 32`, `--latent_size=32` and `--latent-size 32` are the same. A *switch* is on with `--bucketing`, off with
+  `--no_bucketing`.
+- `null` unsets a value that may be unset (`--max_epochs null`). Where no default is given, the text says what happens then.
 - Flags win over `--config`, `--config` over `--preset`, `--preset` over the defaults, wherever they stand on the line.
 - `analyze_performance.py --command reference` has the defaults of `train_with_collapse_detection.py`.
 """
