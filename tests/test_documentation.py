@@ -73,6 +73,7 @@ DEFINITIONS = {
     ("reliability.md", "What happens, and what the run does"): "exit codes and limits; each row names its test",
     ("reliability.md", "Security"): "a limit on files; each row names its test",
     ("results.md", "Models on held-out data"): "how large the sets are",
+    ("troubleshooting.md", "Troubleshooting"): "exit codes",
     ("training.md", "Training"): "defaults of the two commands",
     ("training.md", "The objective, and why it protects"): "flags, with an example each",
 }
