@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
@@ -59,6 +60,7 @@ IN_RUNS = {
 OF_USERS = {
     *("my_data.parquet", "tokenizer.json", "train.parquet", "subject_splits.parquet", "200001.0.parquet"),
     *("oc.csv", "stats.csv", "cached.csv", "train", "valid", "test", "data"),
+    *("moses_smiles", "japanese_vowels", "physionet2012"),
 }
 """What users bring, by the names that the pages give it."""
 DIARY = "performance_log.md"
@@ -160,6 +162,7 @@ def is_there(name: str, page: Path) -> bool:
     return name in names_of_ours()
 
 
+@cache
 def names_of_ours() -> set[str]:
     """Of files and folders, down to the third level."""
     ours = [*ROOT.glob("*"), *(path for folder in stations() for path in (*folder.glob("*"), *folder.glob("*/*")))]
@@ -195,7 +198,40 @@ def test_every_number_in_a_table_was_printed_by_a_benchmark():
 
 
 def test_a_page_with_marks_is_one_that_is_rewritten():
-    assert {page for page in PAGES if "<!-- begin:" in text_of(page)} == set(pages.PAGES)
+    assert {page for page in PAGES if "\n<!-- begin:" in text_of(page)} == set(pages.PAGES)
+
+
+def test_what_pages_show_is_found_in_them():
+    text = """# Head
+
+Type `python -m a.b --some-flag 2` or `make test-slow`, see `models/no.py`, `plots/` and https://x.org/y.py.
+
+```
+python use.py sub id --one 1     # and no more
+python plain.py --two ...
+```
+
+| a | b |
+|---|---|
+| `7` | x |
+
+<!-- begin: step -->
+| 1 |
+<!-- end: step -->
+| 2 |
+"""
+    assert commands(text) == [["use.py", "sub", "id", "--one", "1"], ["plain.py", "--two"]]
+    assert modules_run(text) == [["a.b", "--some-flag", "2"]]
+    assert flags_named(text) == {"some_flag", "one", "two"}
+    assert make_targets(text) == {"test-slow"}
+    assert files_named(text) == {"models/no.py", "plots", "use.py", "plain.py"}
+    found = [(table.heading, table.is_rendered, table.has_numbers) for table in tables(text)]
+    assert found == [("Head", False, False), ("Head", True, True), ("Head", False, True)]
+
+
+@pytest.mark.parametrize("name", ["models/no.py", "no.md", "train_fast.py", "nothing"])
+def test_a_file_that_is_not_there_is_missed(name):
+    assert not is_there(name, ROOT / "README.md")
 
 
 def test_the_diary_has_no_tables():
