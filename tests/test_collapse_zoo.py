@@ -245,7 +245,7 @@ def write_record(species: Species, directory: Path, truth: Measured, readings: l
 
 
 def test_in_short_a_judge_has_the_span_of_the_ways_in_which_the_commands_read():
-    row = {"runs": 58, "sick": 29, "found": 28, "well": 29, "false_alarms": 1, "right_kind": 56}
+    row: dict[str, int | None] = {"runs": 58, "sick": 29, "found": 28, "well": 29, "false_alarms": 1, "right_kind": 56}
     scores = {
         "detector": {
             name: row | {"most_readings_dead_at_start": late, "most_readings_after_annealing": None if late == 8 else 0}
