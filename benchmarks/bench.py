@@ -4,8 +4,8 @@
     python -m benchmarks.bench --full ablation step   # the whole of some
     python -m benchmarks.bench --full chaos           # how much a run survives: only where it is named
 
-A benchmark's last line goes to benchmarks/figures/NAME.json, with its command; the pages are rewritten after each. One that fails
-leaves its figures as they were, and the exit code is 1.
+A benchmark's last line goes to benchmarks/figures/NAME.json, with its command, of several data sets each in the place of its own;
+the pages are rewritten after each. One that fails leaves its figures as they were, and the exit code is 1.
 """
 
 import argparse
@@ -24,9 +24,14 @@ class Form(NamedTuple):
 
     short: tuple[str, ...] = ("--short",)
     full: tuple[str, ...] = ()
-    is_speed: bool = True
-    """The others are about what a run survives, and are measured where they are named."""
+    is_usual: bool = True
+    """The others (what a run survives, what models reach) are measured where they are named."""
+    sets: tuple[str, ...] = ()
+    """One data set after the other, each with a report of its own."""
 
+
+DATA_SETS = ("demo", "moses_smiles", "japanese_vowels", "physionet2012")
+"""Of `benchmarks.results`, which takes torch to ask."""
 
 FORMS = {
     "step": Form(),
@@ -34,9 +39,13 @@ FORMS = {
     "time_to_quality": Form(),
     "scaling": Form(),
     "loading": Form(short=("--sequences", "200000"), full=("--large_gb", "5")),
-    "chaos": Form(short=("--kills", "10"), is_speed=False),
-    "bad_inputs": Form(short=("--cases", "60"), is_speed=False),
-    "long_run": Form(short=("--steps", "2000"), is_speed=False),
+    "chaos": Form(short=("--kills", "10"), is_usual=False),
+    "bad_inputs": Form(short=("--cases", "60"), is_usual=False),
+    "long_run": Form(short=("--steps", "2000"), is_usual=False),
+    "results": Form(short=("--samples", "50"), is_usual=False, sets=DATA_SETS),
+    "event_throughput": Form(short=("--rounds", "3"), is_usual=False),
+    "collapse_zoo": Form(short=("--half", "scored"), is_usual=False),
+    "monitor_cost": Form(short=("--stop_after", "100"), is_usual=False),
 }
 
 
@@ -44,21 +53,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(FORMS)}; default: those of speed")
+    usual = [name for name, form in FORMS.items() if form.is_usual]
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(FORMS)}; default: {', '.join(usual)}")
     parser.add_argument("--full", action="store_true", help="everything they measure, which may take an hour")
     options = parser.parse_args()
     if unknown := set(options.names) - FORMS.keys():
         parser.error(f"there is no benchmark {', '.join(sorted(unknown))}: choose from {', '.join(FORMS)}")
-    names = options.names or [name for name, form in FORMS.items() if form.is_speed]
-    failed = [name for name in names if not succeeds(name, full=options.full)]
+    failed = [name for name in options.names or usual if not succeeds(name, full=options.full)]
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
 
 
 def succeeds(name: str, *, full: bool) -> bool:
-    """Run it, keep what it said, and rewrite the pages."""
-    words = FORMS[name].full if full else FORMS[name].short
+    """Run it, keep what it said, and rewrite the pages; of several data sets, what came before one that fails is kept."""
+    form = FORMS[name]
+    words = form.full if full else form.short
+    return all(_succeeds(name, words_of_set) for words_of_set in _of_each_set(form, words))
+
+
+def _of_each_set(form: Form, words: tuple[str, ...]) -> list[tuple[str, ...]]:
+    return [("--data", data, *words) for data in form.sets] or [words]
+
+
+def _succeeds(name: str, words: tuple[str, ...]) -> bool:
     module = f"benchmarks.{name}"
     last_line = output_of([sys.executable, "-u", "-m", module, *words])  # -u: its tables are to be seen as they come
     if last_line is None:
@@ -84,9 +102,18 @@ def output_of(command: Sequence[str]) -> str | None:
 
 def keep(name: str, report: dict[str, Any]) -> None:
     FIGURES.mkdir(exist_ok=True)
-    (FIGURES / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    path = FIGURES / f"{name}.json"
+    if FORMS[name].sets:
+        report = merged(json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"sets": []}, report)
+    path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for page in rewrite_pages(read_figures()):
         print(f"{page.name} rewritten", flush=True)
+
+
+def merged(before: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
+    """The reports of all data sets, with a new one in the place of its set's last."""
+    sets = {one["data"]: one for one in before["sets"]} | {report["data"]: report}
+    return before | {"sets": list(sets.values())}
 
 
 if __name__ == "__main__":

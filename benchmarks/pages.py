@@ -4,22 +4,28 @@
 
 A table stands between `<!-- begin: NAME -->` and `<!-- end: NAME -->`, with the machine, the date and the command that made it.
 So no figure is on these pages that a command did not print; nothing is written between the marks by hand.
+
+A new one takes a report in benchmarks/figures/, a line in `TABLES`, a form in benchmarks/bench.py and its marks on a page; where it
+is to say less or other than the report's own rows, a function in `BLOCKS`.
 """
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from benchmarks.short_tables import loading_in_short, results_in_short, step_in_short
+from benchmarks.tables import Report, markdown, provenance, rows_at
 
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "benchmarks" / "figures"
-PAGES = (ROOT / "docs" / "performance.md", ROOT / "docs" / "reliability.md", ROOT / "README.md")
+PAGES = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("monitoring", "performance", "reliability", "results")),
+)
 MARKS = re.compile(r"(<!-- begin: (\S+) -->\n)(.*?)(<!-- end: \2 -->)", re.DOTALL)
-
-Report = Mapping[str, Any]
-Row = Mapping[str, Any]
 
 
 class Table(NamedTuple):
@@ -61,6 +67,14 @@ TABLES: dict[str, tuple[Table, ...]] = {
     ),
     "chaos": (Table("Runs that were killed at random, and went on", "tally"),),
     "bad_inputs": (Table("Damaged files: how each case ended, under each policy for bad files and values", "rows"),),
+    "results": (
+        Table("Likelihood", "sets.likelihood"),
+        Table("Latent", "sets.latent"),
+        Table("Demo data, in nats a symbol", "sets.truth"),
+    ),
+    "event_throughput": (Table("Training, medians of rounds in turns", "rows"),),
+    "collapse_zoo": (Table("The half that was not tuned on", "in_short"),),
+    "monitor_cost": (Table("In the monitor's hooks", "rows"),),
     "long_run": (Table("Memory over a long run, each tenth of it", "tenths"), Table("In all", "all")),
 }
 
@@ -110,79 +124,11 @@ def tables_of(benchmark: str, report: Report) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def provenance(report: Report) -> str:
-    machine = report["machine"]
-    data = f", {report['data']}" if "data" in report else ""
-    units = {True: " with bf16 units", False: " without bf16 units", None: ""}[machine.get("bf16_units")]
-    return (
-        f"{machine['cores']} CPU cores{units}, {machine['memory_gb']} GB, Python {machine['python']}; "
-        f"{machine['date']}; `{report['command']}`{data}:"
-    )
-
-
-def rows_at(report: Report, place: str) -> list[Row]:
-    """
-    >>> rows_at({"a": [{"n": 1, "b": {"x": 2}}]}, "a.b"), rows_at({}, "a.b")
-    ([{'x': 2}], [])
-    """
-    found: Any = report
-    for key in place.split("."):
-        found = [one[key] for one in found] if isinstance(found, list) else found.get(key, {})
-    return found if isinstance(found, list) else [found] if found else []
-
-
-def markdown(rows: Sequence[Row]) -> str:
-    """Columns are those of the first row whose cells are not tables themselves."""
-    names = [name for name, value in rows[0].items() if not isinstance(value, dict | list)]
-    lines = [names, ["---"] * len(names), *([cell(row[name]) for name in names] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def cell(value: object) -> str:
-    """
-    >>> cell(12345), cell(0.5), cell("a|b"), cell(True)
-    ('12,345', '0.5', 'a\\\\|b', 'yes')
-    """
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return str(value).replace("|", "\\|")
-
-
-def loading_in_short(report: Report) -> str:
-    """The README's part: one line for each thing that one may want to know."""
-    gather, plans = report["gather"], report["plan"]
-    lines = {
-        "random batches of 64 from one file, real tokens/s": (
-            f"{report['against_hf']['ratio']} x HF datasets in its fastest form, the same rows"
-        ),
-        f"gathering batches of {gather['tokens a batch']:,} tokens": f"{gather['M real tokens/s']} M real tokens/s",
-    }
-    for build in report["build"]:
-        lines[f"building the cache, {build['data']}"] = (
-            f"{build['seconds']:.1f} s ({build['M items/s']} M a second), with a peak of {build['peak MB']:,} MB"
-        )
-    largest = max(report["build"], key=lambda build: build["M items"])
-    lines[f"a second start, {largest['data']}"] = f"{largest['second start s']:.2f} s"
-    (million,) = (plan for plan in plans if (plan["sequences"], plan["tokens a batch"]) == (1_000_000, 4096))
-    lines["plan of an epoch, 10^6 sequences"] = f"{million['ms']} ms"
-    lines["padding efficiency, 10^6 log-normal lengths (mean 75), 4,096 tokens a batch"] = (
-        f"{million['padding efficiency']:.3f}"
-    )
-    thread, process = (
-        max(row["MB a worker"] for row in report["worker_memory"] if row["worker_type"] == kind and row["workers"])
-        for kind in ("thread", "process")
-    )
-    lines["memory of a worker thread; of a worker process"] = f"{thread} MB; {process} MB"
-    table = "\n".join(f"| {name} | {value} |" for name, value in lines.items())
-    return f"{provenance(report)}\n\n| | |\n|---|---|\n{table}\n"
-
-
 BLOCKS: dict[str, tuple[str, Callable[[Report], str]]] = {
     **{name: (name, partial(tables_of, name)) for name in TABLES},
     "loading_in_short": ("loading", loading_in_short),
-    "step_in_short": ("step", lambda report: f"{provenance(report)}\n\n{markdown(report['recipes']['rows'])}\n"),
+    "results_in_short": ("results", results_in_short),
+    "step_in_short": ("step", step_in_short),
 }
 """What stands between the marks of each name: the benchmark it is from, and how its report is written."""
 

@@ -9,6 +9,7 @@ batches; its NLL is exact, and its difference to the model's importance-weighted
 """
 
 import argparse
+import csv
 import json
 import os
 import sys
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.measure import machine, print_table
+from benchmarks.results_tables import differences_to, latent_row, likelihood_row, truth_row
 from dataset import SequenceDataModule
 from models.sequence_vae import SequenceVAE, VAEOutput
 from sequences.batches import Batch
@@ -133,22 +135,36 @@ def run(settings: TrainingSettings, options: Options) -> dict[str, Any]:
     rows = [*rows_of_likelihood(exact, options.samples), *rows_of_posteriors(statistics)]
     if data.description.kind == "tokens":
         rows.append(row("perplexity", exact.perplexity))
+    tables: dict[str, Any] = {"latent": [latent_row(options.data, statistics)]}
     if options.data == DEMO and data.description.kind == "tokens":
-        rows += rows_of_truth(exact, settings, data)
-    if options.without_latent:
-        rows += rows_without_latent(exact, nll_without_latent(settings, data, options))
+        truth = compared_with_truth(exact, settings, data)
+        rows += rows_of_truth(truth)
+        tables["truth"] = [truth_row(truth.unigram, truth.true, exact.per_step, truth.share)]
+    without = nll_without_latent(settings, data, options) if options.without_latent else None
+    if without is not None:
+        rows += rows_without_latent(exact, without)
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    training = "" if options.evaluate else f"{training_seconds:.0f} s, passes: {passes_of(checkpoint)}"
+    tables["likelihood"] = [likelihood_row(options.data, parameters, exact, without, training)]
     print_table(f"{options.data}, test split, {checkpoint}", rows)
     return {
         "benchmark": "results",
         "machine": machine(),
         "data": options.data,
         "command": " ".join(["python -m benchmarks.results", *sys.argv[1:]]),
-        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "parameters": parameters,
         "training_seconds": None if options.evaluate else round(training_seconds, 1),
         "importance_weighting_seconds": round(evaluation_seconds, 1),
         "kl_per_dim": [round(value, 4) for value in statistics.kl_per_dim],
         "rows": rows,
+        **tables,
     }
+
+
+def passes_of(checkpoint: Path) -> int:
+    """Epochs that the run began."""
+    with (checkpoint.parent.parent / "metrics.csv").open(encoding="utf-8", newline="") as file:
+        return 1 + max(int(row["epoch"]) for row in csv.DictReader(file))
 
 
 def trained(settings: TrainingSettings) -> Path:
@@ -202,8 +218,16 @@ def rows_of_posteriors(statistics: PosteriorStatistics) -> list[dict[str, Any]]:
     return rows
 
 
-def rows_of_truth(exact: SequenceNLL, settings: TrainingSettings, data: SequenceDataModule) -> list[dict[str, Any]]:
-    """How much of the way from the unigram entropy to the true one was gone, on the very same sequences."""
+class Truth(NamedTuple):
+    """Entropies in nats a symbol, and how much of the way between them was gone, in percent."""
+
+    unigram: Estimate
+    true: Estimate
+    share: Estimate
+
+
+def compared_with_truth(exact: SequenceNLL, settings: TrainingSettings, data: SequenceDataModule) -> Truth:
+    """On the very same sequences."""
     folder = demo_folder(settings)
     truth, sample = read_truth(folder), read_tokens(folder / "test.parquet")
     assert isinstance(truth, TokenTruth)
@@ -214,10 +238,18 @@ def rows_of_truth(exact: SequenceNLL, settings: TrainingSettings, data: Sequence
         -log_likelihood(sample.tokens_S, sample.offsets_N1)[places_N]
         for log_likelihood in (truth.unigram_log_likelihood, truth.log_likelihood)
     )
+    return Truth(
+        unigram=mean_of(unigram_N, exact.steps_N),
+        true=mean_of(true_N, exact.steps_N),
+        share=mean_of(100 * (unigram_N - exact.nll_N), unigram_N - true_N),
+    )
+
+
+def rows_of_truth(truth: Truth) -> list[dict[str, Any]]:
     return [
-        row("unigram entropy, nats a symbol", mean_of(unigram_N, exact.steps_N)),
-        row("true entropy, nats a symbol", mean_of(true_N, exact.steps_N)),
-        row("share of the gap closed, %", mean_of(100 * (unigram_N - exact.nll_N), unigram_N - true_N)),
+        row("unigram entropy, nats a symbol", truth.unigram),
+        row("true entropy, nats a symbol", truth.true),
+        row("share of the gap closed, %", truth.share),
     ]
 
 
@@ -229,8 +261,7 @@ def demo_folder(settings: TrainingSettings) -> Path:
 
 
 def rows_without_latent(exact: SequenceNLL, without: SequenceNLL) -> list[dict[str, Any]]:
-    assert np.array_equal(exact.sequences_N, without.sequences_N), "the two were not measured on the same sequences"
-    difference_N = exact.nll_N - without.nll_N
+    difference_N = differences_to(exact, without)
     relative = mean_of(100 * difference_N, np.abs(without.nll_N))
     return [
         row("NLL of the decoder without a latent", without.per_sequence, "nats a sequence, the same sequences"),

@@ -35,8 +35,9 @@ CADENCES = {
     "5 x, throttled": Cadence(4, 100, None),
     "10 x, closest": Cadence(2, 100, 1),
 }
-"""The first four: what the two commands do, each without and with --fast_detection, in a run so short that all of them read it
-50 times. The others are runs of which somebody asks for more."""
+OF_COMMANDS = ("closest", "reference, fast", "default", "throttled")
+"""What the two commands do, each without and with --fast_detection, in a run so short that all of them read it 50 times. The
+others are runs of which somebody asks for more."""
 
 
 class Judge(Protocol):

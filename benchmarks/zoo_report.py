@@ -4,14 +4,14 @@ In: the directory of the records. Truths and the grey zone are made and printed 
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.measure import print_table
 from benchmarks.zoo_files import read_json, record_path, seed_errors
 from benchmarks.zoo_limits import Truth, truth_of
-from benchmarks.zoo_replay import CADENCES, JUDGES, Record, record_from, replay
+from benchmarks.zoo_replay import CADENCES, JUDGES, OF_COMMANDS, Record, record_from, replay
 from benchmarks.zoo_score import Outcome, Score, alarms_of, changes, is_right_at_end, is_sick, outcome_of, score
 from benchmarks.zoo_species import HALVES, Half, Species, all_species
 from benchmarks.zoo_truth import from_json
@@ -40,6 +40,8 @@ def report(species: Sequence[Species], directory: Path) -> dict[str, Any]:
         of_half = [run for run in runs if run.half == half]
         if of_half:
             result["scores"][half] = report_half(half, of_half)
+    if "scored" in result["scores"]:
+        result["in_short"] = in_short(result["scores"]["scored"])
     return result
 
 
@@ -91,6 +93,37 @@ def row_of(figures: Score) -> dict[str, object]:
         "after annealing": f"{shown(figures.most_readings_after_annealing)} ({figures.annealed})",
         "decoder asked": f"{figures.asked_share:.0%}",
     }
+
+
+def in_short(scores: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """A row for each judge, over the ways in which the commands read such runs; for the documentation."""
+    rows = []
+    for judge, by_cadence in scores.items():
+        of = [by_cadence[cadence] for cadence in OF_COMMANDS]
+        rows.append(
+            {
+                "judge": judge,
+                "found": f"{span(of, 'found')} of {of[0]['sick']}",
+                "false alarms": f"{span(of, 'false_alarms')} of {of[0]['well']}",
+                "right kind at the end": f"{span(of, 'right_kind')} of {of[0]['runs']}",
+                "readings until a run dead from the start is called": span(of, "most_readings_dead_at_start"),
+                "readings after the full weight until one annealed to death is": span(
+                    of, "most_readings_after_annealing"
+                ),
+            }
+        )
+    return rows
+
+
+def span(scores: Sequence[Mapping[str, Any]], name: str) -> str:
+    """
+    >>> span([{"a": 7}, {"a": 8}], "a"), span([{"a": 2}, {"a": 2}], "a"), span([{"a": 2}, {"a": None}], "a")
+    ('7 to 8', '2', 'not all')
+    """
+    values = {score[name] for score in scores}
+    if None in values:
+        return "not all"
+    return " to ".join(f"{value:g}" for value in sorted({min(values), max(values)}))
 
 
 def shown(value: float | None) -> str:

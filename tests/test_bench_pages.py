@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks import bench, pages
+from benchmarks import bench, pages, short_tables, tables
 
 MACHINE = {"date": "2026-01-02", "cores": 2, "bf16_units": False, "memory_gb": 24, "python": "3.11.7"}
 STEP = {
@@ -73,12 +73,12 @@ def test_a_mark_that_nobody_fills_is_an_error():
 
 def test_rows_that_hold_other_rows_are_two_tables():
     report = {"sequences": [{"sequences": 10, "cache s": 1.5, "start": {"sequences": 10, "ms": 2}}]}
-    assert pages.markdown(pages.rows_at(report, "sequences")).splitlines()[0] == "| sequences | cache s |"
-    assert pages.rows_at(report, "sequences.start") == [{"sequences": 10, "ms": 2}]
+    assert tables.markdown(tables.rows_at(report, "sequences")).splitlines()[0] == "| sequences | cache s |"
+    assert tables.rows_at(report, "sequences.start") == [{"sequences": 10, "ms": 2}]
 
 
 def test_the_readme_shows_the_figures_of_loading():
-    lines = pages.loading_in_short(LOADING).splitlines()
+    lines = short_tables.loading_in_short(LOADING).splitlines()
     assert lines[4:] == [
         "| random batches of 64 from one file, real tokens/s | 29.2 x HF datasets in its fastest form, the same rows |",
         "| gathering batches of 4,012 tokens | 155 M real tokens/s |",
@@ -116,6 +116,27 @@ def test_a_benchmark_that_fails_leaves_everything_as_it_was(figures, monkeypatch
     assert not bench.succeeds("step", full=False)
     assert not (figures / "figures").exists()
     assert (figures / "page.md").read_text(encoding="utf-8") == before
+
+
+def test_of_several_data_sets_each_has_its_place(figures, monkeypatch):
+    monkeypatch.setattr(bench, "FORMS", {"results": bench.Form(sets=("one", "two"))})
+    for value in (1, 2):
+        report = {"machine": MACHINE, "latent": [{"rate": value}]}
+        monkeypatch.setattr(
+            bench,
+            "output_of",
+            lambda command, report=report: json.dumps(report | {"data": command[command.index("--data") + 1]}),
+        )
+        assert bench.succeeds("results", full=True)
+    kept = json.loads((figures / "figures" / "results.json").read_text(encoding="utf-8"))
+    assert [(one["data"], one["latent"], one["command"]) for one in kept["sets"]] == [
+        (data, [{"rate": 2}], f"python -m benchmarks.results --data {data}") for data in ("one", "two")
+    ]
+    assert tables.rows_at(kept, "sets.latent") == [{"rate": 2}, {"rate": 2}]
+    assert tables.provenance(kept) == (
+        "2 CPU cores without bf16 units, 24 GB, Python 3.11.7; 2026-01-02; "
+        "`python -m benchmarks.results --data one`, `--data two`:"
+    )
 
 
 @pytest.mark.parametrize(("code", "last"), [("print(1); print(2)", "2\n"), ("print(1); raise SystemExit(3)", None)])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import event_throughput, results
+from benchmarks.bench import DATA_SETS
 from benchmarks.set_loop_reference import SetLoopVAE
 from models.sequence_vae import SequenceVAE
 from models.settings import ModelSettings
@@ -62,6 +63,16 @@ def test_results_trains_measures_and_compares(demo: Path, capsys: pytest.Capture
     assert found["IW-NLL minus that"] == pytest.approx(difference, abs=1e-3)
     assert found["true entropy, nats a symbol"] < found["unigram entropy, nats a symbol"]
     assert "share of the gap closed, %" in capsys.readouterr().out
+    (likelihood,), (latent,), (truth,) = report["likelihood"], report["latent"], report["truth"]
+    assert likelihood["training"].endswith("passes: 1")
+    assert likelihood["IW-NLL a sequence"].startswith(f"{found['IW-NLL (3 samples), nats a sequence']:.1f}"[:-1])
+    assert likelihood["difference"][0] in "+-"
+    assert latent["active units"].endswith(" of 2")
+    assert float(truth["true entropy"]) == pytest.approx(found["true entropy, nats a symbol"], abs=1e-4)
+
+
+def test_all_data_sets_of_results_are_measured_where_it_is_asked_for():
+    assert set(DATA_SETS) == {results.DEMO, *results.REAL}
 
 
 def test_results_of_a_checkpoint_are_those_of_its_run(demo: Path):

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.zoo_files import BASELINE_SEEDS, baseline_path, read_json, record_path, seed_errors, write_at_once
 from benchmarks.zoo_limits import truth_of
 from benchmarks.zoo_replay import CADENCES, JUDGES, Call, Record, Replayed, Rule, SmallKL, offered, record_from, replay
-from benchmarks.zoo_report import report
+from benchmarks.zoo_report import in_short, report
 from benchmarks.zoo_score import Outcome, changes, first_right, score
 from benchmarks.zoo_species import Species, all_species
 from benchmarks.zoo_truth import Measured
@@ -242,3 +242,16 @@ def write_record(species: Species, directory: Path, truth: Measured, readings: l
         "readings": [to_row(one) for one in readings],
     }
     write_at_once(record_path(species, directory), stored)
+
+
+def test_in_short_a_judge_has_the_span_of_the_ways_in_which_the_commands_read():
+    row: dict[str, int | None] = {"runs": 58, "sick": 29, "found": 28, "well": 29, "false_alarms": 1, "right_kind": 56}
+    scores = {
+        "detector": {
+            name: row | {"most_readings_dead_at_start": late, "most_readings_after_annealing": None if late == 8 else 0}
+            for name, late in zip(CADENCES, (7, 8, 7, 7, 99, 99, 99, 99), strict=True)
+        }
+    }
+    assert list(in_short(scores)[0].values()) == [
+        *("detector", "28 of 29", "1 of 29", "56 of 58", "7 to 8", "not all"),
+    ]

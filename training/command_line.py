@@ -76,7 +76,7 @@ def parse_command_line(
     """
     flags = flags_of(schema)
     preset_files = {} if presets is None else {path.stem: path for path in sorted(presets.glob("*.yaml"))}
-    controls = _control_flags(tuple(preset_files), default_preset)
+    controls = control_flags(tuple(preset_files), default_preset)
     assert flags.keys().isdisjoint(control.name for control in controls), "a setting is called like a control"
     all_flags = list(flags.values())
     parser = build_parser(all_flags, controls, prog=prog, description=description, epilog=_ENDING)
@@ -100,7 +100,7 @@ def parse_command_line(
     return settings
 
 
-def _control_flags(presets: tuple[str, ...], default_preset: str | None) -> list[Flag]:
+def control_flags(presets: tuple[str, ...], default_preset: str | None = None) -> list[Flag]:
     """The flags that are no settings; --preset only where there are presets to choose from."""
     preset, *others = flags_of_group(_Controls())
     return [preset._replace(types=(), choices=presets, default=default_preset), *others] if presets else others
