@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 
 from sequences.batches import Batch, EventBatch, TokenBatch, VectorBatch
@@ -96,6 +97,20 @@ class SequenceSet:
         rows_B = self._owners(np.asarray(sequences_B))
         ids: list[int | str] = self._sequences().column("id").take(pa.array(rows_B)).to_pylist()
         return ids
+
+    def place_of(self, id_: str) -> int | None:
+        """Which sequence the user knows by this id; of several windows or sequences with it the first."""
+        column = self._sequences().column("id")
+        try:
+            wanted = pa.scalar(id_, pa.string()).cast(column.type)
+        except pa.ArrowInvalid:  # ids are numbers, and this is none
+            return None
+        row = pc.index(column, wanted).as_py()
+        owners_N = self.windows.owners_N
+        if row < 0 or owners_N is None:
+            return None if row < 0 or row >= len(self) else int(row)
+        place = int(np.searchsorted(owners_N, row))
+        return place if place < len(owners_N) and owners_N[place] == row else None
 
     def rows_of(self, sequences_B: np.ndarray) -> dict[str, np.ndarray]:
         """Parquet file -> the rows that some of these sequences begin in."""

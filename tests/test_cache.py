@@ -213,8 +213,8 @@ import time
 from pathlib import Path
 from sequences import cache
 build = cache.build
-def slow(data, source, directory):
-    built = build(data, source, directory)
+def slow(data, source, directory, learnt):
+    built = build(data, source, directory, learnt)
     with Path(sys.argv[2], "builds").open("a") as file:
         file.write("built ")
     Path(sys.argv[2], "started").touch()

@@ -47,6 +47,10 @@ _OUTPUTS = (
 )
 """What a run writes, and one that begins anew in its directory removes; nothing else is ever touched."""
 
+QUANTILES = 101
+"""Of the lengths of training sequences, from the shortest to the longest."""
+ENOUGH_LENGTHS = 100_000
+"""Every so manieth serves as well as all."""
 CHECKED_AT_ONCE = 2**18
 """Lengths; all of ten million at once are copies of 160 MB, and take four times as long."""
 
@@ -130,13 +134,20 @@ def become_last(start: Start) -> None:
     give_second_name(start.checkpoint, last)
 
 
-def identity_of(lengths_N: np.ndarray, content: str) -> dict[str, int | str]:
-    """What tells training data from others, whatever the path they lie at; the part "data" of a checkpoint's origin."""
+def identity_of(lengths_N: np.ndarray, content: str) -> dict[str, Any]:
+    """What tells training data from others, whatever the path they lie at; the part "data" of a checkpoint's origin.
+
+    The quantiles are those that samples take their lengths from.
+    """
     checksum = 0
     for piece_N in np.array_split(lengths_N, len(lengths_N) // CHECKED_AT_ONCE + 1):
         checksum = zlib.crc32(piece_N.astype("<i8").tobytes(), checksum)
     steps = int(lengths_N.sum(dtype=np.int64))
-    return {"sequences": len(lengths_N), "steps": steps, "checksum": checksum, "content": content}
+    some_N = np.sort(lengths_N[:: len(lengths_N) // ENOUGH_LENGTHS + 1])
+    places = np.linspace(0, len(some_N) - 1, QUANTILES).round().astype(np.int64)
+    quantiles = [*some_N[places[:-1]].tolist(), int(lengths_N.max())]
+    identity = {"sequences": len(lengths_N), "steps": steps, "checksum": checksum, "content": content}
+    return identity | {"length_quantiles": quantiles}
 
 
 def refuse_other_run(checkpoint: Path, own_origin: dict[str, Any]) -> None:

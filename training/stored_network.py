@@ -32,6 +32,8 @@ class StoredNetwork(NamedTuple):
     weights: dict[str, Tensor]
     """Read only where they are looked at."""
     step: int
+    data: dict[str, Any]
+    """What is kept of the training data: how many sequences, quantiles of their lengths, checksums."""
 
     @property
     def model(self) -> ModelSettings:
@@ -50,7 +52,8 @@ def read_network(path: Path, flag: str = "checkpoint") -> StoredNetwork:
         if name.startswith(_WEIGHTS)
     }
     settings = checkpoint["origin"]["settings"]
-    return StoredNetwork(DataDescription(**described), settings, weights, int(checkpoint["global_step"]))
+    data = checkpoint["origin"]["data"]
+    return StoredNetwork(DataDescription(**described), settings, weights, int(checkpoint["global_step"]), data)
 
 
 def build_stored(stored: StoredNetwork, where: object) -> SequenceVAE:

@@ -3,19 +3,18 @@
 In: a trained model and data. Out: tables of `id, split, steps, mean, variance, nll, rate`, in the order of the data.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
-import torch
 from torch import Tensor
 
 from dataset import SequenceDataModule
-from monitors.decoder_probe import undisturbed
+from models.sequence_vae import VAEOutput
 from monitors.formulas import gaussian_kl
 from sequences.batches import Batch
-from using.streaming import Columns, rows_of
-from using.trained import Trained
+from using.streaming import SEQUENCE, rows_of, with_split
+from using.trained import Trained, at_work
 
 ABOUT = {
     "mean, variance": "of the posterior q(z | x), a Gaussian; with a latent for each step, a list for each",
@@ -24,29 +23,30 @@ ABOUT = {
 }
 
 
-def encode(trained: Trained, data: SequenceDataModule, splits: list[str]) -> Iterator[pa.Table]:
-    def compute(batch: Batch) -> Columns:
-        return columns_of(trained, batch)
+def encode(trained: Trained, data: SequenceDataModule, splits: Sequence[str]) -> Iterator[pa.Table]:
+    def compute(batch: Batch) -> pa.Table:
+        return encoded(trained.network.at_mean(batch), batch)
 
-    autocast = torch.autocast(trained.device.type, trained.autocast, enabled=trained.autocast is not None)
-    with undisturbed(trained.network, trained.device, autocast):
+    with at_work(trained):
         for split in splits:
             for table in rows_of(data, split, trained, compute):
-                yield table.add_column(1, "split", pa.array([split] * table.num_rows, pa.string()))
+                yield with_split(table, split)
 
 
-def columns_of(trained: Trained, batch: Batch) -> Columns:
-    output = trained.network.at_mean(batch)
+def encoded(output: VAEOutput, batch: Batch) -> pa.Table:
     mask = output.posterior_mask
     rate = gaussian_kl(output.posterior_mean, output.posterior_logvar).sum(dim=-1) * mask
     rate_B = rate.sum(dim=1) if rate.dim() == 2 else rate
-    return {
-        "steps": pa.array(output.steps_B.cpu().numpy().astype(np.int32)),
-        "mean": _lists(output.posterior_mean, mask),
-        "variance": _lists(output.posterior_logvar.exp(), mask),
-        "nll": pa.array(output.nll_B.float().cpu().numpy()),
-        "rate": pa.array(rate_B.float().cpu().numpy()),
-    }
+    return pa.table(
+        {
+            SEQUENCE: pa.array(batch.sequences_B.cpu().numpy()),
+            "steps": pa.array(output.steps_B.cpu().numpy()),
+            "mean": _lists(output.posterior_mean, mask),
+            "variance": _lists(output.posterior_logvar.exp(), mask),
+            "nll": pa.array(output.nll_B.float().cpu().numpy()),
+            "rate": pa.array(rate_B.float().cpu().numpy()),
+        }
+    )
 
 
 def _lists(numbers: Tensor, mask: Tensor) -> pa.Array:

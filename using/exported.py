@@ -48,6 +48,7 @@ def write_exported(directory: Path, stored: StoredNetwork) -> list[Path]:
         "weights": WEIGHTS,
         "step": stored.step,
         "settings": stored.settings,
+        "data": stored.data,
         "description": asdict(stored.description),
     }
     with new_file(directory / MODEL) as partial:
@@ -65,7 +66,8 @@ def read_exported(directory: Path) -> StoredNetwork:
             )
         described = {name: plain(value) for name, value in content["description"].items()}
         weights = from_safetensors((directory / WEIGHTS).read_bytes())
-        return StoredNetwork(DataDescription(**described), dict(content["settings"]), weights, int(content["step"]))
+        description, settings = DataDescription(**described), dict(content["settings"])
+        return StoredNetwork(description, settings, weights, int(content["step"]), dict(content["data"]))
     except OSError as error:
         raise UsageError(f"{error.filename}: cannot be read ({error.strerror}).") from error
     except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as error:

@@ -4,7 +4,7 @@ A window of sequences at a time is sorted by length, cut into batches, computed,
 one window, however many sequences there are.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -19,32 +19,43 @@ WINDOW = 8192
 """Sequences; sorted among so many, 99 % of what a batch holds is real."""
 WINDOW_STEPS = 2**20
 """Steps; long sequences come in smaller windows."""
-
-Columns = Mapping[str, pa.Array]
-"""One value a sequence of the batch, in its order."""
+SEQUENCE = "sequence"
+"""Column with the number of the sequence that a row is of."""
 
 
 def rows_of(
     data: SequenceDataModule,
     split: str,
     trained: Trained,
-    compute: Callable[[Batch], Columns],
+    compute: Callable[[Batch], pa.Table],
     *,
     steps: int = STEPS_AT_ONCE,
 ) -> Iterator[pa.Table]:
-    """A table for each window: `id`, and what `compute` makes of each batch, in the order of the data."""
+    """A table for each window, in the order of the data: `id`, and the columns that `compute` makes of each batch.
+
+    It makes one row a sequence, or several one behind the other, and says in a column `sequence` (`sequences_B`) whose they are.
+    """
     stored = data.split(split)
     lengths_N = np.asarray(stored.lengths_N)
     for first, behind in windows(lengths_N):
         order_W = first + np.argsort(lengths_N[first:behind], kind="stable")
-        parts = []
-        for part in cut_ascending(lengths_N[order_W], steps):
-            batch = stored.gather(order_W[part])
-            parts.append(pa.table(dict(compute(move_data_to_device(batch, trained.device)))))
-        place_W = np.empty(behind - first, np.int64)
-        place_W[order_W - first] = np.arange(behind - first)
-        table = pa.concat_tables(parts).combine_chunks().take(pa.array(place_W))
-        yield table.add_column(0, "id", pa.array(stored.ids(np.arange(first, behind))))
+        slices = cut_ascending(lengths_N[order_W], steps)
+        batches = (move_data_to_device(stored.gather(order_W[part]), trained.device) for part in slices)
+        ids = pa.array(stored.ids(np.arange(first, behind)))
+        yield in_order(pa.concat_tables([compute(batch) for batch in batches]), ids, first)
+
+
+def in_order(table: pa.Table, ids: pa.Array, first: int) -> pa.Table:
+    """Rows by their sequence, whose id takes the place of its number; the ids are those of sequences `first` and following."""
+    table = table.combine_chunks()
+    sequence_R = table.column(SEQUENCE).to_numpy()
+    order_R = np.argsort(sequence_R, kind="stable")
+    id_R = ids.take(pa.array(sequence_R[order_R] - first))
+    return table.drop_columns([SEQUENCE]).take(pa.array(order_R)).add_column(0, "id", id_R)
+
+
+def with_split(table: pa.Table, split: str) -> pa.Table:
+    return table.add_column(1, "split", pa.array([split] * table.num_rows, pa.string()))
 
 
 def windows(lengths_N: np.ndarray) -> Iterator[tuple[int, int]]:

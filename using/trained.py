@@ -4,12 +4,15 @@ In: a path as typed. Out: the network, ready to be used, with all that it takes 
 """
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from models.sequence_vae import SequenceVAE
+from monitors.decoder_probe import undisturbed
 from sequences.description import DataDescription
 from sequences.local_paths import why_no_path
 from training.checkpoint_files import BEST, LAST, PREVIOUS, damage_of
@@ -27,16 +30,26 @@ class Trained(NamedTuple):
     """A network and where it came from."""
 
     network: SequenceVAE
-    description: DataDescription
-    settings: dict[str, Any]
-    """All of the run that it was trained in, by the names of their flags."""
-    step: int
+    stored: StoredNetwork
     path: Path
     """The file that the weights lie in."""
     run: Path | None
     """The directory of the run that it is a checkpoint of."""
     autocast: torch.dtype | None
     """What the decoder computes in; None: float32."""
+
+    @property
+    def description(self) -> DataDescription:
+        return self.stored.description
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All of the run that it was trained in, by the names of their flags."""
+        return self.stored.settings
+
+    @property
+    def step(self) -> int:
+        return self.stored.step
 
     @property
     def device(self) -> torch.device:
@@ -56,9 +69,16 @@ def open_trained(place: str, machine: MachineChoices | None = None) -> Trained:
     network = build_stored(stored, path)
     accelerator = resolve_devices(ComputeSettings(accelerator=machine.accelerator)).accelerator
     autocast = torch.bfloat16 if machine.precision == "bf16-mixed" else None
-    return Trained(
-        network.to(accelerator), stored.description, stored.settings, stored.step, path, _run_of(path), autocast
-    )
+    return Trained(network.to(accelerator), stored, path, _run_of(path), autocast)
+
+
+@contextmanager
+def at_work(trained: Trained) -> Iterator[None]:
+    """No gradients, no dropout; torch's own random numbers are left as they were."""
+    device = trained.device
+    precision = torch.autocast(device.type, trained.autocast, enabled=trained.autocast is not None)
+    with undisturbed(trained.network, device, precision):
+        yield
 
 
 def _read(path: Path) -> tuple[Path, StoredNetwork]:

@@ -1,0 +1,333 @@
+"""Use a trained model: latents, reconstructions, samples, what lies between two sequences, missing values, an export.
+
+    python use_model.py encode CHECKPOINT --output latents.parquet              # means, variances, NLL and rate of each sequence
+    python use_model.py encode CHECKPOINT --data_dir new.parquet --output latents.parquet
+    python use_model.py reconstruct CHECKPOINT --output reconstructed.parquet
+    python use_model.py sample CHECKPOINT --count 1000 --temperature 0.8 --output samples.parquet
+    python use_model.py interpolate CHECKPOINT ID ID --steps 8 --output between.parquet
+    python use_model.py impute CHECKPOINT --output filled.parquet               # vectors and events with missing values
+    python use_model.py export CHECKPOINT --output exported                     # safetensors, JSON, tokenizer
+
+CHECKPOINT is a .ckpt file, a run's directory (its best checkpoint) or an export. Values come out in the data's own units, text as
+text, all of it as Parquet, written as it is computed: memory does not grow with the data.
+`python use_model.py ACTION --help` has the flags of each.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sequences.local_paths import refuse_no_paths
+from training.command_line import parse_command_line
+from training.console import set_up_output, share_machine
+from training.exit_codes import ExitCode, UsageError, harmless, run_command
+from training.words import did_you_mean
+from using.settings import DataChoices, MachineChoices
+from using.words import leading
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+
+    from dataset import SequenceDataModule
+    from using.trained import Trained
+
+PROG = "use_model.py"
+
+
+# --- What an action can be told ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputSettings:
+    """Output"""
+
+    output: str | None = None
+    """Parquet file to write (export: directory); default: named after the action, in the current directory."""
+
+    def __post_init__(self) -> None:
+        refuse_no_paths(self, "output")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawingSettings:
+    """Drawing"""
+
+    temperature: float = 0.0
+    """1: as the model says; less: nearer to what is most likely; 0: just that."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"--temperature must be 0 or more, got {self.temperature}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleSettings(DrawingSettings):
+    """Sampling"""
+
+    temperature: float = 1.0
+    """1: as the model says; less: nearer to what is most likely; 0: just that."""
+
+    count: int = 1000
+    """How many sequences."""
+
+    length: int | None = None
+    """Steps of each (tokens: at most); default: as the training sequences. Tokens find their end themselves."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("count", "length"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name} must be 1 or more, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathSettings(DrawingSettings):
+    """Interpolation"""
+
+    steps: int = 8
+    """Places on the way, both ends among them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps < 2:
+            raise ValueError(f"--steps must be 2 or more, got {self.steps}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImputeSettings:
+    """Imputation"""
+
+    draws: int = 16
+    """Latents drawn for each sequence, over which values and their deviations are taken; 0: the posterior's mean alone."""
+
+    variables: str | None = None
+    """Only these features or variables, separated by commas; default: all that training saw values of."""
+
+    def __post_init__(self) -> None:
+        if self.draws < 0:
+            raise ValueError(f"--draws must be 0 or more, got {self.draws}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encode:
+    data: DataChoices = field(default_factory=DataChoices)
+    output: OutputSettings = field(default_factory=OutputSettings)
+    machine: MachineChoices = field(default_factory=MachineChoices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconstruct(Encode):
+    drawing: DrawingSettings = field(default_factory=DrawingSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    drawing: SampleSettings = field(default_factory=SampleSettings)
+    output: OutputSettings = field(default_factory=OutputSettings)
+    machine: MachineChoices = field(default_factory=MachineChoices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interpolate(Encode):
+    drawing: PathSettings = field(default_factory=PathSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Impute(Encode):
+    imputing: ImputeSettings = field(default_factory=ImputeSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    output: OutputSettings = field(default_factory=OutputSettings)
+
+
+# --- What it does ------------------------------------------------------------------------------------------------------
+
+
+def encode(trained: "Trained", asked: Encode, _: list[str]) -> "Iterator[pa.Table]":
+    from using import encoding
+
+    return encoding.encode(trained, *opened(trained, asked.data))
+
+
+def reconstruct(trained: "Trained", asked: Reconstruct, _: list[str]) -> "Iterator[pa.Table]":
+    from using import sampling
+
+    data, splits = opened(trained, asked.data)
+    temperature, seed = asked.drawing.temperature, asked.machine.seed
+    return sampling.reconstructed(trained, data, splits, temperature=temperature, seed=seed)
+
+
+def sample(trained: "Trained", asked: Sample, _: list[str]) -> "Iterator[pa.Table]":
+    from using import sampling
+
+    own = asked.drawing
+    return sampling.sampled(trained, own.count, temperature=own.temperature, length=own.length, seed=asked.machine.seed)
+
+
+def interpolate(trained: "Trained", asked: Interpolate, ids: list[str]) -> "Iterator[pa.Table]":
+    from using import sampling
+
+    data, _ = opened(trained, asked.data)
+    own = asked.drawing
+    return sampling.interpolated(trained, data, ids, own.steps, temperature=own.temperature, seed=asked.machine.seed)
+
+
+def impute(trained: "Trained", asked: Impute, _: list[str]) -> "Iterator[pa.Table]":
+    from using import imputing
+
+    data, splits = opened(trained, asked.data)
+    names = asked.imputing.variables
+    variables = None if names is None else [name.strip() for name in names.split(",")]
+    draws, seed = asked.imputing.draws, asked.machine.seed
+    return imputing.imputed(trained, data, splits, draws=draws, variables=variables, seed=seed)
+
+
+class Action(NamedTuple):
+    """One word behind `use_model.py`."""
+
+    settings: type
+    words: tuple[str, ...]
+    """What stands before the flags."""
+    run: "Callable[[Trained, Any, list[str]], Iterator[pa.Table]] | None"
+    says: str
+    default: str
+    """Where the output goes."""
+
+
+ACTIONS = {
+    "encode": Action(
+        *(Encode, ("CHECKPOINT",), encode),
+        "Each sequence's posterior mean and variance, its NLL and its rate (in nats; their sum is an outlier score).",
+        "latents.parquet",
+    ),
+    "reconstruct": Action(
+        *(Reconstruct, ("CHECKPOINT",), reconstruct),
+        "What is left of each sequence on its way through the latent.",
+        "reconstructed.parquet",
+    ),
+    "sample": Action(
+        *(Sample, ("CHECKPOINT",), sample), "Sequences that nobody has seen, from the prior.", "samples.parquet"
+    ),
+    "interpolate": Action(
+        *(Interpolate, ("CHECKPOINT", "ID", "ID"), interpolate),
+        "What lies between two sequences of the data, by their ids.",
+        "between.parquet",
+    ),
+    "impute": Action(
+        *(Impute, ("CHECKPOINT",), impute),
+        "Missing values of vectors and events, with how sure the model is.",
+        "filled.parquet",
+    ),
+    "export": Action(
+        *(Export, ("CHECKPOINT",), None),
+        "Weights as safetensors, with settings, and tokenizer or scaler, for other programs; use_model.py reads it back.",
+        "exported",
+    ),
+}
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    if not words or words[0] in ("-h", "--help"):
+        print(f"usage: {PROG} ACTION CHECKPOINT [--flag value ...]\n\n{__doc__}")
+        raise SystemExit(ExitCode.DONE if words else ExitCode.USAGE)
+    name = words[0]
+    if name not in ACTIONS:
+        hint = did_you_mean(name, ACTIONS)
+        raise UsageError(f"{name!r} is no action{hint}; there are {', '.join(ACTIONS)}")
+    action = ACTIONS[name]
+    places, flags = leading(words[1:], action.words, f"{PROG} {name} {' '.join(action.words)} [--flag value ...]")
+    asked = parse_command_line(
+        action.settings,
+        flags,
+        prog=f"{PROG} {name} {' '.join(action.words)}",
+        description=action.says,
+        presets=None,
+    )
+    share_machine()  # only now: what follows imports torch, which --help must not
+    set_up_output()
+
+    from using.trained import open_trained
+
+    output = Path(asked.output.output or action.default).expanduser()
+    refuse_no_place(output)
+    if action.run is None:
+        export(places[0], output)
+        return
+    trained = open_trained(places[0], asked.machine)
+    announce(trained)
+    write(output, action.run(trained, asked, places[1:]), name, trained)
+
+
+def opened(trained: "Trained", choices: DataChoices) -> "tuple[SequenceDataModule, list[str]]":
+    """The data, and the splits to go through: all of them, where none is named."""
+    from using.data import chosen_split, open_data
+
+    data = open_data(trained, choices)
+    splits = list(data.data.splits) if choices.split is None else [chosen_split(data, choices.split)]
+    for note in data.data.notes:
+        say(f"note: {note}")
+    return data, splits
+
+
+def announce(trained: "Trained") -> None:
+    settings, description = trained.settings, trained.description
+    say(
+        f"{trained.path}: {description.kind}, step {trained.step:,}, {settings['encoder']} encoder, {settings['decoder']} decoder, "
+        f"{trained.parameters / 1e6:.2f} M parameters, {settings['latent_size']} latent dimensions for each {settings['latent_scope']}"
+    )
+
+
+def write(output: Path, tables: "Iterator[pa.Table]", name: str, trained: "Trained") -> None:
+    from reports.run_files import command_line
+    from using.output import write_parquet
+
+    begin = time.perf_counter()
+    about = {"made_by": "SeqVAE", "command": command_line(sys.argv), "checkpoint": str(trained.path)}
+    rows = write_parquet(output, told(tables), about)
+    print(harmless(f"{output}: {rows:,} rows in {time.perf_counter() - begin:.1f} s ({name})"))
+
+
+def told(tables: "Iterator[pa.Table]") -> "Iterator[pa.Table]":
+    """With a word now and then on how far it is, on a terminal."""
+    rows, last = 0, time.monotonic()
+    for table in tables:
+        rows += table.num_rows
+        if sys.stderr.isatty() and time.monotonic() - last > 5:
+            say(f"{rows:,} rows so far")
+            last = time.monotonic()
+        yield table
+
+
+def export(place: str, output: Path) -> None:
+    from using.exported import write_exported
+    from using.trained import open_trained
+
+    trained = open_trained(place)
+    announce(trained)
+    output.mkdir(parents=True, exist_ok=True)
+    for path in write_exported(output, trained.stored):
+        print(harmless(f"{path}: {path.stat().st_size:,} bytes"))
+
+
+def refuse_no_place(output: Path) -> None:
+    """Before anything is computed."""
+    folder = output.absolute().parent
+    if not folder.is_dir():
+        raise UsageError(f"--output {output}: {folder} is no directory; make it first, or choose another")
+
+
+def say(line: str) -> None:
+    print(harmless(line), file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, PROG))

@@ -1,0 +1,99 @@
+"""What is missing in vectors and events, filled by what a trained model expects, with how sure it is.
+
+In: a trained model and data. Out: tables in the data's own units. Vectors: a row a step, each feature beside its deviation (0: the
+value was there). Events: a row for each variable at each time, `time, variable, value, std, measured`.
+
+Shapes: B sequences, T steps, D features, V variables, R rows.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import torch
+from lightning.fabric.utilities import move_data_to_device
+
+from dataset import SequenceDataModule
+from models.imputing import Imputed, impute
+from models.pieces import real_steps
+from sequences.batches import Batch, EventBatch, TokenBatch, VectorBatch
+from sequences.description import DataDescription
+from training.exit_codes import UsageError
+from using.own_units import moments, scaled, step_rows, times
+from using.streaming import SEQUENCE, rows_of, with_split
+from using.trained import Trained, at_work
+
+
+def imputed(
+    trained: Trained,
+    data: SequenceDataModule,
+    splits: Sequence[str],
+    *,
+    draws: int,
+    variables: Sequence[str] | None,
+    seed: int,
+) -> Iterator[pa.Table]:
+    """`variables`: only these features or variables."""
+    description = trained.description
+    if description.kind == "tokens":
+        raise UsageError("impute is for vectors and events: tokens have no missing values")
+    chosen = chosen_names(description, variables)
+    generator = torch.Generator(trained.device).manual_seed(seed)
+
+    def compute(batch: Batch) -> pa.Table:
+        assert not isinstance(batch, TokenBatch)
+        filled = impute(trained.network, batch, draws=draws, generator=generator)
+        batch, filled = move_data_to_device((batch, filled), torch.device("cpu"))
+        if isinstance(batch, VectorBatch):
+            return filled_steps(batch, filled, description, chosen)
+        return filled_sets(batch, filled, description, chosen)
+
+    with at_work(trained):
+        for split in splits:
+            for table in rows_of(data, split, trained, compute):
+                yield with_split(table, split)
+
+
+def chosen_names(description: DataDescription, asked: Sequence[str] | None) -> list[int]:
+    """Places of the features or variables to fill: all of which training saw values, or those that were asked for."""
+    usable = [place for place, is_valued in enumerate(description.valued) if is_valued]
+    if asked is None:
+        return usable
+    names = {description.names[place]: place for place in usable}
+    for name in asked:
+        if name not in names:
+            shown = ", ".join(list(names)[:20])
+            raise UsageError(f"--variables: {name!r} is none that training saw values of; there are {shown}")
+    return [names[name] for name in asked]
+
+
+def filled_steps(batch: VectorBatch, filled: Imputed, description: DataDescription, chosen: Sequence[int]) -> pa.Table:
+    values_BTD, std_D = scaled(filled.mean_BTD, description), torch.tensor(description.std, dtype=torch.float64)
+    columns = {}
+    for place in chosen:
+        columns[description.names[place]] = values_BTD[..., place]
+        columns[f"{description.names[place]}_std"] = filled.std_BTD[..., place].double() * std_D[place]
+    return step_rows(batch, columns)
+
+
+def filled_sets(batch: EventBatch, filled: Imputed, description: DataDescription, chosen: Sequence[int]) -> pa.Table:
+    mean_V, std_V = (each[list(chosen)] for each in moments(description, filled.mean_BTD.device))
+    real_BT = real_steps(batch.lengths_B, batch.gaps_BT.shape[1])
+    rows = int(real_BT.sum())
+
+    def each(table_BTV: torch.Tensor) -> np.ndarray:
+        flat: np.ndarray = table_BTV[..., list(chosen)][real_BT].flatten().numpy()
+        return flat
+
+    sequence_BT = batch.sequences_B[:, None].expand_as(real_BT)
+    names = pa.array([description.names[place] for place in chosen], pa.string())
+    return pa.table(
+        {
+            SEQUENCE: np.repeat(sequence_BT[real_BT].numpy(), len(chosen)),
+            "time": np.repeat(times(batch)[real_BT].numpy(), len(chosen)),
+            "variable": names.take(pa.array(np.tile(np.arange(len(chosen)), rows))),
+            "value": each(filled.mean_BTD.double()) * np.tile(std_V.numpy(), rows) + np.tile(mean_V.numpy(), rows),
+            "std": each(filled.std_BTD.double()) * np.tile(std_V.numpy(), rows),
+            "measured": each(filled.observed_BTD),
+        }
+    )
