@@ -16,16 +16,14 @@ text, all of it as Parquet, written as it is computed: memory does not grow with
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sequences.local_paths import refuse_no_paths
 from training.command_line import parse_command_line
 from training.console import set_up_output, share_machine
 from training.exit_codes import ExitCode, UsageError, harmless, run_command
 from training.words import did_you_mean
-from using.settings import DataChoices, MachineChoices
+from using.settings import DataChoices, Encode, Export, Impute, Interpolate, Reconstruct, Sample
 from using.words import leading
 
 if TYPE_CHECKING:
@@ -37,115 +35,6 @@ if TYPE_CHECKING:
     from using.trained import Trained
 
 PROG = "use_model.py"
-
-
-# --- What an action can be told ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class OutputSettings:
-    """Output"""
-
-    output: str | None = None
-    """Parquet file to write (export: directory); default: named after the action, in the current directory."""
-
-    def __post_init__(self) -> None:
-        refuse_no_paths(self, "output")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DrawingSettings:
-    """Drawing"""
-
-    temperature: float = 0.0
-    """1: as the model says; less: nearer to what is most likely; 0: just that."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"--temperature must be 0 or more, got {self.temperature}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampleSettings(DrawingSettings):
-    """Sampling"""
-
-    temperature: float = 1.0
-    """1: as the model says; less: nearer to what is most likely; 0: just that."""
-
-    count: int = 1000
-    """How many sequences."""
-
-    length: int | None = None
-    """Steps of each (tokens: at most); default: as the training sequences. Tokens find their end themselves."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("count", "length"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name} must be 1 or more, got {value}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PathSettings(DrawingSettings):
-    """Interpolation"""
-
-    steps: int = 8
-    """Places on the way, both ends among them."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.steps < 2:
-            raise ValueError(f"--steps must be 2 or more, got {self.steps}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImputeSettings:
-    """Imputation"""
-
-    draws: int = 16
-    """Latents drawn for each sequence, over which values and their deviations are taken; 0: the posterior's mean alone."""
-
-    variables: str | None = None
-    """Only these features or variables, separated by commas; default: all that training saw values of."""
-
-    def __post_init__(self) -> None:
-        if self.draws < 0:
-            raise ValueError(f"--draws must be 0 or more, got {self.draws}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Encode:
-    data: DataChoices = field(default_factory=DataChoices)
-    output: OutputSettings = field(default_factory=OutputSettings)
-    machine: MachineChoices = field(default_factory=MachineChoices)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reconstruct(Encode):
-    drawing: DrawingSettings = field(default_factory=DrawingSettings)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    drawing: SampleSettings = field(default_factory=SampleSettings)
-    output: OutputSettings = field(default_factory=OutputSettings)
-    machine: MachineChoices = field(default_factory=MachineChoices)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interpolate(Encode):
-    drawing: PathSettings = field(default_factory=PathSettings)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Impute(Encode):
-    imputing: ImputeSettings = field(default_factory=ImputeSettings)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Export:
-    output: OutputSettings = field(default_factory=OutputSettings)
 
 
 # --- What it does ------------------------------------------------------------------------------------------------------
@@ -280,10 +169,9 @@ def opened(trained: "Trained", choices: DataChoices) -> "tuple[SequenceDataModul
 
 def announce(trained: "Trained") -> None:
     settings, description = trained.settings, trained.description
-    say(
-        f"{trained.path}: {description.kind}, step {trained.step:,}, {settings['encoder']} encoder, {settings['decoder']} decoder, "
-        f"{trained.parameters / 1e6:.2f} M parameters, {settings['latent_size']} latent dimensions for each {settings['latent_scope']}"
-    )
+    latent = f"{settings['latent_size']} latent dimensions for each {settings['latent_scope']}"
+    size = f"{trained.parameters / 1e6:.2f} M parameters"
+    say(f"{trained.path}: {description.kind}, step {trained.step:,}, {settings['decoder']} decoder, {size}, {latent}")
 
 
 def write(output: Path, tables: "Iterator[pa.Table]", name: str, trained: "Trained") -> None:

@@ -10,14 +10,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 import torch
-from torch import Tensor
 
 from dataset import SequenceDataModule
 from models.sampling import reconstruct, sample, sample_prior
-from sequences.batches import Batch, EventBatch, TokenBatch
+from sequences.batches import Batch, TokenBatch
 from training.exit_codes import UsageError
 from using.own_units import own_units
-from using.streaming import SEQUENCE, in_order, rows_of, with_split
+from using.streaming import in_order, rows_of, with_split
 from using.trained import Trained, at_work
 
 AT_ONCE = 512

@@ -1,6 +1,6 @@
-"""What a user can say about using a model: which data, which part of them, on what. Imports nothing heavy."""
+"""What a user can say about using a model: which data, on what, and of each action what it has of its own. Imports nothing heavy."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from sequences.local_paths import refuse_no_paths
@@ -56,3 +56,121 @@ class MachineChoices:
 
     seed: int = 0
     """Of all that is drawn: the same seed gives the same result."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputSettings:
+    """Output"""
+
+    output: str | None = None
+    """Parquet file to write (export: directory); default: named after the action, in the current directory."""
+
+    def __post_init__(self) -> None:
+        refuse_no_paths(self, "output")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawingSettings:
+    """Drawing"""
+
+    temperature: float = 0.0
+    """1: as the model says; less: nearer to what is most likely; 0: just that."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"--temperature must be 0 or more, got {self.temperature}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleSettings(DrawingSettings):
+    """Sampling"""
+
+    temperature: float = 1.0
+    """1: as the model says; less: nearer to what is most likely; 0: just that."""
+
+    count: int = 1000
+    """How many sequences."""
+
+    length: int | None = None
+    """Steps of each (tokens: at most); default: as the training sequences. Tokens find their end themselves."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("count", "length"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name} must be 1 or more, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathSettings(DrawingSettings):
+    """Interpolation"""
+
+    steps: int = 8
+    """Places on the way, both ends among them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps < 2:
+            raise ValueError(f"--steps must be 2 or more, got {self.steps}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImputeSettings:
+    """Imputation"""
+
+    draws: int = 16
+    """Latents drawn for each sequence, over which values and their deviations are taken; 0: the posterior's mean alone."""
+
+    variables: str | None = None
+    """Only these features or variables, separated by commas; default: all that training saw values of."""
+
+    def __post_init__(self) -> None:
+        if self.draws < 0:
+            raise ValueError(f"--draws must be 0 or more, got {self.draws}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encode:
+    """All that `use_model.py encode` can be told."""
+
+    data: DataChoices = field(default_factory=DataChoices)
+    output: OutputSettings = field(default_factory=OutputSettings)
+    machine: MachineChoices = field(default_factory=MachineChoices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconstruct(Encode):
+    """All that `use_model.py reconstruct` can be told."""
+
+    drawing: DrawingSettings = field(default_factory=DrawingSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """All that `use_model.py sample` can be told."""
+
+    drawing: SampleSettings = field(default_factory=SampleSettings)
+    output: OutputSettings = field(default_factory=OutputSettings)
+    machine: MachineChoices = field(default_factory=MachineChoices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interpolate(Encode):
+    """All that `use_model.py interpolate` can be told."""
+
+    drawing: PathSettings = field(default_factory=PathSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Impute(Encode):
+    """All that `use_model.py impute` can be told."""
+
+    imputing: ImputeSettings = field(default_factory=ImputeSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """All that `use_model.py export` can be told."""
+
+    output: OutputSettings = field(default_factory=OutputSettings)
