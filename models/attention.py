@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.pieces import is_plain_cpu
+from models.pieces import is_plain_cpu, room_like, with_room
 
 ROTARY_BASE = 10_000.0
 
@@ -40,15 +40,25 @@ def sight(steps_BTW: Tensor, heads: int, real_BT: Tensor | None = None, *, by_ha
     step itself: padding stands behind all real steps, and no mask is needed. `by_hand`: attention may be written out.
     """
     length, width = steps_BTW.shape[1:]
-    pairs = width // heads // 2
-    frequencies = ROTARY_BASE ** (-torch.arange(pairs, device=steps_BTW.device) / pairs)
-    angles_TP = torch.arange(length, device=steps_BTW.device)[:, None] * frequencies
+    angles_TP = angles(torch.arange(length, device=steps_BTW.device), width // heads)
     visible_B11T = None if real_BT is None else real_BT[:, None, None, :]
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else steps_BTW.dtype
     longest = LONGEST_WRITTEN_OUT["bf16" if dtype == torch.bfloat16 else "others"]
     is_written_out = by_hand and is_plain_cpu(steps_BTW) and length <= longest
     bias = score_bias(visible_B11T, length, dtype) if is_written_out else None
     return Sight(angles_TP.cos(), angles_TP.sin(), visible_B11T, is_written_out, bias)
+
+
+def sight_of_step(step: int, hidden_BW: Tensor, heads: int) -> Sight:
+    """Of one step alone, for `attend_next`."""
+    angles_1P = angles(torch.tensor([step], device=hidden_BW.device), hidden_BW.shape[1] // heads)
+    return Sight(angles_1P.cos(), angles_1P.sin(), visible_B11T=None, is_written_out=False, bias=None)
+
+
+def angles(positions_T: Tensor, size: int) -> Tensor:
+    """(T, P), for heads of `size` numbers."""
+    pairs = size // 2
+    return positions_T[:, None] * ROTARY_BASE ** (-torch.arange(pairs, device=positions_T.device) / pairs)
 
 
 def score_bias(visible_B11T: Tensor | None, length: int, dtype: torch.dtype) -> Tensor | None:
@@ -68,6 +78,24 @@ def attention(packed_BTX: Tensor, sight: Sight, heads: int) -> Tensor:
     if is_plain_cpu(packed_BTX) and sight.is_written_out:
         return _RotaryAttention.apply(packed_BTX, sight.cos_TP, sight.sin_TP, sight.bias, heads)
     return _as_torch_has_it(packed_BTX, sight, heads)
+
+
+def attend_next(
+    packed_BX: Tensor, sight: Sight, step: int, past: tuple[Tensor, ...], heads: int
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """What `attention` says of one step, (B, W), and the past of the next one.
+
+    The past are turned keys and values of the steps before, (B, H, T or more, K), and is written to; () before the first step.
+    """
+    parts_BH31K = packed_BX.unflatten(-1, (heads, 3, 1, -1))
+    query_BH1K, key_BH1K = rotate(parts_BH31K[:, :, :2], sight).unbind(2)
+    news = (key_BH1K, parts_BH31K[:, :, 2])
+    past = tuple(with_room(kept, step) for kept in past) or tuple(room_like(new) for new in news)
+    for kept, new in zip(past, news, strict=True):
+        kept[:, :, step : step + 1] = new
+    keys_BHTK, values_BHTK = (kept[:, :, : step + 1] for kept in past)
+    scores_BH1T = (query_BH1K * query_BH1K.shape[-1] ** -0.5) @ keys_BHTK.mT
+    return (scores_BH1T.softmax(dim=-1).to(values_BHTK.dtype) @ values_BHTK).flatten(1), past
 
 
 class _RotaryAttention(torch.autograd.Function):

@@ -2,8 +2,10 @@
 
     encoder(steps, which are real) -> one vector for each step, which knows the whole sequence
     decoder(inputs, z)             -> one vector for each step, which knows the steps up to its own, and z up to it
+    decoder.step(input, z, ...)    -> the same for one step, without reading those before it again
 
-Both are a stack of blocks of one architecture. To add one: a block, two lines in `make_block`, two in `surroundings`.
+Both are a stack of blocks of one architecture. To add one: a block with `forward` and `step`, two lines in
+`make_block`, two in `surroundings`.
 
 Shapes: B sequences, T steps, W width, Z latent dimensions.
 """
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from models.attention import sight
+from models.attention import Sight, sight, sight_of_step
 from models.lstm import BidirectionalBlock, RecurrentBlock, opposite_steps
 from models.settings import Architecture, ModelSettings
 from models.tcn import ConvolutionBlock
@@ -26,6 +28,10 @@ LONGEST_WAVE = 10_000.0
 
 COMPILED_VARIANTS = 32
 """How often torch may compile one function."""
+
+
+Pasts = tuple[tuple[Tensor, ...], ...]
+"""What each block remembers of the steps so far: tensors whose first dimension are the sequences; () before the first step."""
 
 
 class Encoder(nn.Module):
@@ -83,6 +89,20 @@ class Decoder(nn.Module):
             hidden_BTW = self.blocks.run(block, hidden_BTW + shift, around)
         return self.norm(hidden_BTW)
 
+    def step(self, input_BW: Tensor, z_BZ: Tensor, step: int, pasts: Pasts) -> tuple[Tensor, Pasts]:
+        """What `forward` says of one step, and the pasts of the next: all that blocks remember. Steps are asked for in turn.
+
+        Not for the parallel decoder: it says all steps at once.
+        """
+        assert self.autoregressive
+        shifts = self.latent(z_BZ).chunk(len(self.blocks), dim=-1)
+        around = sight_of_step(step, input_BW, self.heads) if self.architecture == "transformer" else None
+        hidden_BW, after = input_BW, []
+        for number, (block, shift) in enumerate(zip(self.blocks, shifts, strict=True)):
+            hidden_BW, past = self.blocks.step(block, hidden_BW + shift, step, around, pasts[number] if pasts else ())
+            after.append(past)
+        return self.norm(hidden_BW), tuple(after)
+
 
 class Blocks(nn.ModuleList):
     """The layers of a backbone."""
@@ -94,6 +114,12 @@ class Blocks(nn.ModuleList):
         if self.forgetful and torch.is_grad_enabled():
             return checkpoint(block, hidden_BTW, around, use_reentrant=False)
         return block(hidden_BTW, around)
+
+    def step(
+        self, block: Any, hidden_BW: Tensor, step: int, around: Sight | None, past: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        hidden_BW, past = block.step(hidden_BW, step, around, past)
+        return hidden_BW, past
 
     def compile_each(self, mode: str) -> None:
         """In place, and for any length. Torch leaves recurrent networks as they are.

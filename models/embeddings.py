@@ -83,11 +83,13 @@ class EventEmbedding(nn.Module):
         self.from_set = nn.Linear(event_width, width)
         self.from_time = nn.Linear(2 * time_feature_count(), width, bias=False)
 
-    def forward(self, batch: EventBatch) -> Tensor:
+    def forward(self, batch: EventBatch, times_BT: Tensor | None = None) -> Tensor:
+        """`times_BT` since each sequence's first step, where the batch does not begin with that."""
         shape = batch.gaps_BT.shape
         offsets = step_offsets(batch.steps_E, shape.numel())
         sets_BTR = sum_by_step(self.embed_events(batch), batch.steps_E, offsets).unflatten(0, shape)
-        times_BT2 = torch.stack((batch.gaps_BT, batch.gaps_BT.cumsum(dim=1)), dim=-1)
+        times_BT = batch.gaps_BT.cumsum(dim=1) if times_BT is None else times_BT
+        times_BT2 = torch.stack((batch.gaps_BT, times_BT), dim=-1)
         times_BTF = time_features(times_BT2, self.shortest_gap).flatten(-2)
         return self.from_set(sets_BTR) + self.from_time(times_BTF)
 

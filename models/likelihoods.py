@@ -50,7 +50,7 @@ def make_likelihood(description: DataDescription, width: int) -> "TokenLikelihoo
         case "tokens":
             return TokenLikelihood(description.vocabulary_size, width)
         case "vectors":
-            return VectorLikelihood(len(description.names), width)
+            return VectorLikelihood(description, width)
         case "events":
             return EventLikelihood(description, width)
 
@@ -96,10 +96,15 @@ class VectorLikelihood(nn.Module):
     """One Gaussian for each feature, its variance learned; what is missing says nothing."""
 
     extra_steps = 0
+    valued_D: Tensor
+    """bool: has values in the training split. What is said of others was never learned."""
 
-    def __init__(self, features: int, width: int) -> None:
+    def __init__(self, description: DataDescription, width: int) -> None:
         super().__init__()
+        features = len(description.names)
+        assert len(description.valued) == features
         self.moments = nn.Linear(width, 2 * features)
+        self.register_buffer("valued_D", torch.tensor(description.valued), persistent=False)
 
     def forward(self, hidden_BTW: Tensor, batch: VectorBatch) -> Tensor:
         nll_BTD = robust_nll(batch.values_BTD, *self.predict(hidden_BTW)) * batch.observed_BTD
@@ -150,6 +155,11 @@ class EventLikelihood(nn.Module):
         mean_BT, logvar_BT = in_float32(self.gap_moments, hidden_BTW).unbind(dim=-1)
         return mean_BT, bounded(logvar_BT, LOGVAR_LIMIT)
 
+    def predict_values(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log-variance of the value of every variable, (..., V), present or not; `hidden` knows the gap."""
+        mean, logvar = self.value_moments.of_all(hidden).unbind(dim=-1)
+        return mean, bounded(logvar, LOGVAR_LIMIT)
+
     def knowing_gaps(self, hidden_BTW: Tensor, gaps_BT: Tensor) -> Tensor:
         times_BTF = time_features(gaps_BT, self.gap_scale.shortest).to(hidden_BTW.dtype)
         return hidden_BTW + self.after_gap(torch.cat((hidden_BTW, times_BTF), dim=-1))
@@ -182,8 +192,7 @@ class EventLikelihood(nn.Module):
         hidden_BW = self.knowing_gaps(hidden_BW, gaps_B)
         if present_BV is None:
             present_BV = draw_presence(self.presence(hidden_BW), temperature, generator)
-        mean_BV, logvar_BV = self.value_moments.of_all(hidden_BW).unbind(dim=-1)
-        values_BV = draw_gaussian(mean_BV, bounded(logvar_BV, LOGVAR_LIMIT), temperature, generator)
+        values_BV = draw_gaussian(*self.predict_values(hidden_BW), temperature, generator)
         return DrawnSet(present_BV, values_BV.masked_fill(~(present_BV & self.valued_V), math.nan))
 
     def sample_gap(self, hidden_BW: Tensor, temperature: float, generator: torch.Generator) -> Tensor:

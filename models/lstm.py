@@ -34,11 +34,23 @@ class RecurrentBlock(nn.Module):
 
     def forward(self, hidden_BTW: Tensor, _: None) -> Tensor:
         normed_BTW = self.norm(hidden_BTW)
-        # Under autocast the two differ in type, which torch's LSTM refuses on a GPU.
-        state_BW, cell_BW = self.initial(normed_BTW[:, 0]).to(normed_BTW.dtype).chunk(2, dim=-1)
-        initial = (state_BW.tanh()[None].contiguous(), cell_BW[None].contiguous())
-        read_BTW, _last = self.lstm(normed_BTW, initial)
+        read_BTW, _last = self.lstm(normed_BTW, self.start(normed_BTW[:, 0]))
         return hidden_BTW + self.dropout(self.out(read_BTW))
+
+    def step(
+        self, hidden_BW: Tensor, step: int, around: None, past: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """As `forward` has it for one step; the past are state and cell, (B, W) each."""
+        normed_BW = self.norm(hidden_BW)
+        state_and_cell = tuple(kept[None] for kept in past) or self.start(normed_BW)
+        read_B1W, after = self.lstm(normed_BW[:, None], state_and_cell)
+        return hidden_BW + self.dropout(self.out(read_B1W[:, 0])), tuple(kept[0] for kept in after)
+
+    def start(self, normed_BW: Tensor) -> tuple[Tensor, Tensor]:
+        """State and cell before the first step, (1, B, W) each."""
+        # Under autocast the two differ in type, which torch's LSTM refuses on a GPU.
+        state_BW, cell_BW = self.initial(normed_BW).to(normed_BW.dtype).chunk(2, dim=-1)
+        return state_BW.tanh()[None].contiguous(), cell_BW[None].contiguous()
 
 
 class BidirectionalBlock(nn.Module):

@@ -5,6 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+FIRST_ROOM = 16
+"""Steps that are kept in the beginning, while sequences are drawn."""
+
 
 def real_steps(lengths_B: Tensor, length: int) -> Tensor:
     """(B, length): True where a step is real, False where it is padded."""
@@ -25,6 +28,19 @@ def in_float32(layer: nn.Linear, inputs: Tensor) -> Tensor:
 def is_plain_cpu(tensor: Tensor) -> bool:
     """On a CPU, in code that torch does not compile: there, operations are written out by hand, and a look at data is free."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def room_like(step: Tensor) -> Tensor:
+    """Empty space for what is kept of several steps, all of them like this one; they stand in the last dimension but one."""
+    return step.new_empty(*step.shape[:-2], FIRST_ROOM, step.shape[-1])
+
+
+def with_room(kept: Tensor, step: int, most: int | None = None) -> Tensor:
+    """Where `step` no longer fits in, twice the space, and `most` at most: what is kept of T steps is copied less than twice."""
+    size = kept.shape[-2]
+    if step < size or (most is not None and size >= most):
+        return kept
+    return F.pad(kept, (0, 0, 0, size if most is None else min(size, most - size)))
 
 
 class Dropout(nn.Module):

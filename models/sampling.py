@@ -4,25 +4,31 @@
     reconstruct(network, batch, generator=generator)            what is left of a batch on its way through the latent
     sample_prior(network, lengths_B, generator=generator)       sequences that nobody has seen
 
-Nothing trains, and the network is left as it was found. An autoregressive decoder reads all steps so far anew for each
-further one: T steps cost T^2 / 2 steps of decoding. 6 sequences of 100 steps (width 256, CPU) take about as long as 1.5 training
-batches of 4,000 tokens.
+Nothing trains, and the network is left as it was found. T steps cost T steps of decoding (`stepwise.py`).
 
 Shapes: B sequences, T steps (S: with the end mark), W width, Z latent dimensions, V variables, E events.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from models.likelihoods import DrawnSet, EventLikelihood, TokenLikelihood, VectorLikelihood
 from models.sequence_vae import SequenceVAE
+from models.stepwise import Reader, reader
 from sequences.batches import Batch, EventBatch, TokenBatch, VectorBatch
 
-Reader = Callable[[Batch, int], Tensor]
-"""What the decoder says of a step, (B, W), knowing those before it."""
+
+class Events(NamedTuple):
+    """Named and ordered as in an `EventBatch`."""
+
+    variables_E: Tensor
+    values_E: Tensor
+    has_value_E: Tensor
+    steps_E: Tensor
 
 
 @torch.no_grad()
@@ -45,14 +51,14 @@ def sample(
     """
     lengths_B = lengths_B.to(z.device)
     with evaluating(network):
-        read = reader(network, z, int(lengths_B.max()))
+        read = reader(network.decoder, network.begin_W, z, int(lengths_B.max()))
         match network.likelihood:
             case TokenLikelihood():
-                return _tokens(network.likelihood, read, lengths_B, temperature, generator)
+                return _tokens(network, read, lengths_B, temperature, generator)
             case VectorLikelihood():
-                return _vectors(network.likelihood, read, lengths_B, temperature, generator)
+                return _vectors(network, read, lengths_B, temperature, generator)
             case EventLikelihood():
-                return _events(network.likelihood, read, lengths_B, temperature, generator, sets)
+                return _events(network, read, lengths_B, temperature, generator, sets)
 
 
 @torch.no_grad()
@@ -104,76 +110,72 @@ def evaluating(network: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def reader(network: SequenceVAE, z: Tensor, steps: int) -> Reader:
-    begin_B1W = network.begin_W.expand(len(z), 1, -1)
-    if not network.decoder.autoregressive:  # it looks at no input but the first: one pass says all there is to say
-        hidden_BTW = network.decoder(begin_B1W.expand(-1, steps, -1), z if z.dim() == 2 else z[:, :steps])
-        return lambda batch, step: hidden_BTW[:, step]
-
-    def read(batch: Batch, step: int) -> Tensor:
-        inputs_BTW = torch.cat((begin_B1W, network.embedding(batch)[:, :step]), dim=1)
-        hidden_BTW: Tensor = network.decoder(inputs_BTW, z if z.dim() == 2 else z[:, : step + 1])
-        return hidden_BTW[:, step]
-
-    return read
-
-
 def _tokens(
-    likelihood: TokenLikelihood, read: Reader, most_B: Tensor, temperature: float, generator: torch.Generator
+    network: SequenceVAE, read: Reader, most_B: Tensor, temperature: float, generator: torch.Generator
 ) -> TokenBatch:
+    likelihood = network.likelihood
+    assert isinstance(likelihood, TokenLikelihood)
     tokens_BT = torch.zeros(len(most_B), max(1, int(most_B.max())), dtype=torch.int64, device=most_B.device)
-    batch = TokenBatch(tokens_BT, torch.zeros_like(most_B), *_nobodys(most_B))
-    going_B = most_B > 0
+    lengths_B, going_B = torch.zeros_like(most_B), most_B > 0
+    batch = TokenBatch(tokens_BT, lengths_B, *_nobodys(most_B))
+    before_BW = network.begin_W.expand(len(most_B), -1)
     for step in range(tokens_BT.shape[1]):
-        drawn_B = likelihood.sample(read(batch, step), temperature, generator)
-        going_B &= (drawn_B != likelihood.end) & (step < most_B)
-        if not going_B.any():
+        going_B = going_B & (step < most_B)
+        if not going_B.any():  # sync: one for each step
             break
+        drawn_B = likelihood.sample(read(before_BW, going_B), temperature, generator)
+        going_B = going_B & (drawn_B != likelihood.end)
         tokens_BT[:, step] = drawn_B * going_B
-        batch = batch._replace(lengths_B=batch.lengths_B + going_B)
+        lengths_B += going_B
+        before_BW = network.embedding(batch._replace(tokens_BT=tokens_BT[:, step : step + 1]))[:, 0]
     return batch
 
 
 def _vectors(
-    likelihood: VectorLikelihood, read: Reader, lengths_B: Tensor, temperature: float, generator: torch.Generator
+    network: SequenceVAE, read: Reader, lengths_B: Tensor, temperature: float, generator: torch.Generator
 ) -> VectorBatch:
+    likelihood = network.likelihood
+    assert isinstance(likelihood, VectorLikelihood)
     features = likelihood.moments.out_features // 2
     values_BTD = torch.zeros(len(lengths_B), int(lengths_B.max()), features, device=lengths_B.device)
     observed_BTD = torch.zeros_like(values_BTD, dtype=torch.bool)
     batch = VectorBatch(values_BTD, observed_BTD, lengths_B, *_nobodys(lengths_B))
+    before_BW = network.begin_W.expand(len(lengths_B), -1)
     for step in range(values_BTD.shape[1]):
-        real_B1 = (step < lengths_B)[:, None]
-        values_BTD[:, step] = likelihood.sample(read(batch, step), temperature, generator) * real_B1
-        observed_BTD[:, step] = real_B1
+        going_B = step < lengths_B
+        values_BTD[:, step] = likelihood.sample(read(before_BW, going_B), temperature, generator) * going_B[:, None]
+        observed_BTD[:, step] = going_B[:, None]
+        drawn_B1D, observed_B1D = (grid_BTD[:, step : step + 1] for grid_BTD in (values_BTD, observed_BTD))
+        before_BW = network.embedding(batch._replace(values_BTD=drawn_B1D, observed_BTD=observed_B1D))[:, 0]
     return batch
 
 
 def _events(
-    likelihood: EventLikelihood,
+    network: SequenceVAE,
     read: Reader,
     lengths_B: Tensor,
     temperature: float,
     generator: torch.Generator,
     sets: EventBatch | None,
 ) -> EventBatch:
-    device = lengths_B.device
-    gaps_BT = torch.zeros(len(lengths_B), int(lengths_B.max()), device=device)
-    none_E = torch.zeros(0, dtype=torch.int64, device=device)
-    events = (none_E, torch.zeros(0, device=device), none_E.bool(), none_E)
-    batch = EventBatch(gaps_BT, lengths_B, *events, *_nobodys(lengths_B))
+    likelihood = network.likelihood
+    assert isinstance(likelihood, EventLikelihood)
+    gaps_BT = torch.zeros(len(lengths_B), int(lengths_B.max()), device=lengths_B.device)
+    before_BW, events = network.begin_W.expand(len(lengths_B), -1), [no_events(lengths_B.device)]
     for step in range(gaps_BT.shape[1]):
-        hidden_BW, real_B = read(batch, step), step < lengths_B
+        going_B = step < lengths_B
+        hidden_BW = read(before_BW, going_B)
         if sets is not None:
-            gaps_B = sets.gaps_BT[:, step]
+            gaps_BT[:, step] = sets.gaps_BT[:, step] * going_B
         elif step > 0:
-            gaps_B = likelihood.sample_gap(hidden_BW, temperature, generator)
-        else:
-            gaps_B = gaps_BT[:, 0]
-        gaps_BT[:, step] = gaps_B * real_B
+            gaps_BT[:, step] = likelihood.sample_gap(hidden_BW, temperature, generator) * going_B
         present_BV = None if sets is None else variables_at(sets, step, len(likelihood.valued_V))
         drawn = likelihood.sample(hidden_BW, gaps_BT[:, step], temperature, generator, present_BV)
-        batch = with_step(batch, step, drawn._replace(present_BV=drawn.present_BV & real_B[:, None]))
-    return batch
+        one_step = events_of(drawn, going_B)
+        events.append(one_step._replace(steps_E=one_step.steps_E * gaps_BT.shape[1] + step))
+        gaps_B1, times_B1 = (grid_BT[:, step : step + 1] for grid_BT in (gaps_BT, gaps_BT.cumsum(dim=1)))
+        before_BW = network.embedding(event_batch(gaps_B1, lengths_B, one_step), times_B1)[:, 0]
+    return event_batch(gaps_BT, lengths_B, in_order(events))
 
 
 def variables_at(batch: EventBatch, step: int, variables: int) -> Tensor:
@@ -185,18 +187,27 @@ def variables_at(batch: EventBatch, step: int, variables: int) -> Tensor:
     return present_BV
 
 
-def with_step(batch: EventBatch, step: int, drawn: DrawnSet) -> EventBatch:
-    """The batch and the events of one step more, in the order of their steps."""
-    rows_E, variables_E = drawn.present_BV.nonzero(as_tuple=True)
+def events_of(drawn: DrawnSet, going_B: Tensor) -> Events:
+    """Of one step, as a batch of that step alone has them."""
+    rows_E, variables_E = (drawn.present_BV & going_B[:, None]).nonzero(as_tuple=True)
     values_E = drawn.values_BV[rows_E, variables_E]
-    steps_E = torch.cat((batch.steps_E, rows_E * batch.gaps_BT.shape[1] + step))
-    order_E = steps_E.argsort()
-    return batch._replace(
-        variables_E=torch.cat((batch.variables_E, variables_E))[order_E],
-        values_E=torch.cat((batch.values_E, values_E.nan_to_num(nan=0.0)))[order_E],
-        has_value_E=torch.cat((batch.has_value_E, ~values_E.isnan()))[order_E],
-        steps_E=steps_E[order_E],
-    )
+    return Events(variables_E, values_E.nan_to_num(nan=0.0), ~values_E.isnan(), rows_E)
+
+
+def no_events(device: torch.device) -> Events:
+    none_E = torch.zeros(0, dtype=torch.int64, device=device)
+    return Events(none_E, none_E.float(), none_E.bool(), none_E)
+
+
+def in_order(events: list[Events]) -> Events:
+    """The events of several steps, in the order of their steps."""
+    together = Events(*(torch.cat(part) for part in zip(*events, strict=True)))
+    order_E = together.steps_E.argsort(stable=True)
+    return Events(*(part_E[order_E] for part_E in together))
+
+
+def event_batch(gaps_BT: Tensor, lengths_B: Tensor, events: Events) -> EventBatch:
+    return EventBatch(gaps_BT, lengths_B, *events, *_nobodys(lengths_B))
 
 
 def _nobodys(lengths_B: Tensor) -> tuple[Tensor, None, int, int]:

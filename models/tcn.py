@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.pieces import Dropout
+from models.pieces import Dropout, room_like, with_room
 from models.settings import ModelSettings
 
 CONVOLUTIONS = 3
@@ -37,6 +37,17 @@ class ConvolutionBlock(nn.Module):
             hidden_BTW = convolution(hidden_BTW, real_BT1)
         return hidden_BTW
 
+    def step(
+        self, hidden_BW: Tensor, step: int, around: None, past: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """As `forward` has it for one step; the past is what each convolution has seen, as far back as it looks."""
+        seen: list[Tensor] = []
+        for number, convolution in enumerate(self.convolutions):
+            assert isinstance(convolution, Convolution)
+            hidden_BW, seen_BTW = convolution.step(hidden_BW, step, past[number] if past else None)
+            seen.append(seen_BTW)
+        return hidden_BW, tuple(seen)
+
 
 class Convolution(nn.Module):
     """Sees a step and those once and twice `distance` before it, and as far behind it where not causal.
@@ -59,8 +70,22 @@ class Convolution(nn.Module):
         normed_BTW = self.norm(hidden_BTW)
         if real_BT1 is not None:
             normed_BTW = normed_BTW * real_BT1
-        around = side_by_side(normed_BTW, self.shifts)
-        return hidden_BTW + self.dropout(self.out(F.gelu(self.around(around))))
+        return hidden_BTW + self.change(side_by_side(normed_BTW, self.shifts))
+
+    def step(self, hidden_BW: Tensor, step: int, seen_BTW: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Steps that are too far back to be seen again make room for newer ones."""
+        normed_BW = self.norm(hidden_BW)
+        reach = self.shifts[0] + 1
+        seen_BTW = room_like(normed_BW[:, None]) if seen_BTW is None else with_room(seen_BTW, step, reach)
+        seen_BTW[:, step % seen_BTW.shape[1]] = normed_BW
+        none_BW = torch.zeros_like(normed_BW)
+        before = [
+            seen_BTW[:, (step - shift) % seen_BTW.shape[1]] if shift <= step else none_BW for shift in self.shifts
+        ]
+        return hidden_BW + self.change(torch.cat(before, dim=-1)), seen_BTW
+
+    def change(self, around: Tensor) -> Tensor:
+        return self.dropout(self.out(F.gelu(self.around(around))))
 
 
 def side_by_side(steps_BTW: Tensor, shifts: Sequence[int]) -> Tensor:

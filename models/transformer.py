@@ -8,7 +8,7 @@ Shapes: B sequences, T steps, W width.
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.attention import Sight, attention
+from models.attention import Sight, attend_next, attention
 from models.pieces import Dropout
 from models.settings import ModelSettings
 
@@ -30,9 +30,20 @@ class Block(nn.Module):
 
     def forward(self, hidden_BTW: Tensor, sight: Sight) -> Tensor:
         hidden_BTW = hidden_BTW + self.dropout(self.attend(self.attention_norm(hidden_BTW), sight))
-        changed_BTW = self.down(F.gelu(self.up(self.feed_forward_norm(hidden_BTW))))
-        return hidden_BTW + self.dropout(changed_BTW)
+        return hidden_BTW + self.dropout(self.feed_forward(hidden_BTW))
+
+    def step(
+        self, hidden_BW: Tensor, step: int, sight: Sight, past: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """As `forward` has it for one step; the past are the keys and values of those before it."""
+        packed_BX = self.queries_keys_values(self.attention_norm(hidden_BW))
+        attended_BW, past = attend_next(packed_BX, sight, step, past, self.heads)
+        hidden_BW = hidden_BW + self.dropout(self.attention_out(attended_BW))
+        return hidden_BW + self.dropout(self.feed_forward(hidden_BW)), past
 
     def attend(self, hidden_BTW: Tensor, sight: Sight) -> Tensor:
         """Without dropout on the attention itself: that would leave the fused kernels."""
         return self.attention_out(attention(self.queries_keys_values(hidden_BTW), sight, self.heads))
+
+    def feed_forward(self, hidden: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(self.feed_forward_norm(hidden))))

@@ -53,7 +53,7 @@ def score_all_words(vae: SequenceVAE, length: int, z_1Z: Tensor) -> Tensor:
 
 def test_feature_densities_are_those_of_independent_gaussians():
     torch.manual_seed(0)
-    likelihood, batch = VectorLikelihood(3, 8), make_batch("vectors", [4])
+    likelihood, batch = VectorLikelihood(DESCRIPTIONS["vectors"], 8), make_batch("vectors", [4])
     hidden_BTW = torch.randn(1, 4, 8)
     mean_BTD, raw_BTD = likelihood.moments(hidden_BTW).chunk(2, dim=-1)
     gaussians = torch.distributions.Normal(mean_BTD, torch.exp(3.5 * torch.tanh(raw_BTD / 7)))
@@ -62,7 +62,7 @@ def test_feature_densities_are_those_of_independent_gaussians():
 
 
 def test_a_missing_value_has_no_say_in_the_likelihood():
-    likelihood, batch = VectorLikelihood(3, 8), make_batch("vectors", [4])
+    likelihood, batch = VectorLikelihood(DESCRIPTIONS["vectors"], 8), make_batch("vectors", [4])
     hidden_BTW = torch.randn(1, 4, 8)
     poisoned_BTD = torch.where(batch.observed_BTD, batch.values_BTD, 100.0)
     torch.testing.assert_close(

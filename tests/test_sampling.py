@@ -12,7 +12,7 @@ from torch import Tensor
 
 from models.likelihoods import EventLikelihood, TokenLikelihood
 from models.records import event_records, to_records, vector_records
-from models.sampling import evaluating, reader, reconstruct, sample, sample_prior
+from models.sampling import evaluating, reconstruct, sample, sample_prior
 from models.sequence_vae import SequenceVAE
 from sequences.batches import Batch, EventBatch, TokenBatch, VectorBatch
 from sequences.description import DataDescription
@@ -131,18 +131,6 @@ def test_every_network_draws_finite_sequences_of_the_lengths_asked_for(kind, dec
     assert (batch.lengths_B <= lengths_B).all() if kind == "tokens" else torch.equal(batch.lengths_B, lengths_B)
     kept = batch._replace(lengths_B=batch.lengths_B.clamp(min=1))
     assert vae.encode(kept).mean.isfinite().all()
-
-
-@pytest.mark.parametrize("scope", ["sequence", "step"])
-@pytest.mark.parametrize("decoder", ["transformer", "parallel"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_read_at_a_step_is_what_the_decoder_says_there_when_the_sequence_is_known(kind, decoder, scope):
-    vae, batch = make_vae(kind, decoder=decoder, latent_scope=scope), make_batch(kind, [5, 5])
-    z = torch.randn(2, 5, 3) if scope == "step" else torch.randn(2, 3)
-    inputs_BSW = torch.cat((vae.begin_W.expand(2, 1, -1), vae.embedding(batch)), dim=1)[:, :5]
-    read = reader(vae, z, 5)
-    read_BSW = torch.stack([read(batch, step) for step in range(5)], dim=1)
-    torch.testing.assert_close(read_BSW, vae.decoder(inputs_BSW, z))
 
 
 @pytest.mark.parametrize("kind", KINDS)
