@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from using.trained import Trained
 
 PROG = "use_model.py"
+ORDER = ("train", "valid", "test", "pool")
+"""Of splits in an output."""
 
 
 # --- What it does ------------------------------------------------------------------------------------------------------
@@ -57,16 +59,16 @@ def reconstruct(trained: "Trained", asked: Reconstruct, _: list[str]) -> "Iterat
 def sample(trained: "Trained", asked: Sample, _: list[str]) -> "Iterator[pa.Table]":
     from using import sampling
 
-    own = asked.drawing
-    return sampling.sampled(trained, own.count, temperature=own.temperature, length=own.length, seed=asked.machine.seed)
+    own, seed = asked.sampling, asked.machine.seed
+    return sampling.sampled(trained, own.count, temperature=own.temperature, length=own.length, seed=seed)
 
 
 def interpolate(trained: "Trained", asked: Interpolate, ids: list[str]) -> "Iterator[pa.Table]":
     from using import sampling
 
     data, _ = opened(trained, asked.data)
-    own = asked.drawing
-    return sampling.interpolated(trained, data, ids, own.steps, temperature=own.temperature, seed=asked.machine.seed)
+    temperature, seed = asked.drawing.temperature, asked.machine.seed
+    return sampling.interpolated(trained, data, ids, asked.path.steps, temperature=temperature, seed=seed)
 
 
 def impute(trained: "Trained", asked: Impute, _: list[str]) -> "Iterator[pa.Table]":
@@ -82,7 +84,7 @@ def impute(trained: "Trained", asked: Impute, _: list[str]) -> "Iterator[pa.Tabl
 class Action(NamedTuple):
     """One word behind `use_model.py`."""
 
-    settings: type
+    settings: type[Any]
     words: tuple[str, ...]
     """What stands before the flags."""
     run: "Callable[[Trained, Any, list[str]], Iterator[pa.Table]] | None"
@@ -161,7 +163,8 @@ def opened(trained: "Trained", choices: DataChoices) -> "tuple[SequenceDataModul
     from using.data import chosen_split, open_data
 
     data = open_data(trained, choices)
-    splits = list(data.data.splits) if choices.split is None else [chosen_split(data, choices.split)]
+    there = [name for name in ORDER if name in data.data.splits]
+    splits = there if choices.split is None else [chosen_split(data, choices.split)]
     for note in data.data.notes:
         say(f"note: {note}")
     return data, splits

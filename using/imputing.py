@@ -23,6 +23,8 @@ from using.own_units import moments, scaled, step_rows, times
 from using.streaming import SEQUENCE, rows_of, with_split
 from using.trained import Trained, at_work
 
+CPU = torch.device("cpu")
+
 
 def imputed(
     trained: Trained,
@@ -43,10 +45,12 @@ def imputed(
     def compute(batch: Batch) -> pa.Table:
         assert not isinstance(batch, TokenBatch)
         filled = impute(trained.network, batch, draws=draws, generator=generator)
-        batch, filled = move_data_to_device((batch, filled), torch.device("cpu"))
-        if isinstance(batch, VectorBatch):
-            return filled_steps(batch, filled, description, chosen)
-        return filled_sets(batch, filled, description, chosen)
+        filled = move_data_to_device(filled, CPU)
+        match batch:
+            case VectorBatch():
+                return filled_steps(move_data_to_device(batch, CPU), filled, description, chosen)
+            case EventBatch():
+                return filled_sets(move_data_to_device(batch, CPU), filled, description, chosen)
 
     with at_work(trained):
         for split in splits:

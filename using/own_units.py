@@ -9,6 +9,7 @@ Shapes: B sequences, T steps, D features, E events, R rows.
 import numpy as np
 import pyarrow as pa
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
 from models.pieces import real_steps
@@ -19,6 +20,7 @@ from using.streaming import SEQUENCE
 
 
 def own_units(batch: Batch, description: DataDescription) -> pa.Table:
+    batch = move_data_to_device(batch, torch.device("cpu"))
     match batch:
         case TokenBatch():
             return token_rows(batch, description)

@@ -1,4 +1,4 @@
-"""What a user can say about using a model: which data, on what, and of each action what it has of its own. Imports nothing heavy."""
+"""What a user can say about using a model: which data, on what, and what each action can be told. Imports nothing heavy."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -82,7 +82,7 @@ class DrawingSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleSettings(DrawingSettings):
+class SampleSettings:
     """Sampling"""
 
     temperature: float = 1.0
@@ -95,7 +95,8 @@ class SampleSettings(DrawingSettings):
     """Steps of each (tokens: at most); default: as the training sequences. Tokens find their end themselves."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"--temperature must be 0 or more, got {self.temperature}")
         for name in ("count", "length"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -103,14 +104,13 @@ class SampleSettings(DrawingSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PathSettings(DrawingSettings):
+class PathSettings:
     """Interpolation"""
 
     steps: int = 8
     """Places on the way, both ends among them."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.steps < 2:
             raise ValueError(f"--steps must be 2 or more, got {self.steps}")
 
@@ -150,7 +150,7 @@ class Reconstruct(Encode):
 class Sample:
     """All that `use_model.py sample` can be told."""
 
-    drawing: SampleSettings = field(default_factory=SampleSettings)
+    sampling: SampleSettings = field(default_factory=SampleSettings)
     output: OutputSettings = field(default_factory=OutputSettings)
     machine: MachineChoices = field(default_factory=MachineChoices)
 
@@ -159,7 +159,8 @@ class Sample:
 class Interpolate(Encode):
     """All that `use_model.py interpolate` can be told."""
 
-    drawing: PathSettings = field(default_factory=PathSettings)
+    path: PathSettings = field(default_factory=PathSettings)
+    drawing: DrawingSettings = field(default_factory=DrawingSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
