@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
 from examples.icu_stays.meds import ADMISSION, make_meds, split_of
 from examples.icu_stays.physionet import read_stay
+from examples.icu_stays.pictures import Filled, draw_roc, draw_stay, roc_of
 from sequences.errors import DataError
 from tests import parquet_files
 
@@ -125,3 +127,25 @@ def test_real_stays_come_back(tmp_path, real_data):
     assert minutes.tolist() == known["minute"].tolist()
     told = pd.read_csv(tmp_path / "labels.csv", index_col="subject_id")["in_hospital_mortality"]
     assert told.to_dict() == {record: int(outcomes[record]) for record in stays}
+
+
+def test_the_area_under_the_curve_counts_pairs():
+    rng = np.random.default_rng(0)
+    died_N = (rng.random(300) < 0.2).astype(int)
+    scores_N = np.round(rng.normal(size=300) + died_N, 1)  # many of them equal
+    pairs = scores_N[died_N == 1][:, None] - scores_N[died_N == 0]
+    curve = roc_of(scores_N, died_N)
+    assert curve.area == pytest.approx(np.mean((pairs > 0) + 0.5 * (pairs == 0)))
+    assert (curve.false_positive_rate_P[-1], curve.true_positive_rate_P[-1]) == (1, 1)
+
+
+def test_a_stay_and_a_curve_are_drawn(tmp_path):
+    minutes = np.arange(0, 2880, 60.0)
+    filled = [
+        Filled(name, minutes[::7], 80 + minutes[::7] % 9, minutes, 80 + 0 * minutes, 5 + 0 * minutes)
+        for name in ("HR", "a$b")
+    ]
+    draw_stay(tmp_path / "stay.png", filled, "stay 132539")
+    curve = roc_of(np.array([0.9, 0.2, 0.4]), np.array([1, 0, 0]))
+    draw_roc(tmp_path / "roc.png", {"latents": curve, "means": curve}, "3 stays")
+    assert min((tmp_path / name).stat().st_size for name in ("stay.png", "roc.png")) > 5_000
