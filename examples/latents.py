@@ -4,14 +4,14 @@ Shapes: N sequences, Z latent dimensions.
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
 
 
 class Latents(NamedTuple):
-    ids: list[object]
+    ids: list[Any]
     mean_NZ: np.ndarray
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from examples.molecules import chemistry, data
+from examples.molecules import chemistry, data, results
 from sequences.errors import DataError
+from tests.parquet_files import write
 from training.exit_codes import UsageError
 
 PUBLISHED = ["C" * length + "O" for length in range(1, 1000)]
@@ -65,6 +66,15 @@ def test_the_picture_has_a_place_for_each_string(tmp_path):
     chemistry.draw_molecules(tmp_path / "grid.png", ["CCO", "C1CC", "c1ccccc1"], ["", "", "benzene"], columns=2)
     with Image.open(tmp_path / "grid.png") as picture:
         assert picture.size == (2 * chemistry.CELL, 2 * chemistry.CELL)
+
+
+def test_samples_are_judged_from_what_the_command_writes(tmp_path):
+    pytest.importorskip("rdkit", exc_type=ImportError)
+    write(tmp_path / "data" / "train.parquet", {"smiles": ["CCO"]})
+    samples = write(tmp_path / "samples.parquet", {"smiles": ["CCO", "CCN", "C1CC"], "steps": [3, 3, 4]})
+    assert results.judge(samples, tmp_path / "data", tmp_path / "samples.png") == (3, 2, 2, 1)
+    results.show_way(samples, tmp_path / "way.png")
+    assert (tmp_path / "way.png").exists()
 
 
 def test_without_rdkit_it_says_what_to_install(monkeypatch):

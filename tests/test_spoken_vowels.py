@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from examples.download import Wheel, fetch, members
-from examples.latents import read_latents
 from examples.spoken_vowels import data
-from examples.spoken_vowels.pictures import draw_interpolation, draw_speakers
+from examples.spoken_vowels.pictures import draw_interpolation
+from examples.spoken_vowels.results import ends_of, show_speakers, show_way
 from examples.spoken_vowels.ts_files import read_ts
 from sequences.errors import DataError
 from tests.parquet_files import write
@@ -94,12 +94,16 @@ def test_a_file_that_is_not_in_the_wheel_is_named(tmp_path):
         members(tmp_path / "a.whl", ["a.txt", "b.txt"])
 
 
-def test_latents_are_drawn_by_speaker(tmp_path):
-    rng = np.random.default_rng(0)
-    write(tmp_path / "latents.parquet", {"id": list(range(30)), "mean": rng.normal(size=(30, 4)).tolist()})
-    latents = read_latents(tmp_path / "latents.parquet")
-    draw_speakers(tmp_path / "speakers.png", latents.mean_NZ, np.arange(30) % 9 + 1, "test")
-    assert (tmp_path / "speakers.png").stat().st_size > 10_000
+def test_latents_and_a_way_between_speakers_are_drawn_from_what_the_commands_write(tmp_path, monkeypatch):
+    make_wheel(tmp_path / "wheels", monkeypatch)
+    data.make_parquet(tmp_path / "wheels", tmp_path / "data")
+    ends = ends_of(tmp_path / "data")
+    assert ends == (3, 4)
+    latents = write(tmp_path / "latents.parquet", {"id": [4, 3], "mean": [[0.0, 1.0, 2.0], [1.0, 0.0, 0.5]]})
+    show_speakers(latents, tmp_path / "data", tmp_path / "speakers.png")
+    way = write(tmp_path / "way.parquet", {"step": [0, 1], "frames": [[[0.5] * 12] * 3, [[1.5] * 12] * 2]})
+    show_way(way, tmp_path / "data", ends, tmp_path / "way.png")
+    assert min((tmp_path / name).stat().st_size for name in ("speakers.png", "way.png")) > 5_000
 
 
 def test_an_interpolation_of_unequal_lengths_is_drawn(tmp_path):
