@@ -1,6 +1,6 @@
 """Catch a collapse: train a model whose posterior dies, read the verdict, apply its advice, see it healed.
 
-python -m examples.catch_a_collapse                     # no data and no network needed; two runs of about a minute each
+python -m examples.catch_a_collapse                     # no data and no network needed; two short runs
 """
 
 import argparse

@@ -14,7 +14,7 @@ from training.exit_codes import run_command
 
 PROG = "python -m examples.molecules"
 STEPS = 4000
-"""Of 8,000 characters each: most of an hour on two cores."""
+"""Of 8,000 characters each."""
 
 
 def main() -> None:
