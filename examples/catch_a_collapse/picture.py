@@ -1,0 +1,152 @@
+"""Two runs -> one picture: what their latents carried, step by step, and what the monitor said of it at once.
+
+In: the directories of a run that collapsed and of the same run with the advised flag. Out: a PNG to be read at 800 pixels.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from examples.catch_a_collapse.verdicts import Told, last_verdict
+from monitors.figure_data import History, read_history
+from monitors.figure_style import DARK, LIGHT, MIDDLE, count_steps, new_figure
+from monitors.figure_timeline import Band, bands_of
+from monitors.readings_file import NAME
+from training.exit_codes import UsageError
+
+WIDTH, HEIGHT, DOTS_PER_INCH = 8.0, 3.7, 180
+"""Shown 800 pixels wide on a page: a point is then as large there as in print."""
+BAD = "#8f3e00"
+COLOURS = {"warming_up": "#d8d8d8", "cannot_tell": "#ececec", "healthy": LIGHT, "partly_collapsed": LIGHT}
+"""Of verdicts; all others are bad."""
+CHARACTER = 0.0165
+"""Of a verdict's name, in widths of the axes; a band too narrow for its name stays without."""
+
+
+class Curve(NamedTuple):
+    """One of the three readings, the same in both runs."""
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+    look: dict[str, Any]
+
+
+def draw(path: Path, first: Path, second: Path, advised: str) -> None:
+    """`advised`: what the second run has and the first has not."""
+    collapsed, healed = _history_of(first), _history_of(second)
+    top = 1.08 * max(np.nanmax(curve.y) for history in (collapsed, healed) for curve in _curves_of(history))
+    with new_figure(path, WIDTH, HEIGHT) as figure:
+        figure.set_dpi(DOTS_PER_INCH)
+        figure.set_layout_engine("constrained", w_pad=0.09, h_pad=0.04)
+        panels = figure.subplots(2, 2, sharex="col", sharey="row", height_ratios=(1, 0.07))
+        for (axes, strip), history in zip(panels.T, (collapsed, healed), strict=True):
+            _draw_curves(axes, history, top)
+            _draw_strip(strip, history)
+        (left, right), _ = panels
+        left.set_ylabel("nats a sequence")
+        left.set_title("A posterior collapses …", color=BAD, fontsize=12)
+        right.set_title(f"… and with {advised} it does not", color=DARK, fontsize=12)
+        _say_when_caught(left, last_verdict(first), advised, top)
+        _name_curves(right, _curves_of(healed), top)
+
+
+def _history_of(run: Path) -> History:
+    history = read_history(run / NAME)
+    if history is None:
+        raise UsageError(f"{run / NAME} holds no reading: was the run watched?")
+    return history
+
+
+def _curves_of(history: History) -> Sequence[Curve]:
+    asked = {
+        "color": "black",
+        "marker": "o",
+        "markersize": 3.2,
+        "markerfacecolor": "white",
+        "linewidth": 0.8,
+        "clip_on": False,
+    }
+    return (
+        Curve("decoder use", history.probed_steps_P, history.decoder_use_P, asked),
+        Curve("rate (KL)", history.steps_R, history.rate_R, {"color": DARK, "linewidth": 2.2}),
+        Curve(
+            "information",
+            history.steps_R,
+            history.mutual_information_R,
+            {"color": MIDDLE, "linewidth": 1.8, "linestyle": "--"},
+        ),
+    )
+
+
+def _draw_curves(axes: Axes, history: History, top: float) -> None:
+    axes.fill_between(history.steps_R, history.rate_R, color=DARK, alpha=0.08, linewidth=0)
+    for curve in _curves_of(history):
+        axes.plot(curve.x, curve.y, label=curve.name, **curve.look)
+    axes.set_ylim(min(-0.03 * top, *(float(np.nanmin(curve.y)) for curve in _curves_of(history))), top)
+    axes.set_xlim(0, float(history.steps_R[-1]))
+    axes.tick_params(labelbottom=False, length=0)
+    axes.grid(visible=False, axis="x")
+
+
+def _draw_strip(axes: Axes, history: History) -> None:
+    """What the monitor said, in words where they fit."""
+    right = axes.get_xlim()[1]
+    for band in bands_of(history.steps_R, history.verdicts):
+        end = min(band.end, right)
+        colour = COLOURS.get(band.verdict, BAD)
+        axes.axvspan(band.start, end, color=colour, linewidth=0)
+        _write_in(axes, band._replace(end=end), "white" if colour == BAD else "black")
+    axes.set(yticks=[], ylim=(0, 1))
+    axes.grid(visible=False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(length=0)
+    count_steps(axes)
+
+
+def _write_in(axes: Axes, band: Band, colour: str) -> None:
+    name = band.verdict.replace("_", " ")
+    if (band.end - band.start) / axes.get_xlim()[1] > CHARACTER * len(name):
+        axes.text((band.start + band.end) / 2, 0.46, name, color=colour, ha="center", va="center", fontsize=8.5)
+
+
+def _say_when_caught(axes: Axes, told: Told, advised: str, top: float) -> None:
+    """A flag on a pole: the pole stands at the reading, the flag where a dead latent leaves room."""
+    axes.plot((told.step, told.step), (0, 0.93 * top), color=BAD, linewidth=1.6)
+    said = f"caught at step {told.step}:\n{told.verdict.replace('_', ' ')}. Advice:\n{advised}"
+    look = {"boxstyle": "square,pad=0.45", "facecolor": BAD, "edgecolor": BAD}
+    is_early = told.step < 0.55 * axes.get_xlim()[1]
+    axes.annotate(
+        said,
+        (told.step, 0.93 * top),
+        (4.5 if is_early else -4.5, -4.5),
+        textcoords="offset points",
+        color="white",
+        fontsize=9.5,
+        fontweight="bold",
+        linespacing=1.4,
+        ha="left" if is_early else "right",
+        va="top",
+        bbox=look,
+    )
+
+
+def _name_curves(axes: Axes, curves: Sequence[Curve], top: float) -> None:
+    """Behind their ends, from the lowest up, none on top of another."""
+    lowest = -np.inf
+    for curve in sorted(curves, key=lambda curve: float(curve.y[-1])):
+        height = max(float(curve.y[-1]), lowest + 0.07 * top)
+        lowest = height
+        axes.text(
+            1.02,
+            height,
+            curve.name,
+            color=curve.look["color"],
+            transform=axes.get_yaxis_transform(),
+            va="center",
+            fontsize=10,
+        )
