@@ -4,6 +4,7 @@ import json
 import struct
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 
 import use_model
 from models.settings import ModelSettings
+from sequences.batches import TokenBatch
 from sequences.errors import DataError
 from tests.parquet_files import write
 from tests.trained_models import KINDS, SIZES, columns, make_checkpoint
@@ -37,7 +39,7 @@ def runs(tmp_path_factory) -> dict[str, Path]:
     return {kind: make_checkpoint(tmp_path_factory.mktemp(kind), kind) for kind in KINDS}
 
 
-def latents(trained: Trained, *splits: str, **choices: str) -> pa.Table:
+def latents(trained: Trained, *splits: str, **choices: Any) -> pa.Table:
     data = open_data(trained, DataChoices(**choices))
     return pa.concat_tables(encode(trained, data, splits or list(data.data.splits)))
 
@@ -91,7 +93,9 @@ def test_what_training_never_saw_is_unknown_and_counted(runs, tmp_path):
     data = open_data(
         open_trained(str(runs["tokens"])), DataChoices(data_dir=str(one), cache_dir=str(tmp_path / "cache"))
     )
-    assert data.split("pool").gather(np.array([0])).tokens_BT[0, 2] == 0
+    batch = data.split("pool").gather(np.array([0]))
+    assert isinstance(batch, TokenBatch)
+    assert batch.tokens_BT[0, 2] == 0
     assert "pool: 1 of 4 tokens count as <unknown>" in data.data.notes
 
 
