@@ -107,6 +107,13 @@ class SequenceVAE(nn.Module):
         """-log p of each sequence given z, (B,)."""
         return self.decode(batch, z).sum(dim=1)
 
+    def decoder_says(self, steps_BTW: Tensor, z: Tensor) -> Tensor:
+        """Of each step, (B, S, W), given z and the embedded steps before it: what the likelihood goes by."""
+        before_BTW = self._drop_words(steps_BTW)
+        begin_B1W = self.begin_W.expand(len(before_BTW), 1, -1)
+        inputs_BSW = torch.cat((begin_B1W, before_BTW), dim=1)[:, : steps_BTW.shape[1] + self.likelihood.extra_steps]
+        return self.decoder(self.input_dropout(inputs_BSW), z)
+
     def use_gradient_checkpointing(self) -> None:
         """Forget the inner results of each layer and compute them anew on the way back."""
         for backbone in (self.encoder, self.decoder):
@@ -135,10 +142,7 @@ class SequenceVAE(nn.Module):
         return self.posterior(mean_over_steps(hidden_BSW, real_BS), lengths_B > 0)
 
     def _nll(self, steps_BTW: Tensor, batch: Batch, z: Tensor) -> Tensor:
-        before_BTW = self._drop_words(steps_BTW)
-        begin_B1W = self.begin_W.expand(len(before_BTW), 1, -1)
-        inputs_BSW = torch.cat((begin_B1W, before_BTW), dim=1)[:, : steps_BTW.shape[1] + self.likelihood.extra_steps]
-        return self.likelihood(self.decoder(self.input_dropout(inputs_BSW), z), batch)
+        return self.likelihood(self.decoder_says(steps_BTW, z), batch)
 
     def _drop_words(self, steps_BTW: Tensor) -> Tensor:
         if not self.training or self.word_dropout == 0:
