@@ -8,7 +8,7 @@ Shapes: N sequences, P numbers, C classes.
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -62,6 +62,13 @@ class Probed(NamedTuple):
     """Of the scored sequences, those of the most frequent class: what guessing comes to."""
     rows: tuple[ProbeRow, ...]
     differences: tuple[Difference, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """In types of JSON, but for tuples."""
+        return self._asdict() | {
+            "rows": tuple(row._asdict() for row in self.rows),
+            "differences": tuple(one._asdict() for one in self.differences),
+        }
 
 
 def probe(trained: Trained, data: SequenceDataModule, label: str, splits: Sequence[str], seed: int = 0) -> Probed:
