@@ -18,10 +18,15 @@ LEAST_URGENT = 19
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
+FIGURES = f"{__package__}.figures"
+
+
 class Drawing:
     """Draws one set of figures at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = FIGURES) -> None:
+        """`module` is what draws: `python -m module DIR`."""
+        self._module = module
         self._process: subprocess.Popen[str] | None = None
         self._reason: str | None = None
         self._told: set[str] = set()
@@ -31,7 +36,7 @@ class Drawing:
         if self._is_busy():
             return False
         try:
-            self._process = begin(Path(directory).absolute())
+            self._process = begin(Path(directory).absolute(), self._module)
         except OSError as error:
             self._reason = str(error)
         return self._process is not None
@@ -69,14 +74,14 @@ class Drawing:
         return False
 
 
-def begin(directory: Path) -> subprocess.Popen[str]:
+def begin(directory: Path, module: str = FIGURES) -> subprocess.Popen[str]:
     """Start a process that draws.
 
     A process group of its own, so that Ctrl-C, or a signal to the run's group, goes by; not a session of its own, since Linux
     may weigh a session as a whole and would take no notice that it is less urgent than training.
     """
     process = subprocess.Popen(
-        [sys.executable, "-P", "-W", "ignore", "-m", f"{__package__}.figures", str(directory)],
+        [sys.executable, "-P", "-W", "ignore", "-m", module, str(directory)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

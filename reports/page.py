@@ -6,6 +6,7 @@ Its own style is let through the page's content policy by its hash; everything e
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -17,8 +18,12 @@ from reports.terminal import clip, visible
 MOST_BYTES = 2_000_000
 """Of a page."""
 MOST_PICTURE_BYTES = 900_000
+MINUS = "\N{MINUS SIGN}"
 MOST_TEXT = 400
 """Characters of one piece of text from outside."""
+
+
+_FLAG = re.compile(r"--[a-z]\w*(?: (?:[\d.:]+\b|cyclical|linear|parallel|32-true|stop)(?![\w-]))?")
 
 
 class Key(NamedTuple):
@@ -35,6 +40,31 @@ def said(text: object, most: int = MOST_TEXT) -> str:
     ('&lt;b&gt;\\\\x1b[2J', 'longlo..')
     """
     return escape(clip(visible(str(text)[: 2 * most + 2]), most))
+
+
+def prose(text: object, most: int = MOST_TEXT) -> str:
+    """With flags set apart, each in one piece.
+
+    >>> prose("try --free_bits 0.25")
+    'try <code>--free_bits 0.25</code>'
+    """
+    return _FLAG.sub(r"<code>\g<0></code>", said(text, most))
+
+
+def brief(value: float) -> str:
+    """Three digits, which is what anybody compares.
+
+    >>> brief(29.0249), brief(8921.4), brief(0.53142), brief(1e-7), brief(16.0)
+    ('29.0', '8,921', '0.531', '1e-07', '16')
+    """
+    if value == round(value) and abs(value) < 1e6:
+        written = f"{value:,.0f}"
+    elif abs(value) >= 1e6 or 0 < abs(value) < 1e-4:
+        written = f"{value:.3g}"
+    else:
+        decimals = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3
+        written = f"{value:,.{decimals}f}"
+    return written.replace("-", MINUS, 1) if value < 0 else written
 
 
 def page(title: str, body: Iterable[str]) -> str:
@@ -74,7 +104,7 @@ def section(title: str, parts: Sequence[str], remark: str = "") -> str:
 
 
 def paragraph(text: str, look: str = "") -> str:
-    return f"<p{_class(look)}>{said(text, 1500)}</p>" if text else ""
+    return f"<p{_class(look)}>{prose(text, 1500)}</p>" if text else ""
 
 
 def grid(parts: Sequence[str]) -> str:
@@ -131,7 +161,8 @@ def pairs(rows: Sequence[tuple[str, str]]) -> str:
 
 def _key(key: Key) -> str:
     value = f" <span class=v>{said(key.value)}</span>" if key.value else ""
-    return f'<span class="key"><i class="swatch {key.look}"></i>{said(key.name)}{value}</span> '
+    swatch = f'<i class="swatch {key.look}"></i>' if key.look else ""
+    return f'<span class="key">{swatch}{said(key.name)}{value}</span> '
 
 
 def _class(look: str) -> str:

@@ -7,8 +7,8 @@ STYLE = """
 :root{--ink:#1d2430;--soft:#5b6675;--faint:#8a94a3;--paper:#fff;--ground:#f5f6f8;--rule:#dfe3e8;
 --good:#1d7a4f;--fair:#a86200;--bad:#b3261e;--open:#4a5a70;
 --c1:#1b5fa8;--c2:#c8550f;--c3:#20252d;--c4:#2f8f83;--c5:#8a4fa3;--c6:#9a7b00;--shade:#14507f}
-@media (prefers-color-scheme:dark){:root{--ink:#e6e9ee;--soft:#a5afbd;--faint:#7d8898;--paper:#14181e;--ground:#1c222a;--rule:#313945;
---good:#5ec596;--fair:#e9ac4f;--bad:#ff8a80;--open:#a9b8cc;
+@media (prefers-color-scheme:dark){:root{--ink:#e6e9ee;--soft:#a5afbd;--faint:#7d8898;--paper:#14181e;
+--ground:#1c222a;--rule:#313945;--good:#5ec596;--fair:#e9ac4f;--bad:#ff8a80;--open:#a9b8cc;
 --c1:#74b3f2;--c2:#f59a5c;--c3:#e3e7ee;--c4:#62c6b8;--c5:#c99ae0;--c6:#d9bd4a;--shade:#8cc4f5}}
 @media print{:root{--ink:#000;--soft:#444;--faint:#666;--paper:#fff;--ground:#fff;--rule:#ccc;
 --good:#1d7a4f;--fair:#8a5000;--bad:#a3201a;--open:#333;
@@ -24,9 +24,10 @@ header .run{color:var(--soft);font-size:.9rem;margin:0 0 .9rem;overflow-wrap:any
 .verdict .word{color:var(--accent);font-size:.82rem;font-weight:700;letter-spacing:.07em;text-transform:uppercase;margin:0}
 h1{font-size:clamp(1.35rem,1rem + 1.9vw,2.05rem);line-height:1.2;font-weight:650;letter-spacing:-.012em;margin:.15rem 0 .6rem;
 max-width:32em;text-wrap:balance}
-h1,p,dd,td,th,li,summary{overflow-wrap:anywhere}
+h1,p,dd,li,summary,td:last-child,.mono td{overflow-wrap:anywhere}code{white-space:nowrap;overflow-wrap:normal}
 p{max-width:44rem;margin:.4rem 0}
 .verdict .state{color:var(--soft)}
+.verdict.small{border-left-width:3px;margin:1.1rem 0}.verdict.small .word{letter-spacing:0;text-transform:none}
 .next{margin:.9rem 0 0}.next b{display:block;font-size:.9rem}
 .next ul{margin:.25rem 0 0;padding-left:1.15rem;max-width:44rem}.next li{margin:.12rem 0}
 .six{display:grid;grid-template-columns:repeat(6,1fr);gap:1px;background:var(--rule);border:1px solid var(--rule);border-radius:8px;
@@ -39,7 +40,8 @@ section{margin:2.4rem 0 0}
 h2{font-size:1.12rem;font-weight:650;margin:0 0 .5rem;padding:0 0 .3rem;border-bottom:1px solid var(--rule)}
 h3{font-size:.95rem;font-weight:650;margin:1.2rem 0 .3rem}
 .remark{color:var(--soft);font-size:.88rem;max-width:44rem}
-.grid-of-figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,25rem),1fr));gap:1.3rem 2rem;margin:.9rem 0 .4rem}
+.grid-of-figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,25rem),1fr));gap:1.3rem 2rem;
+margin:.9rem 0 .4rem}
 figure{margin:0;min-width:0}
 figcaption{font-size:.9rem;line-height:1.4;margin:0 0 .3rem}
 .keys{display:block;color:var(--soft);font-size:.83rem}
@@ -58,7 +60,7 @@ svg .label{fill:var(--soft);font-size:13px}
 .line.thin{stroke-width:1}.line.faint{stroke-opacity:.45}
 .dashed{stroke-dasharray:6 4}.dotted{stroke-dasharray:1.5 4}
 .error{fill:none;stroke:currentColor;stroke-width:1;stroke-opacity:.5}
-.ring{fill:var(--paper);stroke:currentColor;stroke-width:2}
+.ring{fill:var(--paper);stroke:currentColor;stroke-width:2;stroke-dasharray:none}
 .bar,.band{fill:currentColor}.bar{fill-opacity:.82}
 .shade{fill:var(--shade)}.ground{fill:var(--ground)}
 .prior{fill:none;stroke:var(--faint);stroke-width:1.2;stroke-dasharray:4 4}
@@ -72,7 +74,7 @@ th,td{padding:.3rem 1.1rem .3rem 0;border-bottom:1px solid var(--rule);vertical-
 tr:last-child td{border-bottom:0}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;overflow-wrap:normal;white-space:nowrap}
 table.mono td,code{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;font-size:.82rem}
-table.full{width:100%}table.first-short td:first-child{white-space:nowrap}
+table.full{width:100%}table.first-short td:not(:last-child){white-space:nowrap}table.full.mono td:first-child{width:2.2rem}
 dl{margin:.6rem 0;font-size:.92rem}
 section dl>div{display:grid;grid-template-columns:11rem 1fr;gap:1rem;padding:.28rem 0;border-bottom:1px solid var(--rule)}
 section dl>div:last-child{border-bottom:0}

@@ -1,18 +1,18 @@
 """A run's rows -> the figures of its report: loss, what the monitor read, dimensions, posteriors, lengths, speed."""
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import numpy as np
 
-from reports.page import Key, figure
+from reports.page import Key, brief, figure
 from reports.run_directory import Run
 from reports.run_lines import Row, number, numbers, row_in, text, whole
 from reports.run_story import TONES, spoken
 from reports.svg_chart import Chart, Line, Span, draw
 from reports.svg_figures import draw_bars, draw_cloud, draw_shades
 from reports.svg_scale import robust_span, spanned
-from reports.terminal import measure, percent
+from reports.terminal import percent
 
 STEP = "optimizer step"
 MOST_BARS = 64
@@ -54,7 +54,7 @@ def length_figure(run: Run) -> str:
     if len(edges) < 2 or len(edges) != len(counts) + 1:
         return ""
     ends = [int(edge or 0) for edge in edges]
-    labels = [f"{a:,}" if b - a <= 1 else f"{a:,}-{b - 1:,}" for a, b in zip(ends, ends[1:], strict=False)]
+    labels = [f"{a:,}" if b - a <= 1 else f"{a:,}-{b - 1:,}" for a, b in pairwise(ends)]
     bars = [(label, count or 0.0) for label, count in zip(labels, counts, strict=True)]
     return figure("Lengths of the training sequences", draw_bars("Lengths", bars, "steps of a sequence", "sequences"))
 
@@ -72,7 +72,7 @@ def speed_figure(run: Run) -> str:
         x_label=STEP,
         y_label="a second",
     )
-    return figure("Speed", draw(chart), [Key("c1", "real steps a second", measure(values[-1]) if values else "")])
+    return figure("Speed", draw(chart), [Key("c1", "real steps a second", brief(values[-1]) if values else "")])
 
 
 def column(rows: Sequence[Row], name: str) -> list[tuple[float, float | None]]:
@@ -94,7 +94,7 @@ def verdict_spans(readings: Sequence[Row]) -> list[tuple[str, float, float]]:
 
 
 def last_of(points: Sequence[tuple[float, float | None]]) -> str:
-    return measure(points[-1][1]) if points and points[-1][1] is not None else ""
+    return brief(points[-1][1]) if points and points[-1][1] is not None else ""
 
 
 def _elbo(run: Run) -> str:
@@ -103,16 +103,15 @@ def _elbo(run: Run) -> str:
         return ""
     values = [value for _, value in elbo if value is not None]
     low, high = robust_span(values)
-    first = 0.0 if len(elbo) > 1 else elbo[0][0] - 1
     chart = Chart(
         "Validation ELBO over the run",
         [Line(elbo, "c1", marks="ends")],
-        (first, _end(run, elbo)),
+        (0.0, _end(run, elbo)),
         (low, high),
         STEP,
         "nats",
     )
-    keys = [Key("c1", "validation ELBO", last_of(elbo)), Key("", "best", measure(max(values)))]
+    keys = [Key("c1", "validation ELBO", last_of(elbo)), Key("", "best", brief(max(values)))]
     return figure(
         "Validation ELBO, nats a sequence (higher is better)", draw(chart), keys[:1] if len(elbo) < 2 else keys
     )
@@ -141,7 +140,7 @@ def _timeline(run: Run) -> str:
         if (step := number(row, "step")) is not None
     ]
     seen = [value for _, value in (*rate, *information, *cap, *use) if value is not None]
-    low, high = min([-0.12, *(1.3 * value for value in seen)]), max([1.0, *(1.3 * value for value in seen)])
+    low, high = min([-0.12, *(1.3 * value for value in seen)]), max([12.0, *(1.3 * value for value in seen)])
     spans = verdict_spans(run.readings)
     chart = Chart(
         "Rate, mutual information and decoder use over the run, with the verdicts below",

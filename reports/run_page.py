@@ -1,6 +1,6 @@
 """A run directory -> the report on it, one HTML page: first what it came to and what to do, then everything that it rests on."""
 
-from reports.page import MOST_BYTES, embedded, fold, grid, page, pairs, paragraph, said, section, table
+from reports.page import MOST_BYTES, embedded, fold, grid, page, pairs, paragraph, prose, said, section, table
 from reports.run_directory import Run
 from reports.run_figures import collapse_figures, latent_figures, length_figure, loss_figures, speed_figure
 from reports.run_lines import row_in, text, texts
@@ -61,7 +61,7 @@ def _made(run: Run, now: float, *, has_picture: bool) -> str:
 
 def head(story: Story) -> str:
     """Verdict, why, how far, what next."""
-    advice = "".join(f"<li>{said(one, 600)}</li>" for one in story.next)
+    advice = "".join(f"<li>{prose(one, 600)}</li>" for one in story.next)
     following = f'<div class="next"><b>What to do next</b><ul>{advice}</ul></div>' if advice else ""
     return (
         f'<div class="verdict {story.tone}"><p class="word">{said(story.verdict)}</p><h1>{said(story.sentence)}.</h1>'

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
+from reports.page import brief
 from reports.run_directory import Run
 from reports.run_lines import Row, number, text, texts, whole
-from reports.terminal import measure
 
 Tone = Literal["good", "fair", "bad", "open"]
 
@@ -174,7 +174,7 @@ def _last_verdict(events: Sequence[Row]) -> Row:
 
 def _unwatched(run: Run, state: str) -> Story:
     kl = number(run.validations[-1], "valid_kl") if run.validations else None
-    told = f" The last validation's KL is {measure(kl)} nats a sequence" if kl is not None else ""
+    told = f" The last validation's KL is {brief(kl)} nats a sequence" if kl is not None else ""
     if told:
         told += ", which is as little as a collapsed posterior has." if kl is not None and kl < FAINT_RATE else "."
     if run.is_monitored:
@@ -228,7 +228,7 @@ def _of_finished(run: Run) -> tuple[str, ...]:
     earlier = max(elbo for _, elbo in elbos[: -max(1, len(elbos) // 4)])
     if best - earlier > STILL_RISING * abs(best) and best_step >= elbos[-max(1, len(elbos) // 4)][0]:
         return (
-            f"The validation ELBO still rose at the end (by {measure(best - earlier)} nats in the last quarter): more --max_steps "
+            f"The validation ELBO still rose at the end (by {brief(best - earlier)} nats in the last quarter): more --max_steps "
             "would gain more.",
         )
     if best - elbos[-1][1] > STILL_RISING * abs(best):

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from statistics import median
 
+from reports.page import brief
 from reports.run_directory import Run
 from reports.run_files import EVENTS
 from reports.run_lines import Row, number, numbers, row_in, rows_in, text, texts, whole
 from reports.run_story import duration
-from reports.terminal import measure, percent
+from reports.terminal import percent
 
 MOST_TOLD = 40
 """Events of one kind."""
@@ -31,7 +32,7 @@ NOTABLE_WAIT, NOTABLE_PADDING, NOTABLE_OTHERS, LITTLE_OF_PEAK = 0.05, 0.10, 0.10
 def six_numbers(run: Run) -> list[tuple[str, str, str]]:
     last = run.validations[-1] if run.validations else {}
     elbo, nll, kl = (number(last, name) for name in ("valid_elbo", "valid_nll", "valid_kl"))
-    sums = f"NLL {measure(nll)} + KL {measure(kl)}, nats a sequence" if nll is not None and kl is not None else ""
+    sums = f"NLL {brief(nll)} + KL {brief(kl)}, nats a sequence" if nll is not None and kl is not None else ""
     first = ("Validation ELBO", _or_none(elbo), sums or "nats a sequence")
     speed = _typical(run.throughput, "real_steps_per_second") or _typical(run.training, "steps_per_second")
     pace = ("Speed", _or_none(speed), "real steps a second, median")
@@ -58,9 +59,9 @@ def six_numbers(run: Run) -> list[tuple[str, str, str]]:
         (
             "Mutual information",
             _or_none(number(reading, "mutual_information")),
-            f"nats, of at most {measure(cap)}" if cap is not None else "nats",
+            f"nats, of at most {brief(cap)}" if cap is not None else "nats",
         ),
-        ("Decoder use", _or_none(number(probed, "decoder_use")), asked + (f", ± {measure(error)}" if error else "")),
+        ("Decoder use", _or_none(number(probed, "decoder_use")), asked + (f", ± {brief(error)}" if error else "")),
         ("Active units", "none" if active is None else f"{active:,} of {of:,}", "latent dimensions"),
         pace,
     ]
@@ -97,14 +98,15 @@ def bottleneck(run: Run) -> str:
     own, all_of_them = _typical(run.throughput, "cpu_utilisation"), _typical(run.throughput, "machine_cpu_utilisation")
     peak = _typical(run.throughput, "share_of_peak")
     on_gpu = any(number(row, "gpu_peak_memory_gib") is not None for row in run.throughput)
-    more = " `python analyze_performance.py` measures where a step goes, and --advise what would be faster."
+    more = " analyze_performance.py measures where a step goes, and, with --advise, what would be faster."
     if waiting > NOTABLE_WAIT and waiting >= padding:
         return f"Waiting for data: {percent(waiting)} of training time. Try --num_workers 2 or --cache_data.{more}"
     if padding > NOTABLE_PADDING:
         tries = "--bucketing" if run.settings.get("bucketing") == "false" else "a lower --max_sequence_length"
         return f"Padding: {percent(padding)} of all steps that are computed on are not real. Try {tries}.{more}"
     if own is not None and all_of_them is not None and not on_gpu and all_of_them - own > NOTABLE_OTHERS:
-        return f"Other programs take about {percent(all_of_them - own)} of this machine: on a quiet one, all of this is faster.{more}"
+        others = percent(all_of_them - own)
+        return f"Other programs take about {others} of this machine: on a quiet one, all of this is faster.{more}"
     if peak is not None and peak < LITTLE_OF_PEAK:
         tries = "a larger --batch_size or --tokens_per_batch"
         return f"Small operations: {percent(peak)} of what large products of matrices reach here. Try {tries}.{more}"
@@ -233,7 +235,7 @@ def evaluation_tables(run: Run) -> list[tuple[str, list[list[str]]]]:
 
 def _figure(row: Row, name: str) -> str:
     value = number(row, name)
-    return text(row, name) if value is None else measure(value)
+    return text(row, name) if value is None else brief(value)
 
 
 def _said(row: Row) -> str:
@@ -275,8 +277,8 @@ def _gib(value: float | None) -> str:
 
 
 def _or_none(value: float | None) -> str:
-    return "none" if value is None else measure(value)
+    return "none" if value is None else brief(value)
 
 
 def _or_empty(value: float | None) -> str:
-    return "" if value is None else measure(value)
+    return "" if value is None else brief(value)

@@ -1,7 +1,7 @@
 """Curves -> SVG inside a page: axes, lines, marks and a strip below, a few kilobytes each, in the page's own colours.
 
-Colours are classes (`c1` .. `c6`, `mute`), which the page's style sheet defines for light, dark and paper. Words around a drawing are the page's:
-they wrap on a phone, which text in an SVG does not.
+Colours are classes (`c1` .. `c6`, `mute`), which the page's style sheet defines for light, dark and paper. Words around a
+drawing are the page's: they wrap on a phone, which text in an SVG does not.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from reports.svg_scale import Scale, tick_label
 
 WIDTH, HEIGHT = 500, 250
-LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 38
+LEFT, RIGHT, TOP, BOTTOM = 66, 12, 10, 38
 STRIP = 12
 MOST_POINTS = 400
 """Of a line: as many as a phone has pixels for, and nearly as many as a screen."""
@@ -99,7 +99,7 @@ def _axes(chart: Chart, x: Scale, y: Scale, bottom: float) -> Iterator[str]:
     for value in x.ticks(5):
         yield words(x.place(value), below, tick_label(value))
     yield words((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 5, chart.x_label, "label")
-    yield f'<g transform="translate(11 {_short((TOP + bottom) / 2)}) rotate(-90)">{words(0, 0, chart.y_label, "label")}</g>'
+    yield f'<g transform="translate(13 {_short((TOP + bottom) / 2)}) rotate(-90)">{words(0, 0, chart.y_label, "label")}</g>'
 
 
 def _line(line: Line, x: Scale, y: Scale) -> str:

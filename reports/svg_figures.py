@@ -45,7 +45,7 @@ def draw_bars(
     parts.append(f'<path class="axis" d="M{LEFT} {bottom}H{WIDTH - RIGHT}"/>')
     parts.append(words((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 5, x_label, "label"))
     middle = (TOP + bottom) / 2
-    parts.append(f'<g transform="translate(11 {middle:.0f}) rotate(-90)">{words(0, 0, y_label, "label")}</g>')
+    parts.append(f'<g transform="translate(13 {middle:.0f}) rotate(-90)">{words(0, 0, y_label, "label")}</g>')
     return picture(title, "".join(parts))
 
 
@@ -59,14 +59,14 @@ def draw_shades(title: str, steps_R: Sequence[float], kl_RZ: np.ndarray) -> str:
     tall = (bottom - TOP) / len(order_Z)
     ways: dict[int, list[str]] = {}
     for row, shades_R in enumerate(shades_ZR.tolist()):
-        place = 0
+        column = 0
         for shade, group in groupby(shades_R):
             length = len(list(group))
             if shade:
-                left, right = x.place(place), x.place(place + length)
+                left, right = x.place(column), x.place(column + length)
                 way = f"M{left:.1f} {TOP + row * tall:.1f}h{right - left:.1f}v{tall:.1f}h-{right - left:.1f}z"
                 ways.setdefault(shade, []).append(way)
-            place += length
+            column += length
     parts = [f'<rect class="ground" x="{LEFT}" y="{TOP}" width="{WIDTH - RIGHT - LEFT}" height="{bottom - TOP}"/>']
     parts += [
         f'<path class="shade" fill-opacity="{shade / SHADES:.3f}" d="{"".join(way)}"/>'
@@ -74,16 +74,16 @@ def draw_shades(title: str, steps_R: Sequence[float], kl_RZ: np.ndarray) -> str:
     ]
     step_of = [steps_R[index] for index in chosen_R.tolist()]
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        column = round(share * (len(step_of) - 1))
+        nearest = round(share * (len(step_of) - 1))
         anchor = "start" if share == 0 else "end" if share == 1 else "middle"
-        place = x.place(column + share)
+        place = x.place(nearest + share)
         if len(step_of) > 4 or share in (0.0, 1.0):
-            parts.append(words(place, bottom + 16, tick_label(step_of[column]), anchor=anchor))
+            parts.append(words(place, bottom + 16, tick_label(step_of[nearest]), anchor=anchor))
     for row in _named_rows(len(order_Z)):
         parts.append(words(LEFT - 7, TOP + (row + 0.5) * tall + 4, str(int(order_Z[row])), anchor="end"))
     parts.append(words((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 5, "optimizer step", "label"))
     parts.append(
-        f'<g transform="translate(11 {(TOP + bottom) / 2:.0f}) rotate(-90)">{words(0, 0, "dimension", "label")}</g>'
+        f'<g transform="translate(13 {(TOP + bottom) / 2:.0f}) rotate(-90)">{words(0, 0, "dimension", "label")}</g>'
     )
     return picture(title, "".join(parts))
 
