@@ -92,7 +92,7 @@ def _rate_distortion(runs: Sequence[Run], names: Sequence[str]) -> str:
     x, y = (0.0, spanned(rates)[1]), _near([nll for _, nll in ends if nll is not None], nlls)
     chart = Chart(
         "Rate against distortion",
-        [Line(path, f"{look_of(place)} faint", marks="ends") for place, path in enumerate(paths) if path],
+        [Line(_below(path, y[1]), f"{look_of(place)} faint", marks="ends") for place, path in enumerate(paths) if path],
         x,
         y,
         "rate: KL, nats a sequence",
@@ -112,6 +112,10 @@ def _near(ends: Sequence[float], all_of_them: Sequence[float]) -> tuple[float, f
     low, high = min([*ends, *all_of_them]), max(ends)
     reach = max(high - low, 0.25 * abs(high), 1e-6)
     return spanned([low, min(max(all_of_them), high + reach)])
+
+
+def _below(path: Points, top: float) -> Points:
+    return [(rate, nll if nll is not None and nll <= top else None) for rate, nll in path]
 
 
 def _equal_elbos(x: tuple[float, float], y: tuple[float, float]) -> list[Points]:

@@ -116,7 +116,8 @@ def _data(run: Run) -> str:
     if not data:
         return _empty("Data quality", "The run did not write down what its data are like (run.json).")
     splits = table(("split", "sequences", "steps", "mean length", "longest"), split_rows(run), numbers=(1, 2, 3, 4))
-    notes = "".join(f"<li>{said(note)}</li>" for note in texts(data, "notes")[:40])
+    told = [note.removeprefix("note: ") for note in texts(data, "notes")[:40]]
+    notes = "".join(f"<li>{prose(note)}</li>" for note in told)
     listed = (
         f"<h3>Worth knowing</h3><ul>{notes}</ul>"
         if notes
@@ -124,18 +125,23 @@ def _data(run: Run) -> str:
     )
     names = name_rows(run)
     columns = ("name", "mean", "standard deviation", "in the training split")
-    named = (
-        fold(f"{len(names)} of {text(data, 'kind')}' names", table(columns, names, numbers=(1, 2, 3))) if names else ""
-    )
+    named = fold(f"{len(names)} {_noun(run)}", table(columns, names, numbers=(1, 2, 3))) if names else ""
     side = f"<div>{splits}{listed}</div>"
     return section("Data quality", [pairs(data_rows(run)), grid([side, length_figure(run)]), named])
 
 
+def _noun(run: Run) -> str:
+    return "features" if text(row_in(run.facts, "data"), "kind") == "vectors" else "variables"
+
+
 def _performance(run: Run) -> str:
+    rows = performance_rows(run)
+    if not rows:
+        return _empty("Performance", "No figures of speed yet.")
     found = paragraph(bottleneck(run))
     if not run.is_monitored:
         found = paragraph("Without monitoring nobody tells where the time goes; this is what the progress says.")
-    return section("Performance", [found, grid([f"<div>{pairs(performance_rows(run))}</div>", speed_figure(run)])])
+    return section("Performance", [found, grid([f"<div>{pairs(rows)}</div>", speed_figure(run)])])
 
 
 def _settings(run: Run) -> str:

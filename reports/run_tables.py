@@ -52,7 +52,7 @@ def six_numbers(run: Run) -> list[tuple[str, str, str]]:
     error, cap = number(probed, "decoder_use_error"), number(reading, "mutual_information_cap")
     active, of = whole(reading, "active_units"), len(numbers(reading, "kl_per_dim"))
     scope = "step" if text(reading, "scope") == "step" else "sequence"
-    asked = "never asked" if not probed else f"nats, at step {whole(probed, 'step') or 0:,}"
+    asked = f"nats, at step {whole(probed, 'step') or 0:,}" if probed else "never asked"
     return [
         first,
         ("Rate", _or_none(number(reading, "rate")), f"nats a {scope}, KL to the prior"),
@@ -61,7 +61,7 @@ def six_numbers(run: Run) -> list[tuple[str, str, str]]:
             _or_none(number(reading, "mutual_information")),
             f"nats, of at most {brief(cap)}" if cap is not None else "nats",
         ),
-        ("Decoder use", _or_none(number(probed, "decoder_use")), asked + (f", ± {brief(error)}" if error else "")),
+        ("Decoder use", _or_none(number(probed, "decoder_use")), (f"± {brief(error)} " if error else "") + asked),
         ("Active units", "none" if active is None else f"{active:,} of {of:,}", "latent dimensions"),
         pace,
     ]

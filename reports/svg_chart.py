@@ -11,8 +11,9 @@ from typing import NamedTuple
 from reports.svg_scale import Scale, tick_label
 
 WIDTH, HEIGHT = 500, 250
-LEFT, RIGHT, TOP, BOTTOM = 66, 12, 10, 38
+LEFT, RIGHT, TOP, BOTTOM = 66, 22, 10, 38
 STRIP = 12
+LEAST_BAND = 5
 MOST_POINTS = 400
 """Of a line: as many as a phone has pixels for, and nearly as many as a screen."""
 
@@ -68,6 +69,8 @@ def picture(title: str, inside: str, width: int = WIDTH, height: int = HEIGHT) -
 
 
 def words(x: float, y: float, text: str, look: str = "tick", anchor: str = "middle") -> str:
+    if text.startswith("-"):
+        text = f"\N{MINUS SIGN}{text[1:]}"
     return f'<text x="{_short(x)}" y="{_short(y)}" class="{look}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
@@ -136,10 +139,11 @@ def _way(points: Sequence[tuple[float, float | None]]) -> str:
 
 def _strip(chart: Chart, x: Scale, top: float) -> Iterator[str]:
     for span in chart.strip:
-        start, end = x.place(max(span.start, chart.x[0])), x.place(min(span.end, chart.x[1]))
+        end = x.place(min(span.end, chart.x[1]))
+        start = min(x.place(max(span.start, chart.x[0])), end - LEAST_BAND)  # also what was last said is to be seen
         yield (
             f'<rect class="band {span.look}" x="{_short(start)}" y="{_short(top)}" '
-            f'width="{_short(max(0.5, end - start))}" height="{STRIP}"/>'
+            f'width="{_short(end - start)}" height="{STRIP}"/>'
         )
 
 
