@@ -31,12 +31,15 @@ class Drawing:
         self._reason: str | None = None
         self._told: set[str] = set()
 
-    def start(self, directory: str | Path) -> bool:
-        """Begin to draw what stands in a run directory; False: it cannot begin, or the drawing before is not yet done."""
+    def start(self, directory: str | Path, *, is_urgent: bool = False) -> bool:
+        """Begin to draw what stands in a run directory; False: it cannot begin, or the drawing before is not yet done.
+
+        `is_urgent`: somebody waits for it. Else it takes what training, and whatever else the machine does, leaves over.
+        """
         if self._is_busy():
             return False
         try:
-            self._process = begin(Path(directory).absolute(), self._module)
+            self._process = begin(Path(directory).absolute(), self._module, is_urgent=is_urgent)
         except OSError as error:
             self._reason = str(error)
         return self._process is not None
@@ -74,7 +77,7 @@ class Drawing:
         return False
 
 
-def begin(directory: Path, module: str = FIGURES) -> subprocess.Popen[str]:
+def begin(directory: Path, module: str = FIGURES, *, is_urgent: bool = False) -> subprocess.Popen[str]:
     """Start a process that draws.
 
     A process group of its own, so that Ctrl-C, or a signal to the run's group, goes by; not a session of its own, since Linux
@@ -90,7 +93,7 @@ def begin(directory: Path, module: str = FIGURES) -> subprocess.Popen[str]:
         env=environment(),
         process_group=0,
     )
-    if sys.platform != "win32":
+    if sys.platform != "win32" and not is_urgent:
         os.setpriority(os.PRIO_PROCESS, process.pid, LEAST_URGENT)
     return process
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from reports.page_style import STYLE
-from reports.terminal import clip, visible
+from reports.terminal import visible
 
 MOST_BYTES = 2_000_000
 """Of a page."""
@@ -39,7 +39,8 @@ def said(text: object, most: int = MOST_TEXT) -> str:
     >>> said("<b>\\x1b[2J"), said("long" * 500, 8)
     ('&lt;b&gt;\\\\x1b[2J', 'longlo..')
     """
-    return escape(clip(visible(str(text)[: 2 * most + 2]), most))
+    shown = visible(str(text)[: most + 1])
+    return escape(shown if len(shown) <= most else f"{shown[: most - 2]}..")
 
 
 def prose(text: object, most: int = MOST_TEXT) -> str:

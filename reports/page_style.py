@@ -85,6 +85,7 @@ details{margin:.7rem 0}summary{cursor:pointer;color:var(--soft);font-size:.9rem}
 footer{margin-top:3rem;padding-top:.7rem;border-top:1px solid var(--rule);color:var(--soft);font-size:.85rem}
 @media (max-width:60rem){.six{grid-template-columns:repeat(3,1fr)}}
 @media (max-width:34rem){html{font-size:15px}main{padding:1.1rem .9rem 3rem}.six{grid-template-columns:repeat(2,1fr)}
+svg text,svg .label{font-size:16px}
 .six dd{font-size:1.3rem}section dl>div{grid-template-columns:1fr;gap:0}th,td{padding-right:.75rem}}
 @media print{html{font-size:10.5pt}main{max-width:none;padding:0}section{break-inside:auto;margin-top:1.4rem}
 figure,tr,.six,.verdict{break-inside:avoid}h2{break-after:avoid}.grid-of-figures{grid-template-columns:1fr 1fr;gap:.8rem 1.4rem}

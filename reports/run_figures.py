@@ -7,10 +7,10 @@ import numpy as np
 
 from reports.page import Key, brief, figure
 from reports.run_directory import Run
-from reports.run_lines import Row, number, numbers, row_in, text, whole
+from reports.run_lines import Row, number, numbers, row_in, spread, text, whole
 from reports.run_story import TONES, spoken
 from reports.svg_chart import Chart, Line, Span, draw
-from reports.svg_figures import draw_bars, draw_cloud, draw_shades
+from reports.svg_figures import MOST_COLUMNS, draw_bars, draw_cloud, draw_shades
 from reports.svg_scale import robust_span, spanned
 from reports.terminal import percent
 
@@ -200,7 +200,7 @@ def _shades(run: Run) -> str:
     last = numbers(run.readings[-1], "kl_per_dim")
     rows = [
         (step, values)
-        for row in run.readings
+        for row in spread(run.readings, MOST_COLUMNS)
         if (step := number(row, "step")) is not None
         if len(values := numbers(row, "kl_per_dim")) == len(last)
     ]

@@ -92,7 +92,9 @@ def texts(row: Mapping[str, Any], name: str) -> list[str]:
 def numbers(row: Mapping[str, Any], name: str) -> list[float | None]:
     """A list in its order and length."""
     value = row.get(name)
-    return [number({"": one}, "") for one in value] if isinstance(value, list) else []
+    if not isinstance(value, list):
+        return []
+    return [one if type(one) is float and math.isfinite(one) else number({"": one}, "") for one in value]
 
 
 def rows_in(row: Mapping[str, Any], name: str) -> list[Row]:

@@ -16,6 +16,7 @@ SHADES = 8
 SHADE_FROM, SHADE_TO = 1e-3, 3.0
 """Nats of the lightest and the darkest shade, logarithmic in between."""
 MOST_ROWS, MOST_COLUMNS = 64, 90
+"""Dimensions and readings that there is room for."""
 MOST_DOTS = 600
 
 
@@ -31,7 +32,7 @@ def draw_bars(
     for value in y.ticks(5):
         parts.append(f'<path class="grid" d="M{LEFT} {y.place(value):.1f}H{WIDTH - RIGHT}"/>')
         parts.append(words(LEFT - 7, y.place(value) + 4, tick_label(value), anchor="end"))
-    every = -(-len(bars) * max((len(label) for label, _ in bars), default=1) * 8 // (WIDTH - LEFT))
+    every = -(-len(bars) * max((len(label) for label, _ in bars), default=1) * 10 // (WIDTH - LEFT))
     for place, (label, value) in enumerate(bars):
         left, top = LEFT + place * wide, y.place(max(value, 0.0))
         gap = min(2.0, wide / 5)
@@ -52,9 +53,8 @@ def draw_bars(
 def draw_shades(title: str, steps_R: Sequence[float], kl_RZ: np.ndarray) -> str:
     """KL of each dimension over the run, the greatest last one on top: the darker, the more nats. NaN is left white."""
     order_Z = np.argsort(-np.nan_to_num(kl_RZ[-1], nan=-1.0), kind="stable")[:MOST_ROWS]
-    chosen_R = np.unique(np.linspace(0, len(kl_RZ) - 1, min(MOST_COLUMNS, len(kl_RZ))).round().astype(int))
-    shades_ZR = shade_of(kl_RZ[np.ix_(chosen_R, order_Z)].T)
-    x = Scale(0, len(chosen_R), LEFT, WIDTH - RIGHT)
+    shades_ZR = shade_of(kl_RZ[:, order_Z].T)
+    x = Scale(0, len(kl_RZ), LEFT, WIDTH - RIGHT)
     bottom = HEIGHT - BOTTOM
     tall = (bottom - TOP) / len(order_Z)
     ways: dict[int, list[str]] = {}
@@ -72,13 +72,12 @@ def draw_shades(title: str, steps_R: Sequence[float], kl_RZ: np.ndarray) -> str:
         f'<path class="shade" fill-opacity="{shade / SHADES:.3f}" d="{"".join(way)}"/>'
         for shade, way in sorted(ways.items())
     ]
-    step_of = [steps_R[index] for index in chosen_R.tolist()]
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        nearest = round(share * (len(step_of) - 1))
+        nearest = round(share * (len(steps_R) - 1))
         anchor = "start" if share == 0 else "end" if share == 1 else "middle"
         place = x.place(nearest + share)
-        if len(step_of) > 4 or share in (0.0, 1.0):
-            parts.append(words(place, bottom + 16, tick_label(step_of[nearest]), anchor=anchor))
+        if len(steps_R) > 4 or share in (0.0, 1.0):
+            parts.append(words(place, bottom + 16, tick_label(steps_R[nearest]), anchor=anchor))
     for row in _named_rows(len(order_Z)):
         parts.append(words(LEFT - 7, TOP + (row + 0.5) * tall + 4, str(int(order_Z[row])), anchor="end"))
     parts.append(words((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 5, "optimizer step", "label"))

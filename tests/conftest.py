@@ -28,7 +28,7 @@ hypothesis.settings.load_profile("unhurried")
 def no_drawing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of this process draw nothing but in tests marked `draws`, nor write reports: each is a process and takes seconds."""
     if "monitors.drawing" in sys.modules and request.node.get_closest_marker("draws") is None:
-        monkeypatch.setattr("monitors.drawing.Drawing.start", lambda *_: False)
+        monkeypatch.setattr("monitors.drawing.Drawing.start", lambda *_, **__: False)
 
 
 @pytest.fixture(scope="session")

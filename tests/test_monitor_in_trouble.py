@@ -146,7 +146,7 @@ def test_plots_that_are_removed_meanwhile_are_made_anew(tmp_path):
                 (tmp_path / "plots").rmdir()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("monitors.publisher.Drawing.start", lambda *_: False)
+        patch.setattr("monitors.publisher.Drawing.start", lambda *_, **__: False)
         watch(tmp_path, quiet(plot_frequency=10), Removes(), max_steps=30)
     assert (tmp_path / "plots" / "posteriors.npz").exists()
 

@@ -72,8 +72,9 @@ class RunReport(Callback):
                 self.events.note("failed", self._step, said=said)
         if self.writes:
             seconds = HURRIED_SECONDS if isinstance(error, Stopped) else SECONDS
-            self._drawing.finish(seconds)
-            self._drawing.start(self.directory)
+            self._drawing.finish(0.0)  # what it writes is out of date, and at its low priority it may take long
+            self._drawing.failure()
+            self._drawing.start(self.directory, is_urgent=True)
             self._drawing.finish(seconds)
             self._tell()
 
