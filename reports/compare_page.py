@@ -25,7 +25,7 @@ def compare_page(runs: Sequence[Run], now: float) -> str:
     """`now`: seconds since 1970."""
     names, stories = names_of(runs), [tell(run, now) for run in runs]
     body = [
-        f'<header><p class="run">{said(", ".join(names), 300)}</p><h1>{len(runs)} runs compared</h1></header>',
+        f"<header><h1>{len(runs)} runs compared</h1></header>",
         section("How they are", [_overview(runs, names, stories), _verdicts(names, stories)]),
         section("Rate and distortion", [grid([_rate_distortion(runs, names), _elbo(runs, names)])]),
         section("Over the run", [grid([part for part in _overlays(runs, names) if part])]),

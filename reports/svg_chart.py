@@ -102,7 +102,7 @@ def _axes(chart: Chart, x: Scale, y: Scale, bottom: float) -> Iterator[str]:
     for value in x.ticks(5):
         yield words(x.place(value), below, tick_label(value))
     yield words((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 5, chart.x_label, "label")
-    yield f'<g transform="translate(13 {_short((TOP + bottom) / 2)}) rotate(-90)">{words(0, 0, chart.y_label, "label")}</g>'
+    yield f'<g transform="translate(18 {_short((TOP + bottom) / 2)}) rotate(-90)">{words(0, 0, chart.y_label, "label")}</g>'
 
 
 def _line(line: Line, x: Scale, y: Scale) -> str:

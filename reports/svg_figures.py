@@ -46,7 +46,7 @@ def draw_bars(
     parts.append(f'<path class="axis" d="M{LEFT} {bottom}H{WIDTH - RIGHT}"/>')
     parts.append(words((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 5, x_label, "label"))
     middle = (TOP + bottom) / 2
-    parts.append(f'<g transform="translate(13 {middle:.0f}) rotate(-90)">{words(0, 0, y_label, "label")}</g>')
+    parts.append(f'<g transform="translate(18 {middle:.0f}) rotate(-90)">{words(0, 0, y_label, "label")}</g>')
     return picture(title, "".join(parts))
 
 
@@ -82,7 +82,7 @@ def draw_shades(title: str, steps_R: Sequence[float], kl_RZ: np.ndarray) -> str:
         parts.append(words(LEFT - 7, TOP + (row + 0.5) * tall + 4, str(int(order_Z[row])), anchor="end"))
     parts.append(words((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 5, "optimizer step", "label"))
     parts.append(
-        f'<g transform="translate(13 {(TOP + bottom) / 2:.0f}) rotate(-90)">{words(0, 0, "dimension", "label")}</g>'
+        f'<g transform="translate(18 {(TOP + bottom) / 2:.0f}) rotate(-90)">{words(0, 0, "dimension", "label")}</g>'
     )
     return picture(title, "".join(parts))
 
