@@ -127,7 +127,7 @@ def test_figures_that_cannot_be_drawn_are_told_once_and_training_goes_on(tmp_pat
 
 @pytest.mark.draws
 def test_a_drawing_process_that_fails_is_told_once_and_training_goes_on(tmp_path, capsys, monkeypatch):
-    def fails(directory: Path) -> subprocess.Popen[str]:
+    def fails(directory: Path, module: str, *, is_urgent: bool) -> subprocess.Popen[str]:
         return subprocess.Popen(["sh", "-c", "echo no paint >&2; exit 3"], stderr=subprocess.PIPE, text=True)
 
     monkeypatch.setattr("monitors.drawing.begin", fails)
