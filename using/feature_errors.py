@@ -26,7 +26,7 @@ class FeatureError(NamedTuple):
     """Of one feature or variable, in its own units."""
 
     name: str
-    count: int
+    values: int
     """Values that were measured."""
     rmse: float
     rmse_error: float
