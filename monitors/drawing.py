@@ -5,6 +5,7 @@ there are none is no reason for a run to end.
 """
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ class Drawing:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
+        self._directory = ""
         self._reason: str | None = None
         self._told: set[str] = set()
 
@@ -30,6 +32,7 @@ class Drawing:
         """Begin to draw what stands in a run directory; False: it cannot begin, or the drawing before is not yet done."""
         if self._is_busy():
             return False
+        self._directory = str(directory)
         try:
             self._process = begin(Path(directory).absolute())
         except OSError as error:
@@ -45,6 +48,11 @@ class Drawing:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+            self._is_busy()
+            self._reason = (
+                f"ended after {timeout_seconds:g} s, as other programs or a slow disk held them up; "
+                f"`python -m {__package__}.figures {_quoted(self._directory)}` draws them anew"
+            )
         self._is_busy()
 
     def failure(self) -> str | None:
@@ -100,6 +108,10 @@ def environment() -> dict[str, str]:
         "MPLBACKEND": "Agg",
         "CUDA_VISIBLE_DEVICES": "",
     }
+
+
+def _quoted(directory: str) -> str:
+    return shlex.quote(directory) if directory.isprintable() else ascii(directory)
 
 
 def reason_of(exit_code: int, said: str) -> str | None:
