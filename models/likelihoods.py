@@ -180,6 +180,12 @@ class EventLikelihood(nn.Module):
         nll_E = robust_nll(batch.values_E, mean_E, bounded(logvar_E, LOGVAR_LIMIT)) * batch.has_value_E
         return sum_by_step(nll_E[:, None], batch.steps_E, offsets).squeeze(-1)
 
+    def event_means(self, hidden_BTW: Tensor, batch: EventBatch) -> Tensor:
+        """The mean of each event's value, (E,), knowing the gap before its step."""
+        hidden_NW = self.knowing_gaps(hidden_BTW, batch.gaps_BT).flatten(0, 1)
+        offsets = step_offsets(batch.steps_E, len(hidden_NW))
+        return self.value_moments(hidden_NW, batch.steps_E, batch.variables_E, offsets)[:, 0]
+
     def sample(
         self,
         hidden_BW: Tensor,

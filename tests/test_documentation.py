@@ -44,6 +44,7 @@ IN_RUNS = {
         "throughput.jsonl",
         "events.jsonl",
         "report.html",
+        "evaluation.jsonl",
     ),
     *("best.ckpt", "last.ckpt", "previous.ckpt", "healthy.ckpt", "replaced.ckpt", "collapsed.ckpt", "run.yaml"),
     *(
@@ -55,6 +56,7 @@ IN_RUNS = {
         "posteriors.npz",
     ),
     *("analysis.json", "analysis.png", "trace.json", "plots", "samples", "checkpoints"),
+    *("model.safetensors", "model.json", "latents.parquet"),
 }
 """What commands write into a run's directory, or beside it."""
 OF_USERS = {
@@ -67,7 +69,7 @@ DIARY = "performance_log.md"
 """What was measured while it was tried out, on the machine of that hour: no table, and no benchmark keeps it."""
 DEFINITIONS = {
     ("README.md", "Presets"): "what the files in presets/ say",
-    ("README.md", "Exit codes"): "the members of ExitCode",
+    ("training.md", "Exit codes"): "the members of ExitCode",
     ("data.md", "Three kinds of sequence"): "a dimension, D = 1",
     ("monitoring.md", "What a reading says"): "fields of Thresholds",
     ("monitoring.md", "Verdicts"): "fields of Thresholds, and flags",
@@ -239,7 +241,7 @@ def test_the_diary_has_no_tables():
 
 
 def test_exit_codes_shown_are_those_there_are():
-    table = table_under(ROOT / "README.md", "Exit codes")
+    table = table_under(ROOT / "docs" / "training.md", "Exit codes")
     shown = {int(code) for line in table.lines[2:] for code in re.findall(r"\d+", line.split("|")[1])}
     assert shown == set(ExitCode)
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.sampling import sample
-from models.stepwise import Stepwise, reader
+from models.backbones import Decoder
+from models.sampling import sample, sample_prior
+from models.stepwise import Reader, Stepwise, reader
 from tests.small_models import KINDS, make_vae
 
 DECODERS = ("transformer", "lstm", "tcn", "parallel")
@@ -63,10 +64,10 @@ def test_sequences_that_have_ended_are_left_out_of_the_computation():
 
 
 def test_convolutions_remember_as_far_as_they_look():
-    """700 steps: the farthest convolution of two layers looks back 486."""
+    """520 steps: the farthest convolution of two layers looks back 486."""
     vae, z_BZ = make_vae("vectors", decoder="tcn"), torch.randn(1, 3)
-    inputs_BTW = torch.cat((vae.begin_W.expand(1, 1, -1), torch.randn(1, 699, 16)), dim=1)
-    said_BTW = step_by_step(vae, z_BZ, inputs_BTW, torch.tensor([700]))
+    inputs_BTW = torch.cat((vae.begin_W.expand(1, 1, -1), torch.randn(1, 519, 16)), dim=1)
+    said_BTW = step_by_step(vae, z_BZ, inputs_BTW, torch.tensor([520]))
     torch.testing.assert_close(said_BTW, all_at_once(vae, z_BZ, inputs_BTW), rtol=1e-3, atol=1e-4)
 
 
@@ -98,3 +99,25 @@ def test_at_temperature_zero_each_step_is_the_most_likely_after_those_that_were_
             expected_E = values_NV[drawn.steps_E, drawn.variables_E]
             assert drawn.has_value_E.any()
             torch.testing.assert_close(expected_E[drawn.has_value_E], drawn.values_E[drawn.has_value_E])
+
+
+@pytest.mark.parametrize("decoder", ["transformer", "lstm", "tcn"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_generator_draws_what_it_draws_when_all_steps_are_read_anew(kind, decoder, monkeypatch):
+    """Whoever has ended and is left out: the others' noise stays theirs."""
+    vae, lengths_B = make_vae(kind, decoder=decoder), torch.tensor([12, 1, 3, 12, 0, 7, 2])
+    stepwise: Any = sample_prior(vae, lengths_B, generator=torch.Generator().manual_seed(3))
+    monkeypatch.setattr("models.sampling.reader", reads_anew)
+    anew: Any = sample_prior(vae, lengths_B, generator=torch.Generator().manual_seed(3))
+    for one, other in zip(stepwise, anew, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def reads_anew(decoder: Decoder, begin_W: Tensor, z: Tensor, steps: int) -> Reader:
+    inputs: list[Tensor] = []
+
+    def read(before_BW: Tensor, going_B: Tensor) -> Tensor:
+        inputs.append(before_BW)
+        return decoder(torch.stack(inputs, dim=1), z)[:, -1]
+
+    return read

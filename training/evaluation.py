@@ -55,6 +55,8 @@ class SequenceNLL(NamedTuple):
     """Steps that were predicted, with the end mark where there is one."""
     sequences_N: np.ndarray
     """Which sequences of the split these are."""
+    effective_N: np.ndarray
+    """How many of the K samples carry the estimate, (sum w)^2 / sum w^2 of their weights; near 1 it is far from tight."""
 
     @property
     def per_sequence(self) -> Estimate:
@@ -167,7 +169,7 @@ def cut_ascending(lengths_N: np.ndarray, steps: int) -> Iterator[slice]:
     yield slice(first, len(lengths_N))
 
 
-def _importance_weighted(network: Network, batch: Batch, samples: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _importance_weighted(network: Network, batch: Batch, samples: int) -> tuple[np.ndarray, ...]:
     # Each round draws one z for every sequence of a full batch: as good a use of the machine as several z for fewer
     # sequences, without a copy of the batch.
     output = network(batch)
@@ -177,9 +179,10 @@ def _importance_weighted(network: Network, batch: Batch, samples: int) -> tuple[
         z = draw(posterior)
         rounds.append(_log_prior_over_posterior(z, posterior) - network.nll_given_z(batch, z).double())
     real_B = batch.lengths_B > 0
-    columns = (-logmeanexp(torch.stack(rounds), dim=0), output.steps_B, batch.sequences_B)
-    nll_N, steps_N, sequences_N = (column[real_B].cpu().numpy() for column in columns)
-    return nll_N, steps_N, sequences_N
+    weights_KB = torch.stack(rounds)
+    effective_B = torch.exp(2 * torch.logsumexp(weights_KB, dim=0) - torch.logsumexp(2 * weights_KB, dim=0))
+    columns = (-logmeanexp(weights_KB, dim=0), output.steps_B, batch.sequences_B, effective_B)
+    return tuple(column[real_B].cpu().numpy() for column in columns)
 
 
 def _log_prior_over_posterior(z: Tensor, posterior: Posterior) -> Tensor:

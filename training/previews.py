@@ -30,7 +30,7 @@ from training.exit_codes import harmless
 from training.module import TrainingModule
 
 MOST_STEPS = 100
-"""Of each sequence: the cost of drawing grows with the square of the steps."""
+"""Of each sequence: what a preview has room for."""
 MOST_SEQUENCES = 6
 MOST_COLUMNS = MOST_ROWS = 4
 """Of a figure: sequences and features that are shown."""

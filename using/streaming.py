@@ -16,7 +16,7 @@ from training.evaluation import STEPS_AT_ONCE, cut_ascending
 from using.trained import Trained
 
 WINDOW = 8192
-"""Sequences; sorted among so many, 99 % of what a batch holds is real."""
+"""Sequences; sorted among so many, 98 to 99 % of what a batch holds is real."""
 WINDOW_STEPS = 2**20
 """Steps; long sequences come in smaller windows."""
 SEQUENCE = "sequence"

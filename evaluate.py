@@ -1,0 +1,146 @@
+"""Say in numbers what a trained model is worth on some data, in nats, in the data's own units, and by a linear probe.
+
+    python evaluate.py runs/mine                                    # a run, a checkpoint or an export; its test split
+    python evaluate.py runs/mine --split valid+test --probe label   # what the latents know of a label
+    python evaluate.py runs/mine --data_dir other_data --json numbers.json
+    python evaluate.py --compare runs/a runs/b runs/c               # side by side
+
+Prints a table, and appends a row to evaluation.jsonl in the run's directory. The same seed gives the same numbers.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sequences.local_paths import refuse_no_paths
+from training.command_line import parse_command_line
+from training.console import set_up_output, share_machine
+from training.exit_codes import UsageError, run_command
+from using.settings import DataChoices, MachineChoices
+from using.words import leading
+
+if TYPE_CHECKING:
+    from using.evaluation_numbers import Weighted
+
+PROG = "evaluate.py"
+EXAMPLE = "python evaluate.py CHECKPOINT [--split test], or python evaluate.py --compare RUN RUN"
+COMPARE = "--compare"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateSettings:
+    """Evaluation"""
+
+    iw_samples: int = 500
+    """Samples of z for the importance-weighted NLL of each sequence, IW-NLL: the more, the tighter."""
+
+    iw_sequences: int = 1000
+    """How many sequences, chosen at random, the IW-NLL is computed of; it costs --iw_samples passes of the decoder. 0: none."""
+
+    probe: str | None = None
+    """Column with a label, in the data or the --label_path: how well the posterior means tell its classes apart."""
+
+    json: str | None = None
+    """File that everything is written to, as JSON."""
+
+    def __post_init__(self) -> None:
+        refuse_no_paths(self, "json")
+        if self.iw_samples < 1:
+            raise ValueError(f"--iw_samples must be 1 or more, got {self.iw_samples}")
+        if self.iw_sequences < 0:
+            raise ValueError(f"--iw_sequences must be 0 or more, got {self.iw_sequences}")
+        if self.probe is not None and not self.probe:
+            raise ValueError("--probe is empty: give the name of a column")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateCommand:
+    """All that this command can be told."""
+
+    data: DataChoices = field(default_factory=DataChoices)
+    evaluation: EvaluateSettings = field(default_factory=EvaluateSettings)
+    machine: MachineChoices = field(default_factory=MachineChoices)
+
+
+def main() -> None:
+    share_machine()
+    places, flags, compares = words_of(sys.argv[1:])
+    settings = parse_command_line(EvaluateCommand, flags, prog=PROG, description=__doc__ or "", presets=None)
+    set_up_output()
+
+    from reports.evaluation_page import comparison_lines, evaluation_lines  # only now: torch takes seconds
+    from reports.terminal import ink_for
+    from using.comparison import compare
+
+    ink = ink_for(sys.stdout, os.environ)
+    found = [evaluate_one(place, settings) for place in places]
+    if compares:
+        content = compare(found)
+        print("\n".join(comparison_lines(content, ink)))
+    else:
+        content = found[0][0]
+        print("\n".join(evaluation_lines(content, ink)))
+    if settings.evaluation.json is not None:
+        write_json(settings.evaluation.json, content)
+
+
+def words_of(words: Sequence[str]) -> tuple[list[str], list[str], bool]:
+    """The checkpoints, the flags, and whether the checkpoints are to be compared.
+
+    >>> words_of(["--compare", "a", "b", "--seed", "1"])
+    (['a', 'b'], ['--seed', '1'], True)
+    """
+    if COMPARE not in words:
+        places, flags = leading(words, ["CHECKPOINT"], EXAMPLE)
+        return places, flags, False
+    at = words.index(COMPARE)
+    behind = at + 1
+    while behind < len(words) and not words[behind].startswith("-"):
+        behind += 1
+    places, flags = list(words[at + 1 : behind]), [*words[:at], *words[behind:]]
+    if len(places) < 2 and not {"--help", "-h", "--version"} & set(flags):
+        raise UsageError(f"{COMPARE} wants two runs or more behind it, got {len(places)}. Wanted: {EXAMPLE}")
+    if flags and not flags[0].startswith("-"):
+        raise UsageError(f"{flags[0]!r}: with {COMPARE} all runs stand behind it. Wanted: {EXAMPLE}")
+    return places, flags, True
+
+
+def evaluate_one(place: str, settings: EvaluateCommand) -> "tuple[dict[str, Any], Weighted | None]":
+    """The record of a model, which is also appended to its run's evaluation.jsonl."""
+    from using.data import Labels, open_data
+    from using.evaluation_numbers import evaluate, weighted_nll
+    from using.evaluation_record import append_record, place_and_time
+    from using.probe import probe, refuse_no_probe
+    from using.splits import chosen_splits
+    from using.trained import open_trained
+
+    own, seed = settings.evaluation, settings.machine.seed
+    trained = open_trained(place, settings.machine)
+    data = open_data(trained, settings.data, None if own.probe is None else Labels(own.probe))
+    splits = chosen_splits(data, settings.data.split)
+    if own.probe is not None:
+        refuse_no_probe(data, own.probe, splits)
+    weighted = weighted_nll(trained, data, splits, samples=own.iw_samples, sequences=own.iw_sequences, seed=seed)
+    record = place_and_time(trained, data, sys.argv) | evaluate(trained, data, splits, weighted, seed)
+    if own.probe is not None:
+        record["probe"] = probe(trained, data, own.probe, splits, seed).to_json()
+    append_record(trained, record)
+    return record, weighted
+
+
+def write_json(path: str, content: dict[str, Any]) -> None:
+    import json
+    from pathlib import Path
+
+    from monitors.json_lines import to_json
+    from using.output import new_file
+
+    with new_file(Path(path).expanduser()) as partial:
+        text = json.dumps(to_json(content), indent=1, ensure_ascii=False, allow_nan=False)
+        partial.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, PROG))

@@ -1,0 +1,40 @@
+"""Where and when a model was evaluated, and the row of it in its run's directory.
+
+In: a trained model and the command as typed. Out: the beginning of the record, and one line more in `evaluation.jsonl`.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dataset import SequenceDataModule
+from monitors.json_lines import JsonLines
+from reports.run_files import command_line, utc_now
+from using.trained import Trained
+
+EVALUATION = "evaluation.jsonl"
+
+
+def place_and_time(trained: Trained, data: SequenceDataModule, argv: Sequence[str]) -> dict[str, Any]:
+    source = data.source.data_dir
+    return {
+        "time": utc_now(),
+        "command": command_line(argv),
+        "checkpoint": name_of(trained),
+        "data": "demo data" if source is None else Path(source).name or source,
+    }
+
+
+def name_of(trained: Trained) -> str:
+    """Short, and without the way to it: `mine/best.ckpt`, or of what lies in no run, its file and folder."""
+    folder = trained.path.absolute().parent if trained.run is None else trained.run
+    return f"{folder.name}/{trained.path.name}"
+
+
+def append_record(trained: Trained, record: dict[str, Any]) -> None:
+    """To the directory of the run, if the checkpoint lies in one."""
+    if trained.run is None or not trained.run.is_dir():
+        return
+    file = JsonLines(trained.run / EVALUATION)
+    file.append(record)
+    file.finish()
