@@ -3,6 +3,7 @@
 Shapes: N sequences, Z latent dimensions.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,8 +12,12 @@ import pyarrow.parquet as pq
 
 
 class Latents(NamedTuple):
+    """Of some splits, in the order of the file."""
+
     ids: list[Any]
     mean_NZ: np.ndarray
+    surprise_N: np.ndarray
+    """NLL and rate together, in nats: the outlier score."""
 
 
 class Plane(NamedTuple):
@@ -23,9 +28,10 @@ class Plane(NamedTuple):
     """Of the variance, that each direction shows."""
 
 
-def read_latents(path: Path) -> Latents:
-    table = pq.read_table(path, columns=["id", "mean"])
-    return Latents(table["id"].to_pylist(), np.array(table["mean"].to_pylist(), dtype=np.float64))
+def read_latents(path: Path, splits: Sequence[str]) -> Latents:
+    table = pq.read_table(path, columns=["id", "mean", "nll", "rate"], filters=[("split", "in", splits)])
+    surprise_N = table["nll"].to_numpy() + table["rate"].to_numpy()
+    return Latents(table["id"].to_pylist(), np.array(table["mean"].to_pylist(), dtype=np.float64), surprise_N)
 
 
 def project(mean_NZ: np.ndarray) -> Plane:

@@ -5,6 +5,7 @@ there are none is no reason for a run to end.
 """
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ class Drawing:
         """`module` is what draws: `python -m module DIR`."""
         self._module = module
         self._process: subprocess.Popen[str] | None = None
+        self._directory = ""
         self._reason: str | None = None
         self._told: set[str] = set()
 
@@ -38,6 +40,7 @@ class Drawing:
         """
         if self._is_busy():
             return False
+        self._directory = str(directory)
         try:
             self._process = begin(Path(directory).absolute(), self._module, is_urgent=is_urgent)
         except OSError as error:
@@ -53,6 +56,11 @@ class Drawing:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+            self._is_busy()
+            self._reason = (
+                f"ended after {timeout_seconds:g} s, as other programs or a slow disk held them up; "
+                f"`python -m {__package__}.figures {_quoted(self._directory)}` draws them anew"
+            )
         self._is_busy()
 
     def failure(self) -> str | None:
@@ -108,6 +116,10 @@ def environment() -> dict[str, str]:
         "MPLBACKEND": "Agg",
         "CUDA_VISIBLE_DEVICES": "",
     }
+
+
+def _quoted(directory: str) -> str:
+    return shlex.quote(directory) if directory.isprintable() else ascii(directory)
 
 
 def reason_of(exit_code: int, said: str) -> str | None:

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from examples.icu_stays.physionet import Stay, find_sets, read_outcomes, read_stays
+from examples.parquet import write_once
 from sequences.errors import DataError
 
 ADMISSION = np.datetime64("2012-01-01T00:00", "us")
@@ -70,11 +70,11 @@ def write_meds(stays: Iterable[Stay], target: Path) -> None:
     for stay in stays:
         sides[split_of(stay.record)].append(stay)
     for split, members in sides.items():
-        _write(target / "data" / split / "0.parquet", _events(members))
+        write_once(target / "data" / split / "0.parquet", _events(members))
     records = [(stay.record, split) for split, members in sides.items() for stay in members]
     names = pa.schema([("subject_id", pa.int64()), ("split", pa.string())])
     columns = [[record for record, _ in records], [split for _, split in records]]
-    _write(target / "metadata" / "subject_splits.parquet", pa.table(columns, schema=names))
+    write_once(target / "metadata" / "subject_splits.parquet", pa.table(columns, schema=names))
 
 
 def split_of(record: int) -> str:
@@ -97,11 +97,6 @@ def _events(stays: Iterable[Stay]) -> pa.Table:
         for stay in stays
     ]
     return pa.concat_tables([SCHEMA.empty_table(), *tables])
-
-
-def _write(path: Path, table: pa.Table) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, path)
 
 
 def _write_labels(path: Path, deaths: Mapping[int, int]) -> None:

@@ -4,15 +4,18 @@ In: strings, as a model wrote them. Out: counts, and a PNG.
 """
 
 import io
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reports.terminal import clip
+from reports.terminal import visible
 from training.exit_codes import UsageError
 
 CELL, FOOT = 220, 18
 """Pixels that a molecule takes in the picture, and of these for the line below it."""
+LINE, LINES = 24, 4
+"""Characters and lines of a string that is no molecule."""
 BOND = 22
 """Pixels at most, or the smallest molecules would be drawn largest."""
 
@@ -50,19 +53,23 @@ def canonical_of(smiles: str) -> str | None:
 
 
 def draw_molecules(path: Path, smiles: Sequence[str], captions: Sequence[str], columns: int) -> None:
-    """A grid. What is no molecule keeps its place, with its string for a caption: a picture must not flatter."""
+    """A grid. What is no molecule keeps its place, with its string for a picture: it must not flatter."""
     from PIL import Image, ImageDraw, ImageFont
 
     font = ImageFont.load_default(size=13)
     rows = -(-len(smiles) // columns)
     sheet = Image.new("RGB", (columns * CELL, rows * CELL), "white")
+    pen = ImageDraw.Draw(sheet)
     for place, (one, caption) in enumerate(zip(smiles, captions, strict=True)):
-        corner = (place % columns * CELL, place // columns * CELL)
+        left, top = place % columns * CELL, place // columns * CELL
         molecule = _parsed(one)
         if molecule is not None:
-            sheet.paste(_drawn(molecule), corner)
-        text = caption if molecule is not None else f"no molecule: {clip(one, 18)}"
-        ImageDraw.Draw(sheet).text((corner[0] + 8, corner[1] + CELL - FOOT), text, fill="#555555", font=font)
+            sheet.paste(_drawn(molecule), (left, top))
+        else:
+            said = "\n".join(["no molecule:", *textwrap.wrap(visible(one), LINE, break_on_hyphens=False)[:LINES]])
+            pen.text((left + 12, top + 70), said, fill="#a03c00", font=font)
+        pen.text((left + 8, top + CELL - FOOT), caption, fill="#555555", font=font)
+        pen.rectangle((left, top, left + CELL, top + CELL), outline="#e3e3e3")
     sheet.save(path)
 
 

@@ -1,4 +1,4 @@
-"""The molecules of MOSES out of the molsets package -> train.parquet, valid.parquet, test.parquet, one column `smiles`.
+"""The molecules of MOSES out of the molsets package -> train.parquet, valid.parquet, test.parquet: `id` and `smiles`.
 
 The published split stands: 1,584,663 molecules train and 176,074 test. What validates is held out of the training molecules by a
 hash of each, so that a molecule never changes sides, however many are taken.
@@ -9,10 +9,11 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from examples.download import Wheel, fetch, members
+from examples.parquet import write_once
 from sequences.errors import DataError
 
 WHEEL = Wheel("molsets", "0.3.1", "7f4450e3ebecebe79c3a2a55950c93daddee071120daf64a163d03481e811d34")
@@ -27,9 +28,11 @@ def make_parquet(downloads: Path, target: Path, limit: int | None = None) -> dic
     published, test = (read_smiles(part, name)[:limit] for part, name in zip(packed, MEMBERS, strict=True))
     train, valid = hold_out(published)
     splits = {"train": train, "valid": valid, "test": test}
-    target.mkdir(parents=True, exist_ok=True)
+    first_id = 0
     for split, smiles in splits.items():
-        pq.write_table(pa.table({"smiles": pa.array(smiles, pa.string())}), target / f"{split}.parquet")
+        ids = np.arange(first_id, first_id + len(smiles))
+        write_once(target / f"{split}.parquet", pa.table({"id": ids, "smiles": pa.array(smiles, pa.string())}))
+        first_id += len(smiles)  # ids go on from split to split, so that an id names one molecule of all
     return {split: len(smiles) for split, smiles in splits.items()}
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from examples.spoken_vowels.data import WHEEL, make_parquet
+from examples.spoken_vowels.results import ends_of, show_speakers, show_way
 from examples.steps import run, say
 from training.exit_codes import run_command
 
@@ -24,13 +25,30 @@ def main() -> None:
     )
     options = parser.parse_args()
     folder: Path = options.output_dir
+    data, model = folder / "data", folder / "model"
 
     say("1. Published recordings into Parquet.")
-    counts = make_parquet(options.downloads, folder / "data")
-    print(f"{folder / 'data'}: " + ", ".join(f"{count} {split}" for split, count in counts.items()))
+    counts = make_parquet(options.downloads, data)
+    print(f"{data}: " + ", ".join(f"{count} {split}" for split, count in counts.items()))
 
     say("2. Train, without telling who spoke.")
     run("train_optimized.py", *train_words(folder))
+
+    say("3. Where does each utterance lie in the latent space?")
+    latents, picture = folder / "latents.parquet", folder / "speakers.png"
+    run("use_model.py", "encode", model, "--output", latents)
+    show_speakers(latents, data, picture)
+    print(f"{picture}: the held-out utterances by speaker")
+
+    say("4. Do the latents know who spoke? A linear probe, beside what plain means of the coefficients know.")
+    run("evaluate.py", model, "--split", "valid+test", "--probe", "label", "--iw_sequences", 0)
+
+    ends = ends_of(data)
+    say(f"5. What lies between utterance {ends[0]} and utterance {ends[1]}, of two speakers?")
+    between, picture = folder / "between.parquet", folder / "between.png"
+    run("use_model.py", "interpolate", model, *ends, "--steps", 7, "--output", between)
+    show_way(between, data, ends, picture)
+    print(f"{picture}: from one speaker to another")
 
 
 def train_words(folder: Path) -> list[object]:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from examples.download import Wheel, fetch, members
+from examples.parquet import write_once
 from examples.spoken_vowels.ts_files import Series, read_ts
 
 WHEEL = Wheel("sktime", "0.39.0", "4fa722866336d7f43f82c9239cd2c9d3a89aab553aa5c59ce4bfbc212d4d56bd")
@@ -24,10 +24,9 @@ def make_parquet(downloads: Path, target: Path) -> dict[str, int]:
     texts = members(fetch(WHEEL, downloads), MEMBERS)
     train, test = (read_ts(text.decode(), name) for text, name in zip(texts, MEMBERS, strict=True))
     splits = {"train": train, "valid": test[1::2], "test": test[::2]}
-    target.mkdir(parents=True, exist_ok=True)
     first_id = 0
     for split, utterances in splits.items():
-        pq.write_table(table_of(utterances, first_id), target / f"{split}.parquet")
+        write_once(target / f"{split}.parquet", table_of(utterances, first_id))
         first_id += len(utterances)
     return {split: len(utterances) for split, utterances in splits.items()}
 

@@ -17,7 +17,7 @@ MARKS = "osv^D<P>X"
 """One for each speaker, since nine colours alone are hard to tell apart."""
 
 
-def draw_speakers(path: Path, mean_NZ: np.ndarray, speakers_N: np.ndarray, split: str) -> None:
+def draw_speakers(path: Path, mean_NZ: np.ndarray, speakers_N: np.ndarray) -> None:
     """A point for each utterance, where its latent mean lies in the plane in which they differ most."""
     plane = project(mean_NZ)
     colours = matplotlib.colormaps["tab10"]
@@ -34,24 +34,32 @@ def draw_speakers(path: Path, mean_NZ: np.ndarray, speakers_N: np.ndarray, split
         head(
             figure,
             "Latent means by speaker",
-            f"{len(speakers_N)} utterances of the {split} split",
-            "trained without labels",
+            f"{len(speakers_N)} utterances that were held out",
+            "neither the model nor the choice of the plane was told who spoke",
         )
 
 
-def draw_interpolation(path: Path, steps: Sequence[np.ndarray], ends: tuple[str, str]) -> None:
-    """What the decoder makes of each latent on the way: coefficients from top to bottom, frames from left to right."""
-    most = max(float(np.abs(values_SD).max()) for values_SD in steps)
-    with new_figure(path, 10, 3.6) as figure:
-        places = figure.subplots(1, len(steps), sharey=True, squeeze=False)[0]
-        names = [ends[0], *("" for _ in steps[2:]), ends[1]]
-        for axes, values_SD, name in zip(places, steps, names, strict=True):
+def draw_interpolation(path: Path, utterances: Sequence[np.ndarray], names: Sequence[str]) -> None:
+    """Standardised coefficients from top to bottom, frames from left to right; all frames are as wide as one another."""
+    most = float(np.quantile(np.abs(np.concatenate(utterances)), 0.99))
+    lengths = [len(values_SD) for values_SD in utterances]
+    with new_figure(path, 11, 3.4) as figure:
+        places = figure.subplots(1, len(utterances), sharey=True, squeeze=False, width_ratios=lengths)[0]
+        for axes, values_SD, name in zip(places, utterances, names, strict=True):
+            steps, coefficients = values_SD.shape
             image = axes.imshow(
-                values_SD.T, vmin=-most, vmax=most, cmap=COLOUR_MAP, aspect="auto", interpolation="nearest"
+                values_SD.T,
+                vmin=-most,
+                vmax=most,
+                cmap=COLOUR_MAP,
+                aspect="auto",
+                interpolation="nearest",
+                extent=(0.5, steps + 0.5, coefficients + 0.5, 0.5),
             )
             axes.grid(visible=False)
             axes.set_title(name, fontsize=9)
-            axes.set_xlabel("frame")
+            axes.set(xticks=(1, steps), yticks=range(1, coefficients + 1))
         places[0].set_ylabel("coefficient")
-        figure.colorbar(image, ax=list(places), shrink=0.9, pad=0.01)
-        head(figure, "From one utterance to another", f"{len(steps)} latents at equal distances, decoded")
+        places[len(places) // 2].set_xlabel("frame")
+        figure.colorbar(image, ax=list(places), shrink=0.9, pad=0.01, extend="both", label="standard deviations")
+        head(figure, "From one utterance to another", "latents at equal distances, decoded, between two recordings")
