@@ -5,7 +5,7 @@
     python -m benchmarks.latents --data physionet2012 --evaluate runs/icu        # a run that is there, with the same settings
 
 Real sets lie below SEQVAE_REAL_DATA. The training is that of `train_optimized.py` with the flags in SETS, the checkpoint that at
-its end, the probe that of `evaluate.py --probe`, trained on the training split and scored on the splits that SETS names. Other flags
+its end, the probe that of `evaluate.py --probe`, trained on the training split, scored on the splits that SETS names. Other flags
 of `train_optimized.py` are passed on.
 """
 
