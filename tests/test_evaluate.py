@@ -133,7 +133,7 @@ def test_splits_go_together(runs):
 
 def test_the_probe_stands_beside_simple_summaries(run, runs, labels, tmp_path):
     words = ("--iw_sequences", 0, "--probe", "odd", "--label_path", labels, "--split", "valid+test")
-    for kind, sets in (("tokens", 3), ("events", 5)):
+    for kind, sets in (("tokens", 3), ("vectors", 5)):
         said = run(runs[kind], *words, "--json", tmp_path / "a.json")
         assert said.code == ExitCode.DONE, said.err
         probe = json.loads((tmp_path / "a.json").read_text())["probe"]
@@ -157,7 +157,7 @@ def test_the_probe_stands_beside_simple_summaries(run, runs, labels, tmp_path):
         (["--probe", "odd", "--split", "train"], ExitCode.USAGE, "choose another --split"),
         (["--probe", "one"], ExitCode.DATA, "nothing to tell apart"),
         (["--probe", "even"], ExitCode.DATA, "even"),
-        (["--probe", "odd", "--split", "tset"], ExitCode.USAGE, "these data have train and valid and test"),
+        (["--probe", "odd", "--split", "tset"], ExitCode.USAGE, "these data have test and train and valid"),
         ([], ExitCode.USAGE, "--label_path needs --probe"),
     ],
 )

@@ -4,6 +4,7 @@ Shapes: B sequences, R copies of each of them, G points of the grid.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ COPIES = 400
 def copies(batch: Batch, count: int) -> Batch:
     """The whole batch so many times, so that one pass of the network is many."""
     tensors = {name: value for name, value in batch._asdict().items() if isinstance(value, torch.Tensor)}
-    repeated = {name: value.repeat(count, *[1] * (value.dim() - 1)) for name, value in tensors.items()}
+    repeated: dict[str, Any] = {name: value.repeat(count, *[1] * (value.dim() - 1)) for name, value in tensors.items()}
     if isinstance(batch, EventBatch):
         further = torch.arange(count).repeat_interleave(len(batch.steps_E)) * batch.gaps_BT.numel()
         repeated["steps_E"] = repeated["steps_E"] + further

@@ -5,6 +5,7 @@ Shapes: B sequences, T steps, D features.
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,12 +28,13 @@ def make_trained(kind: str, **model) -> Trained:
 def means_by_hand(trained: Trained, batch) -> torch.Tensor:
     """The mean of each value: one step at a time, from a batch that ends there."""
     network = trained.network
+    likelihood: Any = network.likelihood
     with torch.no_grad():
         hidden_BTW = network.decoder_says(network.embedding(batch), network.encode(batch).mean)
         if trained.description.kind == "vectors":
-            return network.likelihood.predict(hidden_BTW)[0]
-        hidden_BTW = network.likelihood.knowing_gaps(hidden_BTW, batch.gaps_BT)
-        all_BTV = network.likelihood.value_moments.of_all(hidden_BTW)[..., 0]
+            return likelihood.predict(hidden_BTW)[0]
+        hidden_BTW = likelihood.knowing_gaps(hidden_BTW, batch.gaps_BT)
+        all_BTV = likelihood.value_moments.of_all(hidden_BTW)[..., 0]
         return all_BTV.flatten(0, 1)[batch.steps_E, batch.variables_E]
 
 

@@ -120,6 +120,7 @@ def test_summaries_of_vectors():
     )
     observed_BTD = torch.tensor([[[1, 0, 1], [1, 0, 0], [1, 0, 1]], [[1, 1, 0], [1, 0, 0], [0, 0, 0]]]).bool()
     means_BD, rest_BP = Summarise(3)(batch._replace(values_BTD=values_BTD, observed_BTD=observed_BTD))
+    assert means_BD is not None
     nan = np.nan
     np.testing.assert_allclose(means_BD, [[3, nan, 3], [7, 7, nan]])
     std, first, last = np.split(rest_BP, 3, axis=1)
@@ -136,6 +137,7 @@ def test_summaries_of_events():
         has_value_E=torch.tensor([False, True, True, False]),
     )
     means_BV, rest_BP = Summarise(3)(batch)
+    assert means_BV is not None
     np.testing.assert_allclose(means_BV, [[np.nan, np.nan, 3], [np.nan, np.nan, np.nan]])
     np.testing.assert_allclose(rest_BP, [[0, 1, 1, 0, np.log(2), np.log(3)], [0, 1, 0, 0, np.log(2), 0]])
 
