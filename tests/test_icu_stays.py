@@ -10,7 +10,8 @@ import pytest
 
 from examples.icu_stays.meds import ADMISSION, make_meds, split_of
 from examples.icu_stays.physionet import read_stay
-from examples.icu_stays.pictures import Filled, draw_roc, draw_stay, roc_of
+from examples.icu_stays.pictures import roc_of
+from examples.icu_stays.results import VARIABLES, show_deaths, show_stay
 from sequences.errors import DataError
 from tests import parquet_files
 
@@ -139,13 +140,33 @@ def test_the_area_under_the_curve_counts_pairs():
     assert (curve.false_positive_rate_P[-1], curve.true_positive_rate_P[-1]) == (1, 1)
 
 
-def test_a_stay_and_a_curve_are_drawn(tmp_path):
-    minutes = np.arange(0, 2880, 60.0)
-    filled = [
-        Filled(name, minutes[::7], 80 + minutes[::7] % 9, minutes, 80 + 0 * minutes, 5 + 0 * minutes)
-        for name in ("HR", "a$b")
-    ]
-    draw_stay(tmp_path / "stay.png", filled, "stay 132539")
-    curve = roc_of(np.array([0.9, 0.2, 0.4]), np.array([1, 0, 0]))
-    draw_roc(tmp_path / "roc.png", {"latents": curve, "means": curve}, "3 stays")
-    assert min((tmp_path / name).stat().st_size for name in ("stay.png", "roc.png")) > 5_000
+def test_deaths_are_told_from_latents_of_the_stays_that_were_held_out(tmp_path):
+    """The latent that says it stands in both splits; the outlier score says the opposite."""
+    rng = np.random.default_rng(0)
+    records = np.arange(100)
+    died = records % 2
+    splits = np.where(records < 60, "train", "test")
+    mean = np.stack([rng.normal(size=100), died + rng.normal(size=100)], axis=1)
+    mean[60:, 1] = died[60:]
+    encoded = {"id": records, "split": splits.tolist(), "mean": mean.tolist(), "nll": 9.0 - died, "rate": records / 1e3}
+    latents = parquet_files.write(tmp_path / "latents.parquet", encoded)
+    pd.DataFrame({"subject_id": records, "in_hospital_mortality": died}).to_csv(tmp_path / "labels.csv", index=False)
+    curves = show_deaths(latents, tmp_path / "labels.csv", tmp_path / "deaths.png")
+    probe, outliers = (curve.area for curve in curves.values())
+    assert (probe > 0.7, outliers) == (True, 0)
+    assert (tmp_path / "deaths.png").stat().st_size > 5_000
+
+
+def test_a_stay_is_drawn_that_has_something_of_all_variables(tmp_path):
+    def stay(record: int, measurements: int) -> pd.DataFrame:
+        times = 60.0 * np.arange(10)
+        rows = pd.MultiIndex.from_product([times, VARIABLES], names=["time", "variable"]).to_frame(index=False)
+        is_measured = rows["time"] < 60 * measurements
+        return rows.assign(id=record, split="test", value=80.0, std=np.where(is_measured, 0, 5.0), measured=is_measured)
+
+    pd.concat([stay(1, 3), stay(2, 9)]).to_parquet(tmp_path / "filled.parquet")
+    show_stay(tmp_path / "filled.parquet", tmp_path / "stay.png")
+    assert (tmp_path / "stay.png").stat().st_size > 5_000
+    stay(1, 3).to_parquet(tmp_path / "filled.parquet")
+    with pytest.raises(DataError, match="no stay has 8 measurements of each of HR"):
+        show_stay(tmp_path / "filled.parquet", tmp_path / "stay.png")

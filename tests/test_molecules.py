@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import json
 import sys
 import zipfile
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from examples.molecules import chemistry, data, results
+from examples.molecules import chemistry, data, results, tokens
 from sequences.errors import DataError
 from tests.parquet_files import write
 from training.exit_codes import UsageError
@@ -38,6 +39,8 @@ def test_all_published_molecules_come_out_once(tmp_path, monkeypatch):
     assert counts == {"train": len(train), "valid": len(valid), "test": 2}
     assert sorted(train + valid) == sorted(PUBLISHED)
     assert test == ["CCN", "CN"]
+    ids = [one for split in counts for one in pq.read_table(tmp_path / "data" / f"{split}.parquet")["id"].to_pylist()]
+    assert ids == list(range(len(PUBLISHED) + 2))
     assert 1 <= len(valid) <= 20
 
 
@@ -68,13 +71,53 @@ def test_the_picture_has_a_place_for_each_string(tmp_path):
         assert picture.size == (2 * chemistry.CELL, 2 * chemistry.CELL)
 
 
-def test_samples_are_judged_from_what_the_command_writes(tmp_path):
+def test_samples_and_a_way_are_judged_and_drawn_from_what_the_commands_write(tmp_path):
     pytest.importorskip("rdkit", exc_type=ImportError)
-    write(tmp_path / "data" / "train.parquet", {"smiles": ["CCO"]})
-    samples = write(tmp_path / "samples.parquet", {"smiles": ["CCO", "CCN", "C1CC"], "steps": [3, 3, 4]})
+    write(tmp_path / "data" / "train.parquet", {"id": [0], "smiles": ["CCO"]})
+    write(tmp_path / "data" / "test.parquet", {"id": [7, 8, 9], "smiles": ["CCO", "CCN", "C"]})
+    samples = write(tmp_path / "samples.parquet", {"id": [0, 1, 2], "text": ["CCO", "CCN", "C1CC"]})
     assert results.judge(samples, tmp_path / "data", tmp_path / "samples.png") == (3, 2, 2, 1)
-    results.show_way(samples, tmp_path / "way.png")
+    ends = results.ends_of(tmp_path / "data")
+    assert ends == (7, 8)
+    way = write(tmp_path / "way.parquet", {"place": [0, 1], "share": [0.0, 1.0], "text": ["CCO", "CCN"]})
+    results.show_way(way, tmp_path / "data", ends, tmp_path / "way.png")
     assert (tmp_path / "way.png").exists()
+
+
+def test_validity_is_told_with_what_the_latent_carried(tmp_path):
+    reading = {"posteriors": 64, "kl_per_dim": [3.5], "active_units": 1, "mutual_information_cap": 4.2}
+    rest = {"effective_dimensions": 1.0, "kl_weight": 1.0, "nll": 20.0, "verdict": "healthy", "epoch": 0}
+    rows = [
+        reading | rest | {"step": step, "rate": rate, "mutual_information": 3.25, "aggregate_kl": rate - 3.25}
+        for step, rate in ((100, 4.0), (1200, 3.5))
+    ]
+    (tmp_path / "posterior.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert results.latent_line(tmp_path) == "latent  rate 3.50, mutual information 3.25 nats at step 1,200"
+    (tmp_path / "posterior.jsonl").write_text("")
+    with pytest.raises(UsageError, match="holds no reading"):
+        results.latent_line(tmp_path)
+
+
+def test_rings_become_tokens_and_every_molecule_comes_back(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers", exc_type=ImportError)
+    rings = [f"C{'C' * (n % 5)}c1ccccc1{'N' * (n % 3)}" for n in range(200)]
+    for split, smiles in {"train": [*rings, "[Br]"], "valid": rings[:2], "test": ["BrCc1ccccc1"]}.items():
+        write(tmp_path / f"{split}.parquet", {"smiles": smiles})
+    mean = tokens.make_tokenizer(tmp_path, tmp_path / "tokenizer.json")
+    assert 1 <= mean < 3
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert "c1ccccc1" in {token.removeprefix("C") for token in tokenizer.encode("c1ccccc1").tokens}
+    content = (tmp_path / "tokenizer.json").read_bytes()
+    tokens.make_tokenizer(tmp_path, tmp_path / "tokenizer.json")
+    assert (tmp_path / "tokenizer.json").read_bytes() == content
+
+
+def test_a_molecule_that_no_tokens_can_spell_is_named(tmp_path):
+    pytest.importorskip("tokenizers", exc_type=ImportError)
+    for split, smiles in {"train": ["CCO"], "valid": ["CO"], "test": ["CCN"]}.items():
+        write(tmp_path / f"{split}.parquet", {"smiles": smiles})
+    with pytest.raises(DataError, match=r"molecule 'CCN' comes back from the tokenizer as 'CC'"):
+        tokens.make_tokenizer(tmp_path, tmp_path / "tokenizer.json")
 
 
 def test_without_rdkit_it_says_what_to_install(monkeypatch):

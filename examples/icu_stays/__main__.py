@@ -7,7 +7,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from examples.icu_stays.meds import make_meds
+from examples.icu_stays.meds import LABEL, make_meds
+from examples.icu_stays.results import VARIABLES, show_deaths, show_stay
 from examples.steps import run, say
 from training.exit_codes import run_command
 
@@ -29,15 +30,32 @@ def main() -> None:
     parser.add_argument("--output_dir", type=Path, default=Path("runs/icu_stays"), metavar="DIR")
     options = parser.parse_args()
     folder: Path = options.output_dir
+    data, labels, model = folder / "data", folder / "labels.csv", folder / "model"
 
     say("1. Text files into MEDS.")
     folder.mkdir(parents=True, exist_ok=True)
-    made = make_meds(options.source, folder / "data", folder / "labels.csv")
-    print(f"{folder / 'data'}: " + ", ".join(f"{count:,} {split}" for split, count in made.stays.items()))
+    made = make_meds(options.source, data, labels)
+    print(f"{data}: " + ", ".join(f"{count:,} {split}" for split, count in made.stays.items()))
     print(f"{made.events:,} events; {made.unknown:,} rows of unknown values left out; {made.deaths:,} died in hospital")
 
     say("2. Train, without telling who died.")
     run("train_optimized.py", *train_words(folder))
+
+    say("3. Do the latents know who died? A linear probe, beside what plain means of the variables know.")
+    probe = ["--probe", LABEL, "--label_path", labels, "--split", "valid+test"]
+    run("evaluate.py", model, *probe, "--iw_sequences", 0)
+
+    say("4. The same as a curve, from the latents and outlier scores of all stays.")
+    latents, picture = folder / "latents.parquet", folder / "deaths.png"
+    run("use_model.py", "encode", model, "--output", latents)
+    show_deaths(latents, labels, picture)
+    print(f"{picture}: deaths found, and survivors taken for deaths")
+
+    say("5. What was not measured?")
+    filled, picture = folder / "filled.parquet", folder / "stay.png"
+    run("use_model.py", "impute", model, "--split", "test", "--variables", ",".join(VARIABLES), "--output", filled)
+    show_stay(filled, picture)
+    print(f"{picture}: one stay, and what the model fills in")
 
 
 def train_words(folder: Path) -> list[object]:

@@ -71,11 +71,11 @@ def draw_roc(path: Path, curves: dict[str, Curve], note: str) -> None:
         axes.set_xlabel("survivors taken for deaths")
         axes.set_ylabel("deaths found")
         axes.legend(loc="lower right")
-        head(figure, "Who dies in hospital, by a linear probe", note)
+        head(figure, "Who dies in hospital", note)
 
 
 def draw_stay(path: Path, variables: Sequence[Filled], note: str) -> None:
-    """A row for each variable: dots were measured, the line with its band is what the model expects in between."""
+    """A row for each variable: at each time of the stay it was either measured, or the model says what to expect."""
     with new_figure(path, 9, 1.35 * len(variables) + 1.3) as figure:
         places = figure.subplots(len(variables), 1, sharex=True, squeeze=False)[:, 0]
         for axes, variable in zip(places, variables, strict=True):
@@ -84,17 +84,14 @@ def draw_stay(path: Path, variables: Sequence[Filled], note: str) -> None:
         places[-1].set_xlabel("hours since admission")
         hours = max(float(one.filled_minutes_I.max(initial=0)) for one in variables) / MINUTES
         places[-1].set_xticks(np.arange(0, max(hours, MARK_HOURS) + 1, MARK_HOURS))
+        figure.align_ylabels(places)
         head(figure, "One stay, and what the model fills in", note)
 
 
 def _draw_variable(axes: Axes, variable: Filled) -> None:
-    order_I = np.argsort(variable.filled_minutes_I, kind="stable")
-    hours_I, mean_I = variable.filled_minutes_I[order_I] / MINUTES, variable.mean_I[order_I]
-    spread_I = 1.96 * variable.std_I[order_I]
-    axes.fill_between(
-        hours_I, mean_I - spread_I, mean_I + spread_I, color=LIGHT, alpha=0.5, linewidth=0, label="95 % band"
-    )
-    axes.plot(hours_I, mean_I, color=DARK, linewidth=1.5, label="filled in")
+    filled = variable.filled_minutes_I / MINUTES, variable.mean_I
+    look = {"color": DARK, "ecolor": LIGHT, "elinewidth": 3, "markersize": 3.5, "linestyle": "none"}
+    axes.errorbar(*filled, yerr=1.96 * variable.std_I, fmt="_", label="filled in, with 95 %", **look)
     measured = variable.measured_minutes_M / MINUTES, variable.measured_M
     axes.plot(*measured, "o", color="black", markersize=3, label="measured")
     axes.set_ylabel(variable.name)

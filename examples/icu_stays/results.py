@@ -9,41 +9,45 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from examples.icu_stays.meds import LABEL
-from examples.icu_stays.pictures import Filled, draw_roc, draw_stay, roc_of
+from examples.icu_stays.pictures import Curve, Filled, draw_roc, draw_stay, roc_of
 from examples.latents import Latents, read_latents
 from sequences.errors import DataError
 from using.logistic import fit_classifier
 
 HELD_OUT = ("valid", "test")
-VARIABLES = ("HR", "SysABP", "Temp", "RespRate", "GCS", "Urine")
+VARIABLES = ("HR", "SysABP", "Temp", "RespRate", "GCS")
 OFTEN = 8
 """Measurements that each of these has in the stay that is shown, so that there is something to see."""
 
 
-def show_deaths(latents: Path, labels: Path, picture: Path) -> None:
-    """`latents`: of `use_model.py encode`. The probe is that of `evaluate.py`; the outlier score was told nothing of deaths."""
-    died = _deaths(labels)
+def show_deaths(latents: Path, labels: Path, picture: Path) -> dict[str, Curve]:
+    """`latents`: of `use_model.py encode`; `labels`: as `meds.py` wrote them.
+
+    The probe is that of `evaluate.py`; the outlier score was told nothing of deaths.
+    """
     train, held_out = (read_latents(latents, splits) for splits in (("train",), HELD_OUT))
-    classifier = fit_classifier(train.mean_NZ, _outcomes(train, died), classes=2)
+    died = _deaths(labels)
     died_N = _outcomes(held_out, died)
+    probe = fit_classifier(train.mean_NZ, _outcomes(train, died), classes=2)
     curves = {
-        "probe on latents": roc_of(classifier.scores(held_out.mean_NZ)[:, 1], died_N),
-        "outlier score": roc_of(held_out.surprise_N, died_N),
+        "linear probe on the latents": roc_of(probe.scores(held_out.mean_NZ)[:, 1], died_N),
+        "outlier score (NLL + rate)": roc_of(held_out.surprise_N, died_N),
     }
-    draw_roc(picture, curves, f"{len(died_N):,} stays that were held out, {died_N.sum():,} died")
+    draw_roc(picture, curves, f"{len(died_N):,} stays that were held out, of which {died_N.sum():,} died")
+    return curves
 
 
 def show_stay(filled: Path, picture: Path) -> None:
     """`filled`: of `use_model.py impute --split test --variables ...`. The first stay is shown that has enough of all of them."""
     table = pq.read_table(filled)
-    measured = table.filter(table["measured"])
+    measured = table.filter(pc.and_(table["measured"], pc.is_in(table["variable"], pa.array(VARIABLES))))
     counts = measured.group_by(["id", "variable"], use_threads=False).aggregate([("value", "count")])
     often = counts.filter(pc.greater_equal(counts["value_count"], OFTEN))["id"].to_pylist()
     shown = next((one for one in dict.fromkeys(often) if often.count(one) == len(VARIABLES)), None)
     if shown is None:
         raise DataError(f"{filled}: no stay has {OFTEN} measurements of each of {', '.join(VARIABLES)}")
     rows = table.filter(pc.equal(table["id"], shown))
-    draw_stay(picture, [_filled(rows, name) for name in VARIABLES], f"stay {shown}, which was held out")
+    draw_stay(picture, [_filled(rows, name) for name in VARIABLES], f"stay {shown}, of the test split")
 
 
 def _filled(rows: pa.Table, name: str) -> Filled:
