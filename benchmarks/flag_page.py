@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import use_model
 from analyze_performance import AnalyzeOptimized
+from evaluate import EvaluateCommand
 from inspect_data import InspectSettings
 from train_optimized import OptimizedSettings
 from train_with_collapse_detection import ReferenceSettings
@@ -41,6 +43,11 @@ COMMANDS = (
     Command("train_with_collapse_detection.py", ReferenceSettings, "the plain run, watched most closely"),
     Command("analyze_performance.py", AnalyzeOptimized, "where a step's time goes"),
     Command("inspect_data.py", InspectSettings, "what Parquet files hold"),
+    Command("evaluate.py", EvaluateCommand, "what a trained model is worth", takes_words=True),
+    *(
+        Command(f"use_model.py {name}", action.settings, action.says, takes_words=True)
+        for name, action in use_model.ACTIONS.items()
+    ),
 )
 
 Meaning = tuple[str, str, tuple[type, ...], tuple[str, ...], str]
