@@ -82,9 +82,8 @@ def comparison_lines(comparison: Mapping[str, Any], ink: Ink) -> list[str]:
     lines += _paired(comparison["differences"], ink)
     if not comparison["same_data"]:
         lines += ["", *note("not the same sequences in the same units: these numbers do not compare", ink)]
-    for letter, record in zip(letters, records, strict=True):
-        lines += notes_lines([f"{letter}: {text}" for text in record["notes"]], ink)
-    return lines
+    told = [f"{letter}: {text}" for letter, record in zip(letters, records, strict=True) for text in record["notes"]]
+    return lines + notes_lines(told, ink)
 
 
 def notes_lines(notes: Sequence[str], ink: Ink) -> list[str]:
@@ -222,10 +221,12 @@ def _written(value: float | None, error: float | None) -> str:
 
 
 def _best(metric: _Metric) -> int | None:
-    values = [(value, number) for number, value in enumerate(metric.values) if value is not None and value == value]
+    """Which run's it is; None where that cannot be said, or where two are as good."""
+    values = [value for value in metric.values if value is not None and value == value]
     if metric.higher_is_better is None or len(values) < 2:
         return None
-    return (max if metric.higher_is_better else min)(values)[1]
+    best = (max if metric.higher_is_better else min)(values)
+    return metric.values.index(best) if values.count(best) == 1 else None
 
 
 def _paired(differences: Sequence[Mapping[str, Any]], ink: Ink) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 
 import evaluate
 from evaluate import words_of
-from reports.evaluation_page import evaluation_lines
+from reports.evaluation_page import comparison_lines, evaluation_lines
 from reports.terminal import Ink
 from tests.parquet_files import write
 from tests.trained_models import KINDS, SIZES, columns, make_checkpoint
@@ -268,3 +268,20 @@ def test_names_in_the_data_cannot_steer_the_terminal():
     page = "\n".join(evaluation_lines(record, Ink()))
     assert "\x1b" not in page
     assert page.count("\\x1b[2J") == 4
+
+
+def test_the_best_run_is_bold_and_of_equals_none():
+    about = {"checkpoint": "a/best.ckpt", "step": 1, "parameters": 2, "split": "test", "data": "x", "sequences": 3}
+
+    def record(elbo: float, iw_nll: float, use: float) -> dict[str, Any]:
+        values = {"ELBO": elbo, "IW-NLL": iw_nll, "decoder use": use}
+        rows = [{"name": name, "value": value, "error": None, "of": ""} for name, value in values.items()]
+        return about | {"rows": rows, "features": [], "notes": []}
+
+    records = [record(-5.0, 4.0, 1.0), record(-6.0, 4.0, 2.0)]
+    page = comparison_lines({"records": records, "same_data": True, "differences": []}, Ink(colour=True))
+    table = [line for line in page if "ELBO" in line or "IW-NLL" in line or "decoder" in line]
+    assert ["\x1b[1m" in line for line in table] == [True, False, False]
+    assert "\x1b[1m-5" in table[0]
+    page = comparison_lines({"records": records, "same_data": False, "differences": []}, Ink(colour=True))
+    assert not any("\x1b[1m" in line for line in page if "ELBO" in line)
