@@ -5,7 +5,7 @@ Shapes: N stays, M measurements of a variable, I times at which it is filled in,
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -90,7 +90,7 @@ def draw_stay(path: Path, variables: Sequence[Filled], note: str) -> None:
 
 def _draw_variable(axes: Axes, variable: Filled) -> None:
     filled = variable.filled_minutes_I / MINUTES, variable.mean_I
-    look = {"color": DARK, "ecolor": LIGHT, "elinewidth": 3, "markersize": 3.5, "linestyle": "none"}
+    look: dict[str, Any] = {"color": DARK, "ecolor": LIGHT, "elinewidth": 3, "markersize": 3.5, "linestyle": "none"}
     axes.errorbar(*filled, yerr=1.96 * variable.std_I, fmt="_", label="filled in, with 95 %", **look)
     measured = variable.measured_minutes_M / MINUTES, variable.measured_M
     axes.plot(*measured, "o", color="black", markersize=3, label="measured")
