@@ -68,6 +68,8 @@ def main() -> None:
     share_machine()
     places, flags, compares = words_of(sys.argv[1:])
     settings = parse_command_line(EvaluateCommand, flags, prog=PROG, description=__doc__ or "", presets=None)
+    if settings.data.label_path is not None and settings.evaluation.probe is None:
+        raise UsageError("--label_path needs --probe, the name of a column with a label in that file")
     set_up_output()
 
     from reports.evaluation_page import comparison_lines, evaluation_lines  # only now: torch takes seconds

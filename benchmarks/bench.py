@@ -44,6 +44,10 @@ FORMS = {
     "long_run": Form(short=("--steps", "2000"), is_usual=False),
     "results": Form(short=("--samples", "50"), is_usual=False, sets=DATA_SETS),
     "event_throughput": Form(short=("--rounds", "3"), is_usual=False),
+    "latents": Form(is_usual=False, short=(), sets=("japanese_vowels", "physionet2012")),
+    "molecules": Form(short=("--limit", "20000", "--max_steps", "100"), is_usual=False),
+    "encoding": Form(is_usual=False),
+    "evaluation_cost": Form(is_usual=False),
     "collapse_zoo": Form(short=("--half", "scored"), is_usual=False),
     "monitor_cost": Form(short=("--stop_after", "100"), is_usual=False),
 }

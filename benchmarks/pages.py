@@ -73,6 +73,15 @@ TABLES: dict[str, tuple[Table, ...]] = {
         Table("Demo data, in nats a symbol", "sets.truth"),
     ),
     "event_throughput": (Table("Training, medians of rounds in turns", "rows"),),
+    "latents": (
+        Table("A linear probe, trained on the training split; the last rows are paired differences", "sets.rows"),
+    ),
+    "molecules": (Table("After the training that its page describes", "rows"),),
+    "encoding": (
+        Table("Encoding, against the network alone on batches that lie ready", "rows"),
+        Table("Memory while one file grows", "memory"),
+    ),
+    "evaluation_cost": (Table("Importance weighting, against plain forward passes over as many tokens", "rows"),),
     "collapse_zoo": (Table("The half that was not tuned on", "in_short"),),
     "monitor_cost": (Table("In the monitor's hooks", "rows"),),
     "long_run": (Table("Memory over a long run, each tenth of it", "tenths"), Table("In all", "all")),

@@ -19,22 +19,30 @@ LEAST_URGENT = 19
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
+FIGURES = f"{__package__}.figures"
+
+
 class Drawing:
     """Draws one set of figures at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = FIGURES) -> None:
+        """`module` is what draws: `python -m module DIR`."""
+        self._module = module
         self._process: subprocess.Popen[str] | None = None
         self._directory = ""
         self._reason: str | None = None
         self._told: set[str] = set()
 
-    def start(self, directory: str | Path) -> bool:
-        """Begin to draw what stands in a run directory; False: it cannot begin, or the drawing before is not yet done."""
+    def start(self, directory: str | Path, *, is_urgent: bool = False) -> bool:
+        """Begin to draw what stands in a run directory; False: it cannot begin, or the drawing before is not yet done.
+
+        `is_urgent`: somebody waits for it. Else it takes what training, and whatever else the machine does, leaves over.
+        """
         if self._is_busy():
             return False
         self._directory = str(directory)
         try:
-            self._process = begin(Path(directory).absolute())
+            self._process = begin(Path(directory).absolute(), self._module, is_urgent=is_urgent)
         except OSError as error:
             self._reason = str(error)
         return self._process is not None
@@ -77,14 +85,14 @@ class Drawing:
         return False
 
 
-def begin(directory: Path) -> subprocess.Popen[str]:
+def begin(directory: Path, module: str = FIGURES, *, is_urgent: bool = False) -> subprocess.Popen[str]:
     """Start a process that draws.
 
     A process group of its own, so that Ctrl-C, or a signal to the run's group, goes by; not a session of its own, since Linux
     may weigh a session as a whole and would take no notice that it is less urgent than training.
     """
     process = subprocess.Popen(
-        [sys.executable, "-P", "-W", "ignore", "-m", f"{__package__}.figures", str(directory)],
+        [sys.executable, "-P", "-W", "ignore", "-m", module, str(directory)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -93,7 +101,7 @@ def begin(directory: Path) -> subprocess.Popen[str]:
         env=environment(),
         process_group=0,
     )
-    if sys.platform != "win32":
+    if sys.platform != "win32" and not is_urgent:
         os.setpriority(os.PRIO_PROCESS, process.pid, LEAST_URGENT)
     return process
 

@@ -112,7 +112,7 @@ def _features(features: Sequence[Mapping[str, Any]], ink: Ink) -> list[str]:
     rows = [
         Feature(
             one["name"],
-            one["count"],
+            one["values"],
             one["rmse"],
             one["mae"],
             one["rmse_of_mean"],

@@ -5,11 +5,22 @@ Texts from data go through `visible`: nothing in them can steer the terminal tha
 
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from reports.terminal import visible
 
 WIDTH = 110
 INDENT = 22
+
+
+class Preview(NamedTuple):
+    """Such a page, read back."""
+
+    title: str
+    pairs: tuple[tuple[str, str], ...]
+    """Originals and what was made of them."""
+    samples: tuple[str, ...]
 
 
 def preview_page(title: str, originals: Sequence[str], reconstructions: Sequence[str], samples: Sequence[str]) -> str:
@@ -31,6 +42,25 @@ def preview_page(title: str, originals: Sequence[str], reconstructions: Sequence
     for number, sample in enumerate(samples, 1):
         lines += _entry(f"{number:>4}", sample)
     return "\n".join(lines) + "\n"
+
+
+def read_preview(path: Path) -> Preview | None:
+    """What `preview_page` wrote; None where it cannot be read. A blank at the end of a line is lost."""
+    try:
+        title, *lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        return None
+    entries: list[tuple[str, str]] = []
+    for line in lines:
+        label, part = line[:INDENT].strip(), line[INDENT:]
+        if label:
+            entries.append((label, part))
+        elif part and entries:
+            entries[-1] = (entries[-1][0], entries[-1][1] + part)
+    originals = [text for label, text in entries if label.endswith("original")]
+    reconstructions = [text for label, text in entries if label == "reconstruction"]
+    samples = tuple(text for label, text in entries if label.isdecimal())
+    return Preview(title, tuple(zip(originals, reconstructions, strict=False)), samples)
 
 
 def _entry(label: str, text: str) -> list[str]:

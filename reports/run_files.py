@@ -1,4 +1,4 @@
-"""Two files of a run directory: environment.json, what a run ran on, and events.jsonl, what happened to it.
+"""Files of a run directory: environment.json, what a run ran on, run.json, what it is, and events.jsonl, what happened to it.
 
 In: what only the run itself knows (the command), and events as `training/events.py` writes them. Out: JSON that anybody can read
 at any time. No host or user names, and no paths but those in the command as it was typed.
@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-ENVIRONMENT, EVENTS = "environment.json", "events.jsonl"
+ENVIRONMENT, EVENTS, FACTS = "environment.json", "events.jsonl", "run.json"
 PACKAGES = (
     *("torch", "lightning", "torchmetrics", "numpy", "pyarrow", "pandas", "matplotlib", "jsonargparse", "tokenizers"),
     *("tensorboard", "wandb", "mlflow-skinny"),
@@ -44,9 +44,12 @@ def environment(argv: Sequence[str], **more: Any) -> dict[str, Any]:
 
 def write_environment(directory: Path, content: Mapping[str, Any]) -> None:
     """Replaces what is there, at once."""
-    beside = directory / f"{ENVIRONMENT}.new"
-    beside.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    beside.replace(directory / ENVIRONMENT)
+    _write(directory / ENVIRONMENT, content)
+
+
+def write_facts(directory: Path, content: Mapping[str, Any]) -> None:
+    """What a session says of the run when it begins; replaces what an earlier one said."""
+    _write(directory / FACTS, content)
 
 
 def read_environment(directory: Path) -> dict[str, Any]:
@@ -119,6 +122,12 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    beside = path.with_name(f"{path.name}.new")
+    beside.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    beside.replace(path)
 
 
 def _event_of(line: bytes) -> dict[str, Any] | None:

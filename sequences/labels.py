@@ -62,6 +62,8 @@ def finish_labels(splits: dict[str, SplitFiles], layout: Layout, source: SourceS
         writer = files.new_writer("labels.bin", np.int32)
         writer.append(final[coded[split]])
         files.entries["labels"] = writer.close()
+    if "train" not in counts:  # data that a trained network is used on
+        return Labelled(tuple(classes), notes)
     counts_C = [int(counts["train"][codes.number_of[name]]) for name in classes]
     return Labelled(tuple(classes), [*notes, *_class_notes(classes, counts_C)])
 

@@ -26,9 +26,9 @@ hypothesis.settings.load_profile("unhurried")
 
 @pytest.fixture(autouse=True)
 def no_drawing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Monitors of this process draw nothing but in tests marked `draws`: each drawing is a process and takes seconds."""
-    if "monitors.publisher" in sys.modules and request.node.get_closest_marker("draws") is None:
-        monkeypatch.setattr("monitors.publisher.Drawing.start", lambda *_: False)
+    """Runs of this process draw nothing but in tests marked `draws`, nor write reports: each is a process and takes seconds."""
+    if "monitors.drawing" in sys.modules and request.node.get_closest_marker("draws") is None:
+        monkeypatch.setattr("monitors.drawing.Drawing.start", lambda *_, **__: False)
 
 
 @pytest.fixture(scope="session")

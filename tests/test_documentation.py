@@ -45,6 +45,7 @@ IN_RUNS = {
         "events.jsonl",
         "report.html",
         "evaluation.jsonl",
+        "run.json",
     ),
     *("best.ckpt", "last.ckpt", "previous.ckpt", "healthy.ckpt", "replaced.ckpt", "collapsed.ckpt", "run.yaml"),
     *(

@@ -127,7 +127,7 @@ def test_figures_that_cannot_be_drawn_are_told_once_and_training_goes_on(tmp_pat
 
 @pytest.mark.draws
 def test_a_drawing_process_that_fails_is_told_once_and_training_goes_on(tmp_path, capsys, monkeypatch):
-    def fails(directory: Path) -> subprocess.Popen[str]:
+    def fails(directory: Path, module: str, *, is_urgent: bool) -> subprocess.Popen[str]:
         return subprocess.Popen(["sh", "-c", "echo no paint >&2; exit 3"], stderr=subprocess.PIPE, text=True)
 
     monkeypatch.setattr("monitors.drawing.begin", fails)
@@ -146,7 +146,7 @@ def test_plots_that_are_removed_meanwhile_are_made_anew(tmp_path):
                 (tmp_path / "plots").rmdir()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("monitors.publisher.Drawing.start", lambda *_: False)
+        patch.setattr("monitors.publisher.Drawing.start", lambda *_, **__: False)
         watch(tmp_path, quiet(plot_frequency=10), Removes(), max_steps=30)
     assert (tmp_path / "plots" / "posteriors.npz").exists()
 

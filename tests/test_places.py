@@ -31,7 +31,7 @@ print(json.dumps(answers))
 """
 INSIDE = (
     *("checkpoints", "plots", "samples", "tensorboard", "config.yaml", "metrics.csv", "posterior.jsonl"),
-    *("throughput.jsonl", "events.jsonl", "environment.json"),
+    *("throughput.jsonl", "events.jsonl", "environment.json", "run.json"),
 )
 
 

@@ -35,8 +35,25 @@ def header(
     more: Iterable[tuple[str, str]],
 ) -> str:
     """`more`: lines that the caller adds, each with its name."""
+    return written(header_lines(settings, data, network, plan, devices, precision, more))
+
+
+def written(lines: Iterable[tuple[str, str]]) -> str:
+    return "\n".join(f"{name:<11} {text}" for name, text in lines)
+
+
+def header_lines(
+    settings: TrainingSettings,
+    data: SequenceDataModule,
+    network: nn.Module,
+    plan: Plan,
+    devices: Devices,
+    precision: InForce,
+    more: Iterable[tuple[str, str]],
+) -> list[tuple[str, str]]:
+    """Each with its name; one without goes on with the one before."""
     first, *rest = data.summary()
-    lines = [
+    return [
         ("data", first),
         *(("", line) for line in rest),
         ("model", describe_network(network, settings.model)),
@@ -45,7 +62,6 @@ def header(
         ("devices", describe_devices(settings, devices, precision)),
         *more,
     ]
-    return "\n".join(f"{name:<11} {text}" for name, text in lines)
 
 
 def describe_network(network: nn.Module, model: ModelSettings) -> str:

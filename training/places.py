@@ -15,7 +15,7 @@ from training.run_settings import RunSettings
 
 CONFIG = "config.yaml"
 FOLDERS = ("checkpoints", "plots", "samples", "tensorboard")
-FILES = (CONFIG, "environment.json", "*.csv", "*.jsonl")
+FILES = (CONFIG, "environment.json", "run.json", "*.csv", "*.jsonl")
 """What stands in a run's directory and is written to in place."""
 
 

@@ -42,7 +42,8 @@ CONFIG = "config.yaml"
 ROLLED_BACK = "rolled_back"
 """The event that a run went back to an earlier checkpoint."""
 _OUTPUTS = (
-    *(CONFIG, "environment.json", "metrics.csv", "posterior.jsonl", "throughput.jsonl", "events.jsonl", "report.html"),
+    *(CONFIG, "environment.json", "run.json", "metrics.csv", "posterior.jsonl", "throughput.jsonl", "events.jsonl"),
+    *("evaluation.jsonl", "report.html"),
     *("samples", "plots", "checkpoints"),
 )
 """What a run writes, and one that begins anew in its directory removes; nothing else is ever touched."""

@@ -17,7 +17,7 @@ from lightning import Callback
 from torch import nn
 
 from dataset import SequenceDataModule
-from reports.run_files import environment, write_environment
+from reports.run_files import environment, write_environment, write_facts
 from sequences.errors import StorageError
 from training.checkpoint_files import read_lazily
 from training.config_files import to_flat_dict, to_yaml
@@ -26,7 +26,7 @@ from training.devices import Devices, resolve_devices
 from training.distributed import decided_by_first, decided_together, is_first_process
 from training.events import RunEvents
 from training.exit_codes import DivergedError, Stopped, UsageError, harmless
-from training.header import describe_monitoring, header
+from training.header import describe_monitoring, header_lines, written
 from training.interrupts import StopWhenAsked, handlers_restored
 from training.module import Probeable, ProbeableModule, TrainingModule
 from training.network import build_network, make_ready
@@ -37,6 +37,8 @@ from training.plan import Plan, plan_run
 from training.precision import InForce, precision_in_force
 from training.recovery import Recovery, recovery_of, tell_of_recovery
 from training.resume import Start, become_last, go_back, identity_of, open_run, refuse_other_run
+from training.run_facts import facts_of
+from training.run_report import RunReport
 from training.session import Prepared, Session, make_session, note_beginning, train
 from training.settings import TrainingSettings
 from training.stored_network import load_weights
@@ -75,7 +77,11 @@ def fit(
         remark = make_ready(network, settings.compute, devices.accelerator)
         resume_command = f"python {program()} --config {shell_word(start.directory / 'config.yaml')}"
         events = RunEvents(start.directory, writes=is_first_process())
-        run = Prepared(settings, data, devices, network, everything, events, resume_command)
+        report = RunReport(
+            events, start.directory, every_n_steps=settings.run.log_every_n_steps, writes=is_first_process()
+        )
+        held.enter_context(report)
+        run = Prepared(settings, data, devices, network, [*everything, report], events, resume_command)
         try:
             return hold_sessions(run, plan, start, remark)
         except (DivergedError, StorageError):  # of all processes alike
@@ -189,10 +195,9 @@ def announce(session: Session, precision: InForce, remark: str) -> None:
             ("run", str(start.directory) + (f", goes on from {start.checkpoint.name}" if start.checkpoint else "")),
             ("to go on", run.resume_command),
         ]
-        print(
-            harmless(header(run.settings, run.data, run.network, session.plan, run.devices, precision, more)),
-            flush=True,
-        )
+        lines = header_lines(run.settings, run.data, run.network, session.plan, run.devices, precision, more)
+        write_facts(start.directory, facts_of(run.settings, run.data, session.plan, lines, run.resume_command))
+        print(harmless(written(lines)), flush=True)
     if run.devices.nodes > 1:
         wait_for_other_machines(run.devices)
 

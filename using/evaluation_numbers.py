@@ -160,7 +160,7 @@ def _notes(
                 f"the IW-NLL is not tight: in the median sequence {effective:.1f} of {weighted.samples:,} samples carry it, so "
                 "that it is an upper bound on -log p(x) that more --iw_samples would lower"
             )
-    worse = [one.name for one in features if one.rmse > one.rmse_of_mean + 2 * one.rmse_error]
+    worse = [one.name for one in features if 0 < one.rmse_of_mean < one.rmse - 2 * one.rmse_error]
     if worse:
         shown = ", ".join(worse[:5]) + (", ..." if len(worse) > 5 else "")
         yield f"worse than their training mean: {len(worse)} of {len(features)} ({shown})"

@@ -67,7 +67,9 @@ def read_exported(directory: Path) -> StoredNetwork:
         described = {name: plain(value) for name, value in content["description"].items()}
         weights = from_safetensors((directory / WEIGHTS).read_bytes())
         description, settings = DataDescription(**described), dict(content["settings"])
-        return StoredNetwork(description, settings, weights, int(content["step"]), dict(content["data"]))
+        stored = StoredNetwork(description, settings, weights, int(content["step"]), dict(content["data"]))
+        _ = stored.model  # refuses settings of no network
+        return stored
     except OSError as error:
         raise UsageError(f"{error.filename}: cannot be read ({error.strerror}).") from error
     except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as error:

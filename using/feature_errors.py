@@ -17,16 +17,15 @@ from torch import Tensor
 
 from models.likelihoods import EventLikelihood, VectorLikelihood
 from models.sequence_vae import SequenceVAE
-from monitors.decoder_probe import undisturbed
 from sequences.batches import Batch, EventBatch, TokenBatch, VectorBatch
-from using.trained import Trained
+from using.trained import Trained, at_work
 
 
 class FeatureError(NamedTuple):
     """Of one feature or variable, in its own units."""
 
     name: str
-    count: int
+    values: int
     """Values that were measured."""
     rmse: float
     rmse_error: float
@@ -41,8 +40,7 @@ def feature_errors(trained: Trained, batches: Iterable[Batch]) -> list[FeatureEr
     if trained.description.kind == "tokens":
         return []
     sums = None
-    autocast = torch.autocast(trained.device.type, trained.autocast, enabled=trained.autocast is not None)
-    with undisturbed(trained.network, trained.device, autocast):
+    with at_work(trained):
         for batch in batches:
             found = _sums_of(*_per_sequence(trained.network, move_data_to_device(batch, trained.device)))
             sums = found if sums is None else sums + found

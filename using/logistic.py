@@ -18,7 +18,7 @@ from torch import Tensor
 STRENGTHS = tuple(10.0**power for power in (1, 0, -1, -2, -3, -4, -5))
 """From strong to weak, each beginning where the one before it ended."""
 FOLDS = 5
-MOST_ROUNDS = 200
+MOST_ROUNDS = 100
 FARTHEST = 10.0
 """Standard deviations; a pH of 735 must not lead the fit."""
 
@@ -80,7 +80,7 @@ def minimise(x_NP: Tensor, y_N: Tensor, strength: float, weights_PC: Tensor, bia
     optimizer = torch.optim.LBFGS(
         [weights_PC, bias_C],
         max_iter=MOST_ROUNDS,
-        tolerance_grad=1e-6,
+        tolerance_grad=1e-5,
         tolerance_change=1e-9,
         line_search_fn="strong_wolfe",
     )

@@ -11,12 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from lightning.fabric.utilities import move_data_to_device
 
 from dataset import SequenceDataModule
-from models.sequence_vae import SequenceVAE, mean_over_steps
-from monitors.decoder_probe import undisturbed
+from models.sequence_vae import mean_over_steps
 from sequences.batches import Batch
 from sequences.errors import DataError
 from training.exit_codes import UsageError
@@ -24,7 +22,7 @@ from using.bootstrap import Drawn, Interval, draw_score
 from using.logistic import fit_classifier
 from using.splits import joined_batches
 from using.summaries import Summarise, frequent_tokens
-from using.trained import Trained
+from using.trained import Trained, at_work
 
 MOST_SEQUENCES = 20_000
 """Of each side; more would change the third digit."""
@@ -76,12 +74,10 @@ def probe(trained: Trained, data: SequenceDataModule, label: str, splits: Sequen
     refuse_no_probe(data, label, splits)
     summarise = _summariser(trained, data, seed)
     train, test = (_collect(trained, data, of, summarise, seed) for of in (["train"], splits))
-    scored = np.unique(test.classes_N)
     for side, name in ((train, "training split"), (test, f"{' and '.join(splits)} split")):
         if len(np.unique(side.classes_N)) < 2:
             found = f"only {classes[side.classes_N[0]]!r}" if len(side.classes_N) else "no label at all"
             raise DataError(f"--probe {label}: the {name} has {found}, so that there is nothing to tell apart.")
-    assert len(scored) >= 2
     rows, drawn = [], {}
     for name, parts in _feature_sets(train, test).items():
         of_train, of_test = (np.concatenate([side.numbers[part] for part in parts], axis=1) for side in (train, test))
@@ -175,9 +171,7 @@ def _collect(
 
 def _latents(trained: Trained, batch: Batch) -> np.ndarray:
     """Posterior means, (B, Z); with a latent for each step, their mean over the steps."""
-    network: SequenceVAE = trained.network
-    autocast = torch.autocast(trained.device.type, trained.autocast, enabled=trained.autocast is not None)
-    with undisturbed(network, trained.device, autocast):
-        posterior = network.encode(move_data_to_device(batch, trained.device))
+    with at_work(trained):
+        posterior = trained.network.encode(move_data_to_device(batch, trained.device))
     mean_BZ = mean_over_steps(posterior.mean, posterior.mask) if posterior.mean.dim() == 3 else posterior.mean
     return np.asarray(mean_BZ.float().cpu().numpy())

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 import torch
+from lightning.fabric.utilities import move_data_to_device
 
 from dataset import SequenceDataModule
 from models.sampling import reconstruct, sample, sample_prior
@@ -65,7 +66,7 @@ def interpolated(
     Lengths go evenly, too, but tokens find their own ends. Events of a later time are drawn with times and variables.
     """
     with at_work(trained):
-        ends = [_find(data, one) for one in ids]
+        ends = [move_data_to_device(_find(data, one), trained.device) for one in ids]
         means = [trained.network.encode(batch).mean for batch in ends]
         lengths = [int(batch.lengths_B[0]) for batch in ends]
         if means[0].dim() == 3:

@@ -1,0 +1,270 @@
+"""evaluate.py: what it says of a trained model, what it leaves in the run's directory, and what it refuses in which words."""
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import evaluate
+from evaluate import words_of
+from reports.evaluation_page import evaluation_lines
+from reports.terminal import Ink
+from tests.parquet_files import write
+from tests.trained_models import KINDS, SIZES, columns, make_checkpoint
+from training.evaluation import SequenceNLL
+from training.exit_codes import ExitCode, UsageError, run_command
+from using.data import open_data
+from using.evaluation_numbers import Weighted, paired_difference
+from using.settings import DataChoices
+from using.splits import chosen_splits, joined_batches, shares
+from using.trained import open_trained
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def flat(self) -> str:
+        return " ".join(self.out.split())
+
+
+Evaluate = Callable[..., Said]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, Path]:
+    return {kind: make_checkpoint(tmp_path_factory.mktemp(kind), kind) for kind in KINDS}
+
+
+@pytest.fixture
+def labels(tmp_path) -> Path:
+    """Of most sequences: whether their number is odd."""
+    ids = [f"{split}-{number:02d}" for split, size in SIZES.items() for number in range(size)]
+    path = tmp_path / "labels.csv"
+    pd.DataFrame({"id": ids, "odd": [int(name[-1]) % 2 for name in ids], "one": 1}).iloc[3:].to_csv(path, index=False)
+    return path
+
+
+@pytest.fixture
+def run(monkeypatch, capsys) -> Evaluate:
+    """The command, in this process."""
+
+    def call(*words: object) -> Said:
+        monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, words)])
+        return Said(run_command(evaluate.main, evaluate.PROG), *capsys.readouterr())
+
+    return call
+
+
+def rows_of(record: dict[str, Any]) -> dict[str, float]:
+    return {row["name"]: row["value"] for row in record["rows"]}
+
+
+# --- Numbers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_prints_a_table_writes_json_and_appends_a_row(run, runs, tmp_path, kind):
+    said = run(runs[kind], "--iw_samples", 20, "--json", tmp_path / "numbers.json")
+    assert said.code == ExitCode.DONE, said.err
+    record = json.loads((tmp_path / "numbers.json").read_text())
+    assert json.loads((runs[kind] / "evaluation.jsonl").read_text().splitlines()[-1]) == record
+    rows = rows_of(record)
+    assert rows["ELBO"] == pytest.approx(-rows["NLL"] - rows["rate"])
+    assert sum(record["kl_per_dim"]) == pytest.approx(rows["rate"])
+    assert rows["IW-NLL"] < -rows["ELBO"]
+    assert (record["split"], record["sequences"], record["step"]) == ("test", SIZES["test"], 7)
+    assert record["steps"] * rows["NLL per step"] == pytest.approx(rows["NLL"] * SIZES["test"])
+    assert ("perplexity" in rows) == (kind == "tokens")
+    assert bool(record["features"]) == (kind != "tokens")
+    assert "run/best.ckpt" in said.out
+    assert all(row["name"] in said.out for row in record["rows"])
+    assert str(runs[kind]) not in (runs[kind] / "evaluation.jsonl").read_text().replace(record["command"], "")
+
+
+def test_the_same_seed_gives_the_same_numbers(run, runs, tmp_path):
+    records = []
+    for number, seed in enumerate((0, 0, 1)):
+        words = ("--iw_samples", 3, "--iw_sequences", 5, "--seed", seed, "--json", tmp_path / f"{number}.json")
+        assert run(runs["events"], *words).code == ExitCode.DONE
+        records.append(rows_of(json.loads((tmp_path / f"{number}.json").read_text())))
+    assert records[0] == records[1]
+    assert records[0]["IW-NLL"] != records[2]["IW-NLL"]
+
+
+def test_perplexity_is_that_of_a_token_with_the_end_mark(run, runs, tmp_path):
+    assert run(runs["tokens"], "--iw_samples", 5, "--json", tmp_path / "a.json").code == ExitCode.DONE
+    record = json.loads((tmp_path / "a.json").read_text())
+    rows = rows_of(record)
+    assert rows["perplexity"] == pytest.approx(math.exp(rows["IW-NLL"] * record["sequences"] / record["steps"]))
+    assert rows["perplexity, ELBO"] == pytest.approx(math.exp(-rows["ELBO"] * record["sequences"] / record["steps"]))
+    assert rows["perplexity"] < rows["perplexity, ELBO"]
+
+
+def test_without_sequences_there_is_no_importance_weighting(run, runs):
+    said = run(runs["tokens"], "--iw_sequences", 0)
+    assert said.code == ExitCode.DONE
+    assert "IW-NLL" not in said.out
+    assert "perplexity, ELBO" in said.out
+
+
+def test_splits_go_together(runs):
+    data = open_data(open_trained(str(runs["vectors"])), DataChoices())
+    both = chosen_splits(data, "valid+test")
+    assert shares(data, both, None) == [9, 12]
+    assert shares(data, both, 7) == [3, 4]
+    assert chosen_splits(data, None) == ("test",)
+    found = [(split, int(number)) for split, batch in joined_batches(data, both) for number in batch.sequences_B]
+    assert sorted(found) == [("test", number) for number in range(12)] + [("valid", number) for number in range(9)]
+    with pytest.raises(UsageError, match="twice"):
+        chosen_splits(data, "test+test")
+
+
+# --- Probe ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_probe_stands_beside_simple_summaries(run, runs, labels, tmp_path):
+    words = ("--iw_sequences", 0, "--probe", "odd", "--label_path", labels, "--split", "valid+test")
+    for kind, sets in (("tokens", 3), ("vectors", 5)):
+        said = run(runs[kind], *words, "--json", tmp_path / "a.json")
+        assert said.code == ExitCode.DONE, said.err
+        probe = json.loads((tmp_path / "a.json").read_text())["probe"]
+        assert (probe["metric"], probe["scored_on"], probe["trained_on"], probe["without_label"]) == (
+            "AUROC",
+            21,
+            37,
+            3,
+        )
+        assert len(probe["rows"]) == sets
+        assert all(low <= high for row in probe["rows"] for _, low, high in [row["score"]])
+        scores = {row["features"]: row["score"][0] for row in probe["rows"]}
+        difference = next(one for one in probe["differences"] if one["of"] == "summaries + latents - summaries")
+        assert difference["score"][0] == pytest.approx(scores["summaries + latents"] - scores["summaries"])
+        assert "3 without a label were left out" in said.flat
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--probe", "odd", "--split", "train"], ExitCode.USAGE, "choose another --split"),
+        (["--probe", "one"], ExitCode.DATA, "nothing to tell apart"),
+        (["--probe", "even"], ExitCode.DATA, "even"),
+        (["--probe", "odd", "--split", "tset"], ExitCode.USAGE, "these data have test and train and valid"),
+        ([], ExitCode.USAGE, "--label_path needs --probe"),
+    ],
+)
+def test_what_cannot_be_probed_is_said(run, runs, labels, words, code, said):
+    done = run(runs["tokens"], *words, "--iw_sequences", 0, "--label_path", labels)
+    assert (done.code, done.out) == (code, "")
+    assert said in done.err.splitlines()[-1]
+
+
+def test_a_probe_needs_a_training_split(run, runs, labels, tmp_path):
+    one = write(tmp_path / "new.parquet", columns("tokens", "test"))
+    words = ("--data_dir", one, "--cache_dir", tmp_path / "cache", "--probe", "odd", "--label_path", labels)
+    done = run(runs["tokens"], *words)
+    assert done.code == ExitCode.DATA
+    assert "only pool" in done.err
+
+
+# --- Comparison -------------------------------------------------------------------------------------------------------
+
+
+def test_runs_side_by_side_are_compared_on_the_same_sequences(run, runs, tmp_path):
+    other = make_checkpoint(tmp_path, "vectors")
+    words = ("--compare", runs["vectors"], other, "--iw_samples", 4, "--json", tmp_path / "both.json")
+    said = run(*words)
+    assert said.code == ExitCode.DONE, said.err
+    content = json.loads((tmp_path / "both.json").read_text())
+    assert content["same_data"]
+    (difference,) = content["differences"]
+    assert (difference["of"], difference["value"]) == ("A - B", 0.0)  # twins
+    assert "no difference shown" in said.out
+    assert (other / "evaluation.jsonl").exists()
+
+
+def test_runs_of_other_data_are_said_not_to_compare(run, runs):
+    said = run("--compare", runs["vectors"], runs["events"], "--iw_samples", 2)
+    assert said.code == ExitCode.DONE
+    assert "these numbers do not compare" in said.flat
+    assert "A - B" not in said.out
+
+
+def test_the_difference_is_paired_by_id(runs):
+    description = open_trained(str(runs["vectors"])).description
+
+    def weighted(nll: list[float], names: tuple[str, ...], steps: tuple[int, ...]) -> Weighted:
+        counts = np.array(steps)
+        return Weighted(SequenceNLL(np.array(nll), counts, np.arange(3), np.ones(3)), 5, names, description)
+
+    one = weighted([1.0, 2.0, 6.0], ("a", "b", "c"), (1, 2, 3))
+    other = weighted([5.0, 0.0, 1.5], ("c", "a", "b"), (3, 1, 2))
+    difference = paired_difference(one, other)
+    assert difference is not None
+    assert difference.value == pytest.approx((1 + 0.5 + 1) / 3)
+    assert difference.error == pytest.approx(np.std([1, 0.5, 1], ddof=1) / math.sqrt(3))
+    assert paired_difference(one, weighted([5.0, 0.0, 1.5], ("c", "a", "d"), (3, 1, 2))) is None
+    assert paired_difference(one, weighted([5.0, 0.0, 1.5], ("c", "a", "b"), (9, 1, 2))) is None
+    assert paired_difference(one, None) is None
+
+
+# --- Words ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "CHECKPOINT is missing"),
+        (["--compare", "a"], "two runs or more"),
+        (["x", "--compare", "a", "b"], "all runs stand behind it"),
+        (["a", "b"], "nothing more is wanted"),
+    ],
+)
+def test_words_that_cannot_be_meant_are_refused(words, said):
+    with pytest.raises(UsageError, match=said):
+        words_of(words)
+
+
+@pytest.mark.parametrize(("flag", "value"), [("iw_samples", "0"), ("iw_sequences", "-1"), ("json", "s3://a/b")])
+def test_impossible_settings_are_refused(run, flag, value):
+    done = run("anything", f"--{flag}", value)
+    assert done.code == ExitCode.USAGE
+    assert f"--{flag}" in done.err
+
+
+def test_names_in_the_data_cannot_steer_the_terminal():
+    name = "\x1b[2Jpulse"
+    feature = {
+        "name": name,
+        "values": 3,
+        "rmse": 1.0,
+        "rmse_error": 0.1,
+        "mae": 1.0,
+        "mae_error": 0.1,
+        "rmse_of_mean": 2.0,
+    }
+    record = {
+        "checkpoint": "a\x1b[2J/best.ckpt",
+        "step": 1,
+        "parameters": 2,
+        "split": "test",
+        "data": name,
+        "sequences": 3,
+        "steps": 4,
+        "kind": "vectors",
+        "rows": [{"name": "ELBO", "value": 1.0, "error": None, "of": ""}],
+        "kl_per_dim": [0.0, 1.0],
+        "features": [feature],
+        "notes": [name],
+    }
+    page = "\n".join(evaluation_lines(record, Ink()))
+    assert "\x1b" not in page
+    assert page.count("\\x1b[2J") == 4
