@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import evaluate
 from benchmarks import bench, pages
 from benchmarks.flag_page import COMMANDS, Command
 from tests.documents import (
@@ -25,6 +26,7 @@ from tests.documents import (
     modules_run,
     tables,
     text_of,
+    title_of,
 )
 from train_optimized import OptimizedSettings
 from training.command_line import control_flags, parse_command_line
@@ -57,18 +59,22 @@ IN_RUNS = {
         "posteriors.npz",
     ),
     *("analysis.json", "analysis.png", "trace.json", "plots", "samples", "checkpoints"),
-    *("model.safetensors", "model.json", "latents.parquet"),
+    *("model.safetensors", "model.json", "latents.parquet", "reconstructed.parquet", "samples.parquet"),
+    *("between.parquet", "filled.parquet"),
 }
 """What commands write into a run's directory, or beside it."""
 OF_USERS = {
     *("my_data.parquet", "tokenizer.json", "train.parquet", "subject_splits.parquet", "200001.0.parquet"),
     *("oc.csv", "stats.csv", "cached.csv", "train", "valid", "test", "data"),
     *("moses_smiles", "japanese_vowels", "physionet2012"),
+    *("Outcomes-a.txt", "132539.txt", "labels.csv", "set-a"),
 }
 """What users bring, by the names that the pages give it."""
 DIARY = "performance_log.md"
 """What was measured while it was tried out, on the machine of that hour: no table, and no benchmark keeps it."""
 DEFINITIONS = {
+    ("catch_a_collapse/README.md", "What it reached"): "the files that the example's own run left",
+    ("README.md", "How it compares"): "what others' code and pages say",
     ("README.md", "Presets"): "what the files in presets/ say",
     ("training.md", "Exit codes"): "the members of ExitCode",
     ("data.md", "Three kinds of sequence"): "a dimension, D = 1",
@@ -79,6 +85,8 @@ DEFINITIONS = {
     ("reliability.md", "Security"): "a limit on files; each row names its test",
     ("results.md", "Models on held-out data"): "how large the sets are",
     ("troubleshooting.md", "Troubleshooting"): "exit codes",
+    ("using.md", "Latents, samples, missing values"): "a column that says 0 where a value was there",
+    ("using.md", "Numbers"): "a flag's limit, and of how many posteriors",
     ("training.md", "Training"): "defaults of the two commands",
     ("training.md", "The objective, and why it protects"): "flags, with an example each",
 }
@@ -86,7 +94,7 @@ DEFINITIONS = {
 code as a whole (every_flag.md) have a test of their own."""
 WRITTEN_FROM_CODE = {"every_flag.md"}
 
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+each_page = pytest.mark.parametrize("page", PAGES, ids=title_of)
 
 
 @each_page
@@ -97,7 +105,8 @@ def test_every_command_shown_parses(page):
         rest = words[len(command.typed.split()) :]
         before = list(takewhile(lambda word: not word.startswith("--"), rest))
         assert command.takes_words or not before, f"{page.name} shows {shlex.join(words)}"
-        parse_command_line(command.schema, rest[len(before) :], prog=command.typed, description="")
+        flags = evaluate.words_of(rest)[1] if command.schema is evaluate.EvaluateCommand else rest[len(before) :]
+        parse_command_line(command.schema, flags, prog=command.typed, description="")
 
 
 def command_of(words: Sequence[str]) -> Command | None:
@@ -133,7 +142,7 @@ def flags_of_module(name: str) -> set[str]:
 def test_every_flag_named_exists(page):
     known = OF_OTHERS.union(*(flags_of(command.schema) for command in COMMANDS))
     known |= {flag.name for flag in control_flags(("recommended",))}
-    for path in ROOT.glob("*/*.py"):
+    for path in [*ROOT.glob("*/*.py"), *ROOT.glob("examples/*/*.py")]:
         known |= set(re.findall(r'add_argument\(\s*"--(\w+)"', text_of(path)))
     assert flags_named(text_of(page)) - known == set()
 
@@ -190,7 +199,7 @@ def test_every_test_that_a_claim_rests_on_is_there(page):
 def test_every_number_in_a_table_was_printed_by_a_benchmark():
     """What stands between the marks is held equal to the benchmarks' JSON by tests/test_bench_pages.py."""
     by_hand = {
-        (page.name, table.heading)
+        (title_of(page), table.heading)
         for page in PAGES
         for table in tables(text_of(page))
         if table.has_numbers and not table.is_rendered
