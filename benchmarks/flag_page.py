@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import use_model
 from analyze_performance import AnalyzeOptimized
 from evaluate import EvaluateCommand
 from inspect_data import InspectSettings
@@ -19,7 +20,6 @@ from train_optimized import OptimizedSettings
 from train_with_collapse_detection import ReferenceSettings
 from training.command_line import PRESETS_DIR, control_flags
 from training.flags import flags_of
-from using.settings import Encode, Export, Impute, Interpolate, Reconstruct, Sample
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -36,7 +36,6 @@ class Command(NamedTuple):
     about: str
     takes_words: bool = False
     """Whether words without a flag (a checkpoint, ids) may come before the flags."""
-    has_presets: bool = True
 
 
 COMMANDS = (
@@ -44,24 +43,10 @@ COMMANDS = (
     Command("train_with_collapse_detection.py", ReferenceSettings, "the plain run, watched most closely"),
     Command("analyze_performance.py", AnalyzeOptimized, "where a step's time goes"),
     Command("inspect_data.py", InspectSettings, "what Parquet files hold"),
-    Command("evaluate.py", EvaluateCommand, "a trained model in numbers", takes_words=True, has_presets=False),
-    Command(
-        "use_model.py encode",
-        Encode,
-        "latents, and how well the model knows each sequence",
-        takes_words=True,
-        has_presets=False,
-    ),
-    Command(
-        "use_model.py reconstruct", Reconstruct, "what is left of each sequence", takes_words=True, has_presets=False
-    ),
-    Command("use_model.py sample", Sample, "sequences from the prior", takes_words=True, has_presets=False),
-    Command(
-        "use_model.py interpolate", Interpolate, "what lies between two sequences", takes_words=True, has_presets=False
-    ),
-    Command("use_model.py impute", Impute, "missing values", takes_words=True, has_presets=False),
-    Command(
-        "use_model.py export", Export, "weights and settings for other programs", takes_words=True, has_presets=False
+    Command("evaluate.py", EvaluateCommand, "what a trained model is worth", takes_words=True),
+    *(
+        Command(f"use_model.py {name}", action.settings, action.says, takes_words=True)
+        for name, action in use_model.ACTIONS.items()
     ),
 )
 
@@ -78,7 +63,6 @@ Written by `python -m benchmarks.flag_page` from the commands' own parsers; `--h
   `--no_bucketing`.
 - `null` unsets a value that may be unset (`--max_epochs null`). Where no default is given, the text says what happens then.
 - Flags win over `--config`, `--config` over `--preset`, `--preset` over the defaults, wherever they stand on the line.
-- A CHECKPOINT stands before the flags: a .ckpt file, a run's directory or an export. `evaluate.py --compare` takes two or more.
 - `analyze_performance.py --command reference` has the defaults of `train_with_collapse_detection.py`.
 """
 
@@ -90,20 +74,13 @@ def main() -> None:
 
 def page(commands: Sequence[Command]) -> str:
     table = _table(("command", "for"), ((f"`{one.typed}`", one.about) for one in commands))
-    trains = [one for one in commands if not one.takes_words]
-    uses = [one for one in commands if one.takes_words]
-    return "\n".join(
-        [INTRODUCTION.format(commands=table), *_sections(trains, ""), *_sections(uses, ", of a CHECKPOINT")]
-    )
-
-
-def _sections(commands: Sequence[Command], what: str) -> list[str]:
-    """One a theme. `what`: behind its name."""
     found = defaults_by_meaning(commands)
     themes = list(dict.fromkeys(theme for theme, *_ in found))
-    return [
-        _section(theme, what, {meaning: of for meaning, of in found.items() if meaning[0] == theme}) for theme in themes
+    parts = [
+        _section(theme, {meaning: of for meaning, of in found.items() if meaning[0] == theme}, len(commands))
+        for theme in themes
     ]
+    return "\n".join([INTRODUCTION.format(commands=table), *parts])
 
 
 def defaults_by_meaning(commands: Sequence[Command]) -> dict[Meaning, dict[str, object]]:
@@ -111,14 +88,16 @@ def defaults_by_meaning(commands: Sequence[Command]) -> dict[Meaning, dict[str, 
     presets = tuple(path.stem for path in sorted(PRESETS_DIR.glob("*.yaml")))
     found: dict[Meaning, dict[str, object]] = {}
     for command in commands:
-        controls = control_flags(presets if command.has_presets else ())
+        controls = control_flags(
+            () if command.takes_words else presets
+        )  # presets are of trainings, not of what was trained
         for flag in [*flags_of(command.schema).values(), *controls]:
             meaning = (flag.theme, flag.name, flag.types, flag.choices, flag.help)
             found.setdefault(meaning, {})[command.typed] = flag.default
     return found
 
 
-def _section(theme: str, what: str, rows: Mapping[Meaning, Mapping[str, object]]) -> str:
+def _section(theme: str, rows: Mapping[Meaning, Mapping[str, object]], commands: int) -> str:
     """A theme: whose it is, and its flags; a flag that not all of these have says who has it."""
     owners = list(dict.fromkeys(command for of in rows.values() for command in of))
     lines = [
@@ -130,9 +109,8 @@ def _section(theme: str, what: str, rows: Mapping[Meaning, Mapping[str, object]]
         )
         for (_, name, types, choices, text), of in rows.items()
     ]
-    return (
-        f"## {theme}{what}\n\nOf {_named(owners)}.\n\n{_table(('flag', 'takes', 'default', 'what it does'), lines)}\n"
-    )
+    whose = "all commands" if len(owners) == commands else _named(owners)
+    return f"## {theme}\n\nOf {whose}.\n\n{_table(('flag', 'takes', 'default', 'what it does'), lines)}\n"
 
 
 def takes(types: tuple[type, ...], choices: tuple[str, ...]) -> str:

@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
-PAGES = [
-    ROOT / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
-    *sorted((ROOT / "examples").glob("*/README.md")),
-]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+OF_EXAMPLES = sorted((ROOT / "examples").glob("*/README.md"))
 _KNOWN_ENDINGS = "py|md|jsonl|json|yaml|csv|png|ckpt|html|txt|toml|parquet|npz|safetensors|sh"
 _FILE = re.compile(rf"(?<![\w/*<>.$-])[\w./-]*\w\.(?:{_KNOWN_ENDINGS})(?![\w/-])")
 _FOLDER = re.compile(r"(?<![\w.])`([\w.-]+(?:/[\w.-]+)*)/`")
@@ -30,11 +27,6 @@ class Table(NamedTuple):
     def has_numbers(self) -> bool:
         """Outside of what is code."""
         return any(re.search(r"\d", re.sub(r"`[^`]*`", "", line)) for line in self.lines)
-
-
-def title_of(page: Path) -> str:
-    """Its name; pages of examples are all called the same."""
-    return f"{page.parent.name}/{page.name}" if page.parent.parent.name == "examples" else page.name
 
 
 def text_of(page: Path) -> str:

@@ -16,6 +16,7 @@ import evaluate
 from benchmarks import bench, pages
 from benchmarks.flag_page import COMMANDS, Command
 from tests.documents import (
+    OF_EXAMPLES,
     PAGES,
     ROOT,
     Table,
@@ -26,7 +27,6 @@ from tests.documents import (
     modules_run,
     tables,
     text_of,
-    title_of,
 )
 from train_optimized import OptimizedSettings
 from training.command_line import control_flags, parse_command_line
@@ -60,23 +60,23 @@ IN_RUNS = {
     ),
     *("analysis.json", "analysis.png", "trace.json", "plots", "samples", "checkpoints"),
     *("model.safetensors", "model.json", "latents.parquet", "reconstructed.parquet", "samples.parquet"),
-    *("between.parquet", "filled.parquet"),
+    *("between.parquet", "filled.parquet", "labels.csv", "collapse_caught.png"),
 }
 """What commands write into a run's directory, or beside it."""
 OF_USERS = {
     *("my_data.parquet", "tokenizer.json", "train.parquet", "subject_splits.parquet", "200001.0.parquet"),
     *("oc.csv", "stats.csv", "cached.csv", "train", "valid", "test", "data"),
-    *("moses_smiles", "japanese_vowels", "physionet2012"),
-    *("Outcomes-a.txt", "132539.txt", "labels.csv", "set-a"),
+    *("moses_smiles", "japanese_vowels", "physionet2012", "132539.txt", "Outcomes-a.txt"),
 }
 """What users bring, by the names that the pages give it."""
 DIARY = "performance_log.md"
 """What was measured while it was tried out, on the machine of that hour: no table, and no benchmark keeps it."""
 DEFINITIONS = {
-    ("catch_a_collapse/README.md", "What it reached"): "the files that the example's own run left",
-    ("README.md", "How it compares"): "what others' code and pages say",
     ("README.md", "Presets"): "what the files in presets/ say",
+    ("README.md", "How it compares"): "a word of others, and no figure",
     ("training.md", "Exit codes"): "the members of ExitCode",
+    ("using.md", "Numbers"): "how many posteriors are compared at most",
+    ("using.md", "Latents, samples, missing values"): "a 0 where there is nothing to fill",
     ("data.md", "Three kinds of sequence"): "a dimension, D = 1",
     ("monitoring.md", "What a reading says"): "fields of Thresholds",
     ("monitoring.md", "Verdicts"): "fields of Thresholds, and flags",
@@ -85,8 +85,6 @@ DEFINITIONS = {
     ("reliability.md", "Security"): "a limit on files; each row names its test",
     ("results.md", "Models on held-out data"): "how large the sets are",
     ("troubleshooting.md", "Troubleshooting"): "exit codes",
-    ("using.md", "Latents, samples, missing values"): "a column that says 0 where a value was there",
-    ("using.md", "Numbers"): "a flag's limit, and of how many posteriors",
     ("training.md", "Training"): "defaults of the two commands",
     ("training.md", "The objective, and why it protects"): "flags, with an example each",
 }
@@ -94,7 +92,7 @@ DEFINITIONS = {
 code as a whole (every_flag.md) have a test of their own."""
 WRITTEN_FROM_CODE = {"every_flag.md"}
 
-each_page = pytest.mark.parametrize("page", PAGES, ids=title_of)
+each_page = pytest.mark.parametrize("page", [*PAGES, *OF_EXAMPLES], ids=lambda page: page.relative_to(ROOT).as_posix())
 
 
 @each_page
@@ -103,10 +101,16 @@ def test_every_command_shown_parses(page):
         command = command_of(words)
         assert command is not None, f"{page.name} shows {shlex.join(words)}"
         rest = words[len(command.typed.split()) :]
+        if command.typed == "evaluate.py":  # its --compare has runs behind it
+            *_, rest = places_and_flags(rest)
         before = list(takewhile(lambda word: not word.startswith("--"), rest))
         assert command.takes_words or not before, f"{page.name} shows {shlex.join(words)}"
-        flags = evaluate.words_of(rest)[1] if command.schema is evaluate.EvaluateCommand else rest[len(before) :]
-        parse_command_line(command.schema, flags, prog=command.typed, description="")
+        parse_command_line(command.schema, rest[len(before) :], prog=command.typed, description="")
+
+
+def places_and_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    places, flags, _ = evaluate.words_of(words)
+    return places, flags
 
 
 def command_of(words: Sequence[str]) -> Command | None:
@@ -142,7 +146,7 @@ def flags_of_module(name: str) -> set[str]:
 def test_every_flag_named_exists(page):
     known = OF_OTHERS.union(*(flags_of(command.schema) for command in COMMANDS))
     known |= {flag.name for flag in control_flags(("recommended",))}
-    for path in [*ROOT.glob("*/*.py"), *ROOT.glob("examples/*/*.py")]:
+    for path in (*ROOT.glob("*/*.py"), *ROOT.glob("examples/*/*.py")):
         known |= set(re.findall(r'add_argument\(\s*"--(\w+)"', text_of(path)))
     assert flags_named(text_of(page)) - known == set()
 
@@ -199,7 +203,7 @@ def test_every_test_that_a_claim_rests_on_is_there(page):
 def test_every_number_in_a_table_was_printed_by_a_benchmark():
     """What stands between the marks is held equal to the benchmarks' JSON by tests/test_bench_pages.py."""
     by_hand = {
-        (title_of(page), table.heading)
+        (page.name, table.heading)
         for page in PAGES
         for table in tables(text_of(page))
         if table.has_numbers and not table.is_rendered

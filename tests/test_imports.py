@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "command": PRODUCT,
     "analyze_performance": PRODUCT | {"train_optimized", "train_with_collapse_detection"},
     "examples": PRODUCT,
-    "benchmarks": PRODUCT | COMMANDS,
+    "benchmarks": PRODUCT | COMMANDS | {"examples"},
     "tests": PRODUCT | COMMANDS | {"benchmarks", "examples"},
 }
 """What is ours, beside the station itself; a name stands for all below it."""

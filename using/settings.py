@@ -8,7 +8,7 @@ from sequences.local_paths import refuse_no_paths
 
 @dataclass(frozen=True, kw_only=True)
 class DataChoices:
-    """Data"""
+    """Data to use it on"""
 
     data_dir: str | None = None
     """Directory, Parquet file or glob with the data, read as the model's own were; default: those it was trained on."""
@@ -46,7 +46,7 @@ class DataChoices:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineChoices:
-    """Compute"""
+    """Machine"""
 
     accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"
     """What to compute on; auto: a GPU where there is one."""
@@ -60,7 +60,7 @@ class MachineChoices:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputSettings:
-    """Output"""
+    """Result"""
 
     output: str | None = None
     """Parquet file to write (export: directory); default: named after the action, in the current directory."""
