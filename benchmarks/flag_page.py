@@ -88,7 +88,10 @@ def defaults_by_meaning(commands: Sequence[Command]) -> dict[Meaning, dict[str, 
     presets = tuple(path.stem for path in sorted(PRESETS_DIR.glob("*.yaml")))
     found: dict[Meaning, dict[str, object]] = {}
     for command in commands:
-        for flag in [*flags_of(command.schema).values(), *control_flags(presets)]:
+        controls = control_flags(
+            () if command.takes_words else presets
+        )  # presets are of trainings, not of what was trained
+        for flag in [*flags_of(command.schema).values(), *controls]:
             meaning = (flag.theme, flag.name, flag.types, flag.choices, flag.help)
             found.setdefault(meaning, {})[command.typed] = flag.default
     return found
