@@ -66,9 +66,9 @@ def sample(trained: "Trained", asked: Sample, _: list[str]) -> "Iterator[pa.Tabl
 def interpolate(trained: "Trained", asked: Interpolate, ids: list[str]) -> "Iterator[pa.Table]":
     from using import sampling
 
-    data, _ = opened(trained, asked.data)
+    data, splits = opened(trained, asked.data)
     temperature, seed = asked.drawing.temperature, asked.machine.seed
-    return sampling.interpolated(trained, data, ids, asked.path.steps, temperature=temperature, seed=seed)
+    return sampling.interpolated(trained, data, splits, ids, asked.path.steps, temperature=temperature, seed=seed)
 
 
 def impute(trained: "Trained", asked: Impute, _: list[str]) -> "Iterator[pa.Table]":
@@ -146,13 +146,14 @@ def main() -> None:
     share_machine()  # only now: what follows imports torch, which --help must not
     set_up_output()
 
+    from using.output import refuse_foreign_file
     from using.trained import open_trained
 
     output = Path(asked.output.output or action.default).expanduser()
-    refuse_no_place(output)
     if action.run is None:
         export(places[0], output)
         return
+    refuse_foreign_file(output)
     trained = open_trained(places[0], asked.machine)
     announce(trained)
     write(output, action.run(trained, asked, places[1:]), name, trained)
@@ -165,8 +166,8 @@ def opened(trained: "Trained", choices: DataChoices) -> "tuple[SequenceDataModul
     data = open_data(trained, choices)
     there = [name for name in ORDER if name in data.data.splits]
     splits = there if choices.split is None else [chosen_split(data, choices.split)]
-    for note in data.data.notes:
-        say(f"note: {note}")
+    for note in data.data.notes if choices.data_dir is not None else ():  # of the training's own, the training told
+        say(note if note.startswith("warning: ") else f"note: {note}")
     return data, splits
 
 
@@ -182,7 +183,7 @@ def write(output: Path, tables: "Iterator[pa.Table]", name: str, trained: "Train
     from using.output import write_parquet
 
     begin = time.perf_counter()
-    about = {"made_by": "SeqVAE", "command": command_line(sys.argv), "checkpoint": str(trained.path)}
+    about = {"command": command_line(sys.argv), "checkpoint": str(trained.path)}
     rows = write_parquet(output, told(tables), about)
     print(harmless(f"{output}: {rows:,} rows in {time.perf_counter() - begin:.1f} s ({name})"))
 
@@ -199,21 +200,15 @@ def told(tables: "Iterator[pa.Table]") -> "Iterator[pa.Table]":
 
 
 def export(place: str, output: Path) -> None:
-    from using.exported import write_exported
+    from using.exported import refuse_foreign, write_exported
     from using.trained import open_trained
 
+    refuse_foreign(output)
     trained = open_trained(place)
     announce(trained)
     output.mkdir(parents=True, exist_ok=True)
     for path in write_exported(output, trained.stored):
         print(harmless(f"{path}: {path.stat().st_size:,} bytes"))
-
-
-def refuse_no_place(output: Path) -> None:
-    """Before anything is computed."""
-    folder = output.absolute().parent
-    if not folder.is_dir():
-        raise UsageError(f"--output {output}: {folder} is no directory; make it first, or choose another")
 
 
 def say(line: str) -> None:

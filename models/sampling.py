@@ -143,8 +143,10 @@ def _vectors(
     before_BW = network.begin_W.expand(len(lengths_B), -1)
     for step in range(values_BTD.shape[1]):
         going_B = step < lengths_B
-        values_BTD[:, step] = likelihood.sample(read(before_BW, going_B), temperature, generator) * going_B[:, None]
-        observed_BTD[:, step] = going_B[:, None]
+        # What training saw no value of stays missing: nothing was learnt of it, neither to draw it nor to read it.
+        there_BD = going_B[:, None] & likelihood.valued_D
+        values_BTD[:, step] = likelihood.sample(read(before_BW, going_B), temperature, generator) * there_BD
+        observed_BTD[:, step] = there_BD
         drawn_B1D, observed_B1D = (grid_BTD[:, step : step + 1] for grid_BTD in (values_BTD, observed_BTD))
         before_BW = network.embedding(batch._replace(values_BTD=drawn_B1D, observed_BTD=observed_B1D))[:, 0]
     return batch

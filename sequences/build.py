@@ -86,6 +86,8 @@ class _FirstPass:
         self.directory = directory
         self.usable = usable_files(data, source)
         layout = self.usable.layout
+        if learnt is not None:
+            _refuse_other_kind(layout, learnt.description, source)
         _refuse_idle_flags(layout, source)
         self.reader = BlockReader([path for paths in self.usable.by_split.values() for path in paths], layout)
         self.problems = Problems(source.bad_values, self.reader.where)
@@ -140,6 +142,14 @@ class _FirstPass:
         return bring_together(blocks, rows, self.directory / "spill")
 
 
+def _refuse_other_kind(layout: Layout, known: DataDescription, source: SourceSettings) -> None:
+    if (layout.kind, layout.is_text) != (known.kind, known.tokenizer is not None):
+        wanted = "text" if known.tokenizer is not None else {"tokens": "lists of token ids"}.get(known.kind, known.kind)
+        raise DataError(
+            f"{source.data_dir}: holds {layout.describe()}, but the network was trained on {wanted}. Give it such data."
+        )
+
+
 def _refuse_idle_flags(layout: Layout, source: SourceSettings) -> None:
     """A flag that would change nothing was meant otherwise."""
     idle = {
@@ -167,7 +177,7 @@ def _make_encoder(layout: Layout, problems: Problems, source: SourceSettings, kn
         return VectorEncoder(layout, problems)
     if known is not None:
         tokenizer = known_tokenizer(known.tokenizer) if known.tokenizer else None
-        return TokenEncoder(layout, problems, tokenizer, known.vocabulary_size)
+        return TokenEncoder(layout, problems, tokenizer, known.vocabulary_size, "that the network was trained on")
     tokenizer = make_tokenizer(source.tokenizer) if source.tokenizer else None
     return TokenEncoder(layout, problems, tokenizer, source.vocabulary_size)
 

@@ -92,9 +92,10 @@ def finish_vectors(
         if missing_V.any():
             notes.append(f"{split}: {missing_V.sum():,} of {counted(files.steps * width, 'value')} are missing")
     without = [names[v] for v in np.flatnonzero(moments.count_V == 0)]
-    if without and known is None:
-        notes.append(f"warning: without any value in the training split: {some(without)}")
-    description = {"names": names} | _description_of(moments)
+    if without:
+        unused = "" if known is None else "; here they are not used"
+        notes.append(f"warning: without any value in the training split: {some(without)}{unused}")
+    description = {"names": names} | _description_of(moments, known)
     return Finished(description, counts, notes + moment_notes(names, moments, far_V))
 
 
@@ -137,11 +138,13 @@ def finish_events(
         _refuse_other_unit(time_unit, known, source)
     else:
         gaps = gap_moments(lambda: _later_gaps(splits["train"]))
-    description = {"names": names, "time_unit": time_unit} | _description_of(moments) | gaps._asdict()
+    description = {"names": names, "time_unit": time_unit} | _description_of(moments, known) | gaps._asdict()
     return Finished(description, counts, notes + moment_notes(names, moments, far_V))
 
 
-def _description_of(moments: Moments) -> dict[str, Any]:
+def _description_of(moments: Moments, known: DataDescription | None) -> dict[str, Any]:
+    if known is not None:
+        return {"mean": known.mean, "std": known.std, "valued": known.valued}
     return {
         "mean": tuple(moments.mean_V.tolist()),
         "std": tuple(moments.std_V.tolist()),
@@ -150,9 +153,9 @@ def _description_of(moments: Moments) -> dict[str, Any]:
 
 
 def _moments_of(known: DataDescription) -> Moments:
-    """A name without values in training counts as one value, so that its moments of 0 and 1 hold."""
+    """Values of names that training saw none of become NaN: the network has learnt nothing that they could tell it."""
     valued_V, mean_V, std_V = (np.array(each) for each in (known.valued, known.mean, known.std))
-    return Moments(valued_V.astype(np.int64), mean_V, std_V, np.zeros(len(mean_V), bool))
+    return Moments(valued_V.astype(np.int64), mean_V, np.where(valued_V, std_V, np.nan), np.zeros(len(mean_V), bool))
 
 
 def _refuse_other_features(names: tuple[str, ...], known: DataDescription, source: SourceSettings) -> None:

@@ -94,9 +94,20 @@ class SequenceSet:
 
     def ids(self, sequences_B: np.ndarray) -> list[int | str]:
         """The ids the user knows these sequences by."""
-        rows_B = self._owners(np.asarray(sequences_B))
-        ids: list[int | str] = self._sequences().column("id").take(pa.array(rows_B)).to_pylist()
+        rows_B, column = self._owners(np.asarray(sequences_B)), self._sequences().column("id")
+        if len(rows_B) and np.array_equal(rows_B, np.arange(rows_B[0], rows_B[0] + len(rows_B))):
+            found: list[int | str] = column.slice(rows_B[0], len(rows_B)).to_pylist()  # `take` looks at all there are
+            return found
+        ids: list[int | str] = column.take(pa.array(rows_B)).to_pylist()
         return ids
+
+    def window_of(self, sequences_B: np.ndarray) -> np.ndarray | None:
+        """Which window of its stored sequence each is, from 0 on; None where sequences are not cut into windows."""
+        owners_N = self.windows.owners_N
+        if owners_N is None or self._length_settings.long_sequences != "split":
+            return None
+        window_B: np.ndarray = sequences_B - np.searchsorted(owners_N, owners_N[sequences_B])
+        return window_B
 
     def place_of(self, id_: str) -> int | None:
         """Which sequence the user knows by this id; of several windows or sequences with it the first."""

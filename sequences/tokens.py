@@ -27,11 +27,18 @@ class TokenEncoder:
     """Blocks -> flat int32 token ids (for text: numbers of symbols, final ids come from `vocabulary`)."""
 
     def __init__(
-        self, layout: Layout, problems: Problems, tokenizer: "Tokenizer | None", vocabulary_size: int | None
+        self,
+        layout: Layout,
+        problems: Problems,
+        tokenizer: "Tokenizer | None",
+        vocabulary_size: int | None,
+        limited_by: str | None = None,
     ) -> None:
+        """`limited_by`: where the size of the vocabulary comes from."""
         self.column = str(layout.sequence)
         self.problems = problems
         self.tokenizer = tokenizer
+        self.limited_by = limited_by or f"of --vocabulary_size {vocabulary_size}"
         self.largest = LARGEST_ID if vocabulary_size is None else min(vocabulary_size - 1, LARGEST_ID)
 
     def __call__(self, block: Block) -> Encoded:
@@ -58,7 +65,7 @@ class TokenEncoder:
         ids_T = flat.to_numpy(zero_copy_only=False)
         if len(ids_T) and (ids_T.min() < 0 or ids_T.max() > self.largest):
             wrong_T = (ids_T < 0) | (ids_T > self.largest)
-            limit = f" of --vocabulary_size {self.largest + 1}" if self.largest < LARGEST_ID else ""
+            limit = f" {self.limited_by}" if self.largest < LARGEST_ID else ""
             check.leave_out(
                 row_of_T[wrong_T],
                 f"a token id outside 0 .. {self.largest}{limit} in column {self.column!r}",

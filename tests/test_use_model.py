@@ -68,6 +68,26 @@ def test_each_sequence_is_encoded_as_it_is_alone_and_in_the_order_of_the_data(ru
         assert row.rate == pytest.approx(kl, rel=1e-3, abs=1e-5)
 
 
+def test_windows_of_long_sequences_are_told_apart(tmp_path):
+    run = make_checkpoint(tmp_path, "vectors", max_sequence_length=4, long_sequences="split")
+    table, whole = latents(open_trained(str(run)), "test").to_pandas(), columns("vectors", "test").to_pandas()
+    assert not table[["id", "window"]].duplicated().any()
+    assert table.groupby("id", sort=False)["steps"].sum().to_dict() == whole["id"].value_counts(sort=False).to_dict()
+
+
+def test_a_feature_may_be_called_like_a_column_of_ours(tmp_path, monkeypatch):
+    run = make_checkpoint(tmp_path, "vectors", rename={"pulse": "step", "heat": "step__std"})
+    for action in ("sample", "reconstruct", "impute"):
+        assert use(monkeypatch, action, run, "--output", tmp_path / action) == 0
+        assert not pd.Index(pq.read_schema(tmp_path / action).names).has_duplicates
+
+
+def test_the_wrong_kind_of_data_is_told_as_that(runs, tmp_path):
+    choices = DataChoices(data_dir=str(runs["vectors"].parent / "data"), cache_dir=str(tmp_path / "cache"))
+    with pytest.raises(DataError, match="but the network was trained on events"):
+        open_data(open_trained(str(runs["events"])), choices).split("train")
+
+
 def test_windows_change_nothing(run, monkeypatch):
     trained = open_trained(str(run))
     whole = latents(trained, "train").to_pandas()
@@ -200,7 +220,7 @@ def test_a_path_leads_from_one_reconstruction_to_the_other(runs, monkeypatch, tm
 
 def test_an_id_that_nobody_has_is_told_with_some_that_are_there(runs, monkeypatch, capsys):
     assert use(monkeypatch, "interpolate", runs["vectors"], "nobody", "test-00") == ExitCode.USAGE
-    assert "no sequence has the id 'nobody'; there are such as 'te" in capsys.readouterr().err
+    assert "no sequence has the id 'nobody'; there are such as 'train-00'" in capsys.readouterr().err
 
 
 # --- Exports ---------------------------------------------------------------------------------------------------------
@@ -266,6 +286,9 @@ def test_a_damaged_export_is_refused_in_words(runs, damage, monkeypatch, tmp_pat
         (("encode", "s3://bucket/a.ckpt"), "URLs are not fetched"),
         (("sample", "a.ckpt", "--count", "0"), "--count must be 1 or more"),
         (("encode", "a.ckpt", "--output", "nowhere/at/all.parquet"), "is no directory; make it first"),
+        (("encode", "a.ckpt", "--output", "/"), "is a directory; give the name of a file"),
+        (("encode", "a.ckpt", "--output", __file__), "is there already, and use_model.py did not make it"),
+        (("export", "a.ckpt", "--output", __file__), "is a file; export wants a directory"),
     ],
 )
 def test_what_cannot_be_done_is_told_in_a_line(words, said, monkeypatch, capsys):

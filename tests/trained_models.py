@@ -1,5 +1,6 @@
 """Checkpoints of small networks on small Parquet of each kind, made in no time: nothing is trained."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from dataset import SequenceDataModule
 from models.sequence_vae import SequenceVAE
 from models.settings import ModelSettings
-from sequences.settings import CacheSettings, SourceSettings
+from sequences.settings import CacheSettings, LengthSettings, SourceSettings
 from tests.parquet_files import write
 from training.config_files import to_flat_dict
 from training.resume import identity_of
@@ -39,21 +40,27 @@ def columns(kind: str, split: str) -> pa.Table:
     return pa.table({"id": rows, "time": time, "variable": names, "value": random.normal(50, 20, len(rows))})
 
 
-def write_data(directory: Path, kind: str) -> Path:
+def write_data(directory: Path, kind: str, rename: Mapping[str, str]) -> Path:
     for split in SIZES:
-        write(directory / f"{split}.parquet", columns(kind, split))
+        table = columns(kind, split)
+        write(
+            directory / f"{split}.parquet", table.rename_columns([rename.get(one, one) for one in table.column_names])
+        )
     return directory
 
 
-def make_checkpoint(directory: Path, kind: str, model: ModelSettings = TINY, **source: Any) -> Path:
-    """A run's directory with best.ckpt, and its data in `data/` beside it."""
-    data_dir = write_data(directory / "data", kind)
+def make_checkpoint(
+    directory: Path, kind: str, model: ModelSettings = TINY, rename: Mapping[str, str] | None = None, **lengths: Any
+) -> Path:
+    """A run's directory with best.ckpt, and its data in `data/` beside it; `rename`: columns."""
+    data_dir = write_data(directory / "data", kind, rename or {})
     settings = TrainingSettings(
-        source=SourceSettings(data_dir=str(data_dir), tokenizer=TOKENIZER[kind], **source),
+        source=SourceSettings(data_dir=str(data_dir), tokenizer=TOKENIZER[kind]),
+        lengths=LengthSettings(**lengths),
         cache=CacheSettings(cache_dir=str(directory / "cache")),
         model=model,
     )
-    data = SequenceDataModule(settings.source, cache=settings.cache)
+    data = SequenceDataModule(settings.source, settings.lengths, settings.cache)
     torch.manual_seed(0)
     network = SequenceVAE(data.description, model)
     for parameter in network.parameters():

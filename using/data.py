@@ -38,8 +38,10 @@ def open_data(trained: Trained, choices: DataChoices, labels: Labels | None = No
         data = SequenceDataModule(source, lengths, cache)
         if _without_classes(data.description) == _without_classes(trained.description):
             return data
-    # What training's own vocabulary and moments came from is not needed any more, and may be gone.
+    # What training's own vocabulary and moments came from is not needed any more, and may be gone; so may labels.
     source = replace(source, params_map_path=None, variable_embeddings_path=None, freeze_variable_embeddings=False)
+    if labels is None:
+        source = replace(source, label_path=None, label_column=None)
     learnt = Learnt(_without_classes(trained.description), pools_are_whole=not own)
     return SequenceDataModule(source, lengths, cache, learnt=learnt)
 
@@ -70,6 +72,8 @@ def _settings_of(
     if "data_dir" in given and has_names and source.feature_columns is None:
         given["feature_columns"] = ",".join(names)
     if labels is not None:
+        if labels.column != source.label_column:  # the training's own label file is about another
+            given = {"label_path": None} | given
         given |= {"label_column": labels.column, "allow_missing_labels": True}
     elif "data_dir" in given:  # nobody asks for labels, and these data may have none
         given = {"label_path": None, "label_column": None, "allow_missing_labels": True} | given
@@ -83,9 +87,9 @@ def _refuse_what_is_gone(source: SourceSettings) -> None:
 
 
 def _sides_are_there(source: SourceSettings) -> bool:
-    return all(
-        path is None or Path(path).is_file() for path in (source.params_map_path, source.variable_embeddings_path)
-    )
+    tokenizer = None if source.tokenizer in ("words", "characters", "bytes") else source.tokenizer
+    sides = (source.params_map_path, source.variable_embeddings_path, source.label_path, tokenizer)
+    return all(path is None or Path(path).is_file() for path in sides)
 
 
 def _changed(settings: Any, given: dict[str, Any]) -> Any:

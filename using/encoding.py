@@ -13,24 +13,19 @@ from dataset import SequenceDataModule
 from models.sequence_vae import VAEOutput
 from monitors.formulas import gaussian_kl
 from sequences.batches import Batch
-from using.streaming import SEQUENCE, rows_of, with_split
+from using.streaming import SEQUENCE, rows_of
 from using.trained import Trained, at_work
-
-ABOUT = {
-    "mean, variance": "of the posterior q(z | x), a Gaussian; with a latent for each step, a list for each",
-    "nll": "-log p(x | z) at the posterior's mean, in nats",
-    "rate": "KL from the prior to the posterior, in nats; nll + rate is the outlier score: the higher, the odder",
-}
 
 
 def encode(trained: Trained, data: SequenceDataModule, splits: Sequence[str]) -> Iterator[pa.Table]:
     def compute(batch: Batch) -> pa.Table:
         return encoded(trained.network.at_mean(batch), batch)
 
+    # A latent for each step is two lists a step; else they are few beside the sequence.
+    cells = 2 * trained.settings["latent_size"] if trained.network.latent_per_step else 1
     with at_work(trained):
         for split in splits:
-            for table in rows_of(data, split, trained, compute):
-                yield with_split(table, split)
+            yield from rows_of(data, split, trained, compute, cells_a_step=cells)
 
 
 def encoded(output: VAEOutput, batch: Batch) -> pa.Table:

@@ -23,7 +23,7 @@ from sequences.description import DataDescription
 from training.differences import plain
 from training.exit_codes import UsageError
 from training.stored_network import StoredNetwork
-from using.output import new_file
+from using.output import MADE_BY, new_file
 
 MODEL, WEIGHTS, TOKENIZER = "model.json", "model.safetensors", "tokenizer.json"
 FORMAT = 1
@@ -35,8 +35,9 @@ TYPES = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F1
 def write_exported(directory: Path, stored: StoredNetwork) -> list[Path]:
     """`directory` is there. Each file is there in full or not at all; model.json comes last."""
     weights = {name: weight.detach().cpu() for name, weight in stored.weights.items()}
+    (directory / MODEL).unlink(missing_ok=True)  # it would describe the weights of another export
     with new_file(directory / WEIGHTS) as partial:
-        partial.write_bytes(to_safetensors(weights, {"format": "pt", "made_by": "SeqVAE"}))
+        partial.write_bytes(to_safetensors(weights, {"format": "pt", "made_by": MADE_BY}))
     written = [directory / WEIGHTS]
     tokenizer = stored.description.tokenizer
     if tokenizer is not None and tokenizer.lstrip().startswith("{"):
@@ -44,6 +45,7 @@ def write_exported(directory: Path, stored: StoredNetwork) -> list[Path]:
             partial.write_text(tokenizer, encoding="utf-8")
         written.append(directory / TOKENIZER)
     content = {
+        "made_by": MADE_BY,
         "format": FORMAT,
         "weights": WEIGHTS,
         "step": stored.step,
@@ -54,6 +56,25 @@ def write_exported(directory: Path, stored: StoredNetwork) -> list[Path]:
     with new_file(directory / MODEL) as partial:
         partial.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return [*written, directory / MODEL]
+
+
+def refuse_foreign(directory: Path) -> None:
+    """What lies there under our names and is no export of ours is not overwritten."""
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"--output {directory}: is a file; export wants a directory")
+    there = [name for name in (MODEL, WEIGHTS, TOKENIZER) if (directory / name).exists()]
+    if there and not _is_ours(directory / MODEL):
+        raise UsageError(
+            f"--output {directory}: holds {there[0]}, which is of no export of ours; choose another directory"
+        )
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and content.get("made_by") == MADE_BY
 
 
 def read_exported(directory: Path) -> StoredNetwork:

@@ -19,8 +19,8 @@ from models.pieces import real_steps
 from sequences.batches import Batch, EventBatch, TokenBatch, VectorBatch
 from sequences.description import DataDescription
 from training.exit_codes import UsageError
-from using.own_units import moments, scaled, step_rows, times
-from using.streaming import SEQUENCE, rows_of, with_split
+from using.own_units import free_names, moments, scaled, step_rows, times
+from using.streaming import SEQUENCE, rows_of
 from using.trained import Trained, at_work
 
 CPU = torch.device("cpu")
@@ -54,8 +54,7 @@ def imputed(
 
     with at_work(trained):
         for split in splits:
-            for table in rows_of(data, split, trained, compute):
-                yield with_split(table, split)
+            yield from rows_of(data, split, trained, compute, cells_a_step=6 * len(chosen))
 
 
 def chosen_names(description: DataDescription, asked: Sequence[str] | None) -> list[int]:
@@ -73,10 +72,11 @@ def chosen_names(description: DataDescription, asked: Sequence[str] | None) -> l
 
 def filled_steps(batch: VectorBatch, filled: Imputed, description: DataDescription, chosen: Sequence[int]) -> pa.Table:
     values_BTD, std_D = scaled(filled.mean_BTD, description), torch.tensor(description.std, dtype=torch.float64)
+    names = free_names([description.names[place] for place in chosen], ("", "_std"))
     columns = {}
-    for place in chosen:
-        columns[description.names[place]] = values_BTD[..., place]
-        columns[f"{description.names[place]}_std"] = filled.std_BTD[..., place].double() * std_D[place]
+    for place, (value, deviation) in zip(chosen, names, strict=True):
+        columns[value] = values_BTD[..., place]
+        columns[deviation] = filled.std_BTD[..., place].double() * std_D[place]
     return step_rows(batch, columns)
 
 

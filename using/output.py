@@ -8,6 +8,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sequences.errors import StorageError
+from training.exit_codes import UsageError
+
+MADE_BY = "SeqVAE"
+
+
+def refuse_foreign_file(path: Path) -> None:
+    """A Parquet file of ours may be written over, and nothing else: somebody's data may have been meant for the input."""
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--output {path}: {path.absolute().parent} is no directory; make it first, or choose another")
+    if path.is_dir():
+        raise UsageError(f"--output {path}: is a directory; give the name of a file")
+    if path.exists() and not _is_ours(path):
+        raise UsageError(f"--output {path}: is there already, and use_model.py did not make it; choose another")
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return (pq.read_schema(path).metadata or {}).get(b"made_by") == MADE_BY.encode()
+    except (OSError, pa.ArrowException):
+        return False
 
 
 @contextmanager
@@ -28,6 +48,7 @@ def new_file(path: Path) -> Iterator[Path]:
 
 def write_parquet(path: Path, tables: Iterable[pa.Table], about: Mapping[str, str]) -> int:
     """One row group a table; `about` stands in the file's own metadata. Returns how many rows there are."""
+    about = {"made_by": MADE_BY, **about}
     rows = 0
     with new_file(path) as partial:
         writer: pq.ParquetWriter | None = None

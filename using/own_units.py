@@ -1,10 +1,12 @@
 """A batch -> a table in the data's own units: text as text, values with their scale, times added up.
 
 Tokens: a row a sequence, `text` or `tokens`. Vectors: a row a step, with a column a feature. Events: a row an event, `time,
-variable, value`. The first column, `sequence`, says which sequence of the batch's split a row is of.
+variable, value`. The first column, SEQUENCE, says which sequence of the batch's split a row is of.
 
 Shapes: B sequences, T steps, D features, E events, R rows.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +20,9 @@ from sequences.batches import Batch, EventBatch, TokenBatch, VectorBatch
 from sequences.description import DataDescription
 from using.streaming import SEQUENCE
 
+RESERVED = ("id", "window", "split", "place", "share", "step")
+"""Columns of ours."""
+
 
 def own_units(batch: Batch, description: DataDescription) -> pa.Table:
     batch = move_data_to_device(batch, torch.device("cpu"))
@@ -26,11 +31,26 @@ def own_units(batch: Batch, description: DataDescription) -> pa.Table:
             return token_rows(batch, description)
         case VectorBatch():
             values_BTD = batch.values_BTD.masked_fill(~batch.observed_BTD, torch.nan)
-            return step_rows(
-                batch, dict(zip(description.names, scaled(values_BTD, description).unbind(dim=2), strict=True))
-            )
+            names = [name for (name,) in free_names(description.names, ("",))]
+            return step_rows(batch, dict(zip(names, scaled(values_BTD, description).unbind(dim=2), strict=True)))
         case EventBatch():
             return event_rows(batch, description)
+
+
+def free_names(names: Sequence[str], endings: Sequence[str]) -> list[tuple[str, ...]]:
+    """What columns are called that belong to features: by their names, unless something else is called so already.
+
+    >>> free_names(["step", "pulse", "pulse_std"], ("", "_std"))
+    [('step_', 'step__std'), ('pulse', 'pulse_std'), ('pulse_std_', 'pulse_std__std')]
+    """
+    taken = set(RESERVED)
+    found = []
+    for name in names:
+        while any(name + ending in taken for ending in endings):
+            name += "_"
+        taken |= {name + ending for ending in endings}
+        found.append(tuple(name + ending for ending in endings))
+    return found
 
 
 def token_rows(batch: TokenBatch, description: DataDescription) -> pa.Table:

@@ -17,11 +17,11 @@ from models.sampling import reconstruct, sample, sample_prior
 from sequences.batches import Batch, TokenBatch
 from training.exit_codes import UsageError
 from using.own_units import own_units
-from using.streaming import in_order, rows_of, with_split
+from using.streaming import in_order, rows_of
 from using.trained import Trained, at_work
 
-AT_ONCE = 512
-"""Samples in a batch."""
+AT_ONCE, STEPS_AT_ONCE = 512, 2**16
+"""Samples in a batch, and steps of all of them: what a decoder remembers of each is a few kB a layer."""
 
 
 def sampled(trained: Trained, count: int, *, temperature: float, length: int | None, seed: int) -> Iterator[pa.Table]:
@@ -29,8 +29,9 @@ def sampled(trained: Trained, count: int, *, temperature: float, length: int | N
     generator = _generator(trained, seed)
     lengths_N = _lengths(trained, count, length, seed)
     with at_work(trained):
-        for first in range(0, count, AT_ONCE):
-            lengths_B = torch.from_numpy(lengths_N[first : first + AT_ONCE]).to(trained.device)
+        at_once = _at_once(lengths_N)
+        for first in range(0, count, at_once):
+            lengths_B = torch.from_numpy(lengths_N[first : first + at_once]).to(trained.device)
             batch = sample_prior(trained.network, lengths_B, temperature=temperature, generator=generator)
             yield _numbered(batch, trained, first)
 
@@ -54,19 +55,25 @@ def reconstructed(
 
     with at_work(trained):
         for split in splits:
-            for table in rows_of(data, split, trained, compute):
-                yield with_split(table, split)
+            yield from rows_of(data, split, trained, compute, cells_a_step=cells_a_step(data))
 
 
 def interpolated(
-    trained: Trained, data: SequenceDataModule, ids: Sequence[str], steps: int, *, temperature: float, seed: int
+    trained: Trained,
+    data: SequenceDataModule,
+    splits: Sequence[str],
+    ids: Sequence[str],
+    steps: int,
+    *,
+    temperature: float,
+    seed: int,
 ) -> Iterator[pa.Table]:
     """From the posterior mean of one sequence to that of another, evenly; `share` is how far along. One table.
 
     Lengths go evenly, too, but tokens find their own ends. Events of a later time are drawn with times and variables.
     """
     with at_work(trained):
-        ends = [move_data_to_device(_find(data, one), trained.device) for one in ids]
+        ends = [move_data_to_device(_find(data, splits, one), trained.device) for one in ids]
         means = [trained.network.encode(batch).mean for batch in ends]
         lengths = [int(batch.lengths_B[0]) for batch in ends]
         if means[0].dim() == 3:
@@ -78,9 +85,13 @@ def interpolated(
         )
         if trained.description.kind == "tokens":
             lengths_N = torch.full((steps,), 2 * max(lengths))
-        generator = _generator(trained, seed)
-        batch = sample(trained.network, z_NZ, lengths_N, temperature=temperature, generator=generator)
-    table = _numbered(batch, trained, 0)
+        generator, at_once = _generator(trained, seed), _at_once(lengths_N.numpy())
+        parts = []
+        for first in range(0, steps, at_once):
+            some = slice(first, first + at_once)
+            batch = sample(trained.network, z_NZ[some], lengths_N[some], temperature=temperature, generator=generator)
+            parts.append(_numbered(batch, trained, first))
+    table = pa.concat_tables(parts)
     shares = pa.array(share_N.double().cpu().numpy().round(6))
     yield table.rename_columns(["place", *table.column_names[1:]]).add_column(
         1, "share", shares.take(table.column("id").combine_chunks())
@@ -91,7 +102,18 @@ def _numbered(batch: Batch, trained: Trained, first: int) -> pa.Table:
     """Samples stand in no split: their numbers are their ids."""
     numbers_B = torch.arange(first, first + len(batch.lengths_B))
     table = own_units(batch._replace(sequences_B=numbers_B.to(batch.lengths_B.device)), trained.description)
-    return in_order(table, pa.array(numbers_B.numpy()), first)
+    return in_order(table, {"id": pa.array(numbers_B.numpy())}, first)
+
+
+def _at_once(lengths_N: np.ndarray) -> int:
+    return max(1, min(AT_ONCE, STEPS_AT_ONCE // int(lengths_N.max())))
+
+
+def cells_a_step(data: SequenceDataModule) -> int:
+    """Numbers that stand for a step of these data in a table: features, or events with their times and names."""
+    if data.description.kind == "vectors":
+        return len(data.description.names)
+    return 1 if data.description.kind == "tokens" else 16  # of events as many as come to a step, several columns each
 
 
 def _lengths(trained: Trained, count: int, length: int | None, seed: int) -> np.ndarray:
@@ -107,14 +129,14 @@ def _lengths(trained: Trained, count: int, length: int | None, seed: int) -> np.
     return drawn
 
 
-def _find(data: SequenceDataModule, id_: str) -> Batch:
+def _find(data: SequenceDataModule, splits: Sequence[str], id_: str) -> Batch:
     """The first sequence with this id, in a batch of its own."""
-    for name in data.data.splits:
+    for name in splits:
         stored = data.split(name)
         place = stored.place_of(id_)
         if place is not None:
             return stored.gather(np.array([place]))
-    some = ", ".join(repr(one) for one in data.split(next(iter(data.data.splits))).ids(np.arange(3)))
+    some = ", ".join(repr(one) for one in data.split(splits[0]).ids(np.arange(min(3, len(data.split(splits[0]))))))
     raise UsageError(f"no sequence has the id {id_!r}; there are such as {some}")
 
 

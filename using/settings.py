@@ -23,7 +23,7 @@ class DataChoices:
     """Column that names the sequence a row belongs to, where it is called otherwise than in the training data."""
 
     label_path: str | None = None
-    """CSV or Parquet with the sequences' ids and labels; default: that of the training, if it had one."""
+    """CSV or Parquet with the sequences' ids and labels; default: a column of the data, or what training learnt this label from."""
 
     bad_values: Literal["error", "drop", "missing"] | None = None
     """NaN, infinity, nulls where none may be, empty sequences: refuse, leave out the sequence, take NaN for a missing value;
