@@ -1,5 +1,6 @@
 """evaluate.py: what it says of a trained model, what it leaves in the run's directory, and what it refuses in which words."""
 
+import errno
 import json
 import math
 import sys
@@ -15,6 +16,7 @@ import torch
 
 import evaluate
 from evaluate import words_of
+from monitors.json_lines import JsonLines
 from reports.evaluation_page import comparison_lines, evaluation_lines
 from reports.terminal import Ink
 from tests.parquet_files import write
@@ -223,11 +225,13 @@ def test_a_network_that_was_told_of_labels_compares_with_one_that_was_not(runs):
     assert paired_difference(one, other) == (0.0, 0.0)
 
 
-def test_a_run_that_cannot_be_written_to_loses_no_numbers(run, tmp_path):
-    made = make_checkpoint(tmp_path, "vectors")
-    (made / "evaluation.jsonl").mkdir()
-    said = run(made, "--iw_sequences", 0, "--json", tmp_path / "a.json")
-    assert said.code == ExitCode.STORAGE
+def test_a_run_that_cannot_be_written_to_loses_no_numbers(run, runs, tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", "evaluation.jsonl")
+
+    monkeypatch.setattr(JsonLines, "finish", refuse)
+    said = run(runs["vectors"], "--iw_sequences", 0, "--json", tmp_path / "a.json")
+    assert (said.code, said.err) == (ExitCode.STORAGE, "evaluate.py: evaluation.jsonl: Read-only file system\n")
     assert "ELBO" in said.out
     assert (tmp_path / "a.json").exists()
 
