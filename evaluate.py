@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sequences.local_paths import refuse_no_paths
@@ -70,22 +71,26 @@ def main() -> None:
     settings = parse_command_line(EvaluateCommand, flags, prog=PROG, description=__doc__ or "", presets=None)
     if settings.data.label_path is not None and settings.evaluation.probe is None:
         raise UsageError("--label_path needs --probe, the name of a column with a label in that file")
+    refuse_no_file(settings.evaluation.json)
     set_up_output()
 
     from reports.evaluation_page import comparison_lines, evaluation_lines  # only now: torch takes seconds
     from reports.terminal import ink_for
     from using.comparison import compare
+    from using.evaluation_record import append_record
 
     ink = ink_for(sys.stdout, os.environ)
     found = [evaluate_one(place, settings) for place in places]
     if compares:
-        content = compare(found)
+        content = compare([(record, weighted) for record, weighted, _ in found])
         print("\n".join(comparison_lines(content, ink)))
     else:
         content = found[0][0]
         print("\n".join(evaluation_lines(content, ink)))
     if settings.evaluation.json is not None:
         write_json(settings.evaluation.json, content)
+    for record, _, run in found:  # at last, as a run's directory may be read-only
+        append_record(run, record)
 
 
 def words_of(words: Sequence[str]) -> tuple[list[str], list[str], bool]:
@@ -109,11 +114,25 @@ def words_of(words: Sequence[str]) -> tuple[list[str], list[str], bool]:
     return places, flags, True
 
 
-def evaluate_one(place: str, settings: EvaluateCommand) -> "tuple[dict[str, Any], Weighted | None]":
-    """The record of a model, which is also appended to its run's evaluation.jsonl."""
+def refuse_no_file(path: str | None) -> None:
+    """Before anything is computed."""
+    if path is None:
+        return
+    full = Path(path).expanduser()
+    folder = full.parent
+    if full.is_dir():
+        raise UsageError(f"--json {path} is a directory: give the name of a file in it")
+    if not folder.is_dir():
+        raise UsageError(f"--json {path}: there is no directory {folder}. Make it, or choose another")
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"--json {path}: nothing may be written to {folder}. Choose another")
+
+
+def evaluate_one(place: str, settings: EvaluateCommand) -> "tuple[dict[str, Any], Weighted | None, Path | None]":
+    """The record of a model, and the directory of its run."""
     from using.data import Labels, open_data
     from using.evaluation_numbers import evaluate, weighted_nll
-    from using.evaluation_record import append_record, place_and_time
+    from using.evaluation_record import place_and_time
     from using.probe import probe, refuse_no_probe
     from using.splits import chosen_splits
     from using.trained import open_trained
@@ -128,13 +147,11 @@ def evaluate_one(place: str, settings: EvaluateCommand) -> "tuple[dict[str, Any]
     record = place_and_time(trained, data, sys.argv) | evaluate(trained, data, splits, weighted, seed)
     if own.probe is not None:
         record["probe"] = probe(trained, data, own.probe, splits, seed).to_json()
-    append_record(trained, record)
-    return record, weighted
+    return record, weighted, trained.run
 
 
 def write_json(path: str, content: dict[str, Any]) -> None:
     import json
-    from pathlib import Path
 
     from monitors.json_lines import to_json
     from using.output import new_file

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from lightning.fabric.utilities import move_data_to_device
 
 from benchmarks.measure import as_commands_run, interleaved_seconds, machine, median, print_table, spread
 from dataset import SequenceDataModule
@@ -87,7 +88,8 @@ def checkpoint_case(place: str, sequences: int) -> Iterator[Case]:
     trained = open_trained(place)
     data = open_data(trained, DataChoices())
     (split,) = chosen_splits(data, None)
-    yield Case(Path(place).name, trained.network, list(batches_of(data, split, sequences=sequences)))
+    batches = batches_of(data, split, sequences=sequences)
+    yield Case(Path(place).name, trained.network, [move_data_to_device(batch, trained.device) for batch in batches])
 
 
 def measure(case: Case, samples: int, repeats: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import as_commands_run, machine, print_table
-from training.exit_codes import run_command
+from training.exit_codes import UsageError, run_command
 
 PROG = "benchmarks.molecules"
 COUNT = 10_000
@@ -28,6 +28,8 @@ def main() -> None:
     parser.add_argument("--evaluate", metavar="RUN", type=Path, help="train nothing, only sample")
     parser.add_argument("--data_dir", type=Path, help="what the run was trained on")
     options, words = parser.parse_known_args()
+    if options.evaluate and not options.data_dir:
+        raise UsageError("--evaluate needs --data_dir, the directory of the data that the run was trained on")
     as_commands_run()
     run, data_dir = (options.evaluate, options.data_dir) if options.evaluate else trained_run(words)
     rows = rows_of(run, data_dir)
@@ -66,9 +68,9 @@ def rows_of(run: Path, data_dir: Path) -> list[dict[str, Any]]:
     statistics = posterior_statistics(trained.network, batches_of(open_data(trained, DataChoices()), "test"))
     return [
         row("samples from the prior, temperature 1", f"{found.sampled:,}", f"{COUNT / seconds:,.0f} a second"),
-        row("valid", f"{found.valid / found.sampled:.2%}", "RDKit reads them"),
-        row("unique", f"{found.unique / found.valid:.2%}", "of the valid ones"),
-        row("novel", f"{found.novel / found.unique:.2%}", "of these, not among the training molecules"),
+        row("valid", share(found.valid, found.sampled), "RDKit reads them"),
+        row("unique", share(found.unique, found.valid), "of the valid ones"),
+        row("novel", share(found.novel, found.unique), "of these, not among the training molecules"),
         row(
             "ELBO, nats a molecule",
             f"{statistics.elbo.value:.2f}",
@@ -85,6 +87,10 @@ def training_of(run: Path) -> dict[str, Any]:
     environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
     readings = (run / "throughput.jsonl").read_text(encoding="utf-8").splitlines()
     return {"command": environment["command"], "threads": environment["threads"], "last": json.loads(readings[-1])}
+
+
+def share(part: int, whole: int) -> str:
+    return f"{part / whole:.2%}" if whole else "-"
 
 
 def row(name: str, value: str, of: str) -> dict[str, str]:

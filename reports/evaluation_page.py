@@ -68,7 +68,7 @@ def evaluation_lines(record: Mapping[str, Any], ink: Ink) -> list[str]:
 
 
 def comparison_lines(comparison: Mapping[str, Any], ink: Ink) -> list[str]:
-    """Runs side by side: `records`, whether they are of the same data, and differences of the first from the others."""
+    """Runs side by side: `records`, whether they are of the same data, and the differences of each pair."""
     records = comparison["records"]
     letters = [chr(ord("A") + number) for number in range(len(records))]
     lines = heading("Runs side by side", ink)
@@ -80,8 +80,9 @@ def comparison_lines(comparison: Mapping[str, Any], ink: Ink) -> list[str]:
         lines += note(about, ink, mark="")
     lines += ["", *_grid(letters, _metrics(records), comparison["same_data"], ink)]
     lines += _paired(comparison["differences"], ink)
-    if not comparison["same_data"]:
-        lines += ["", *note("not the same sequences in the same units: these numbers do not compare", ink)]
+    if unlike := comparison["unlike"]:
+        lines += ["", *(line for text in unlike for line in note(text, ink))]
+        lines += note("so these numbers do not compare, and none is called the best", ink)
     told = [f"{letter}: {text}" for letter, record in zip(letters, records, strict=True) for text in record["notes"]]
     return lines + notes_lines(told, ink)
 
@@ -236,6 +237,6 @@ def _paired(differences: Sequence[Mapping[str, Any]], ink: Ink) -> list[str]:
     for one in differences:
         value, error = one["value"], one["error"]
         clear = abs(value) > 2 * error
-        said = f"{one['lower'] if clear else 'neither'} is lower" if clear else "no difference shown"
+        said = f"{one['lower']} is lower" if clear else "no difference shown"
         lines.append(f"  {one['of']}: {value:+.4g} ± {error:.2g} ({said})")
     return lines

@@ -1,26 +1,31 @@
 """evaluate.py: what it says of a trained model, what it leaves in the run's directory, and what it refuses in which words."""
 
+import errno
 import json
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import evaluate
 from evaluate import words_of
+from monitors.json_lines import JsonLines
 from reports.evaluation_page import comparison_lines, evaluation_lines
 from reports.terminal import Ink
 from tests.parquet_files import write
 from tests.trained_models import KINDS, SIZES, columns, make_checkpoint
 from training.evaluation import SequenceNLL
 from training.exit_codes import ExitCode, UsageError, run_command
+from using.comparison import compare
 from using.data import open_data
-from using.evaluation_numbers import Weighted, paired_difference
+from using.evaluation_numbers import Weighted, paired_difference, weighted_nll
 from using.settings import DataChoices
 from using.splits import chosen_splits, joined_batches, shares
 from using.trained import open_trained
@@ -194,8 +199,41 @@ def test_runs_side_by_side_are_compared_on_the_same_sequences(run, runs, tmp_pat
 def test_runs_of_other_data_are_said_not_to_compare(run, runs):
     said = run("--compare", runs["vectors"], runs["events"], "--iw_samples", 2)
     assert said.code == ExitCode.DONE
+    assert "not data of the same kind" in said.flat
     assert "these numbers do not compare" in said.flat
     assert "A - B" not in said.out
+
+
+def test_only_what_is_of_the_same_content_in_the_same_units_compares():
+    record = {"kind": "vectors", "split": "test", "units": "a", "content": "b", "data": "x"}
+    assert compare([(record, None), (record | {"data": "a copy"}, None)])["same_data"]
+    found = compare([(record, None), (record, None), (record | {"units": "c", "content": "d"}, None)])
+    assert not found["same_data"]
+    assert [text[:30] for text in found["unlike"]] == [
+        f"{pair}: not in the same units" for pair in ("A and C", "B and C")
+    ]
+    (said,) = compare([(record, None), (record | {"content": "d"}, None)])["unlike"]
+    assert "not the same sequences" in said
+
+
+def test_a_network_that_was_told_of_labels_compares_with_one_that_was_not(runs):
+    trained = open_trained(str(runs["vectors"]))
+    described = replace(trained.description, classes=("no", "yes"))
+    told = trained._replace(stored=trained.stored._replace(description=described))
+    data = open_data(trained, DataChoices())
+    one, other = (weighted_nll(each, data, ["test"], samples=1, sequences=3, seed=0) for each in (trained, told))
+    assert paired_difference(one, other) == (0.0, 0.0)
+
+
+def test_a_run_that_cannot_be_written_to_loses_no_numbers(run, runs, tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", "evaluation.jsonl")
+
+    monkeypatch.setattr(JsonLines, "finish", refuse)
+    said = run(runs["vectors"], "--iw_sequences", 0, "--json", tmp_path / "a.json")
+    assert (said.code, said.err) == (ExitCode.STORAGE, "evaluate.py: evaluation.jsonl: Read-only file system\n")
+    assert "ELBO" in said.out
+    assert (tmp_path / "a.json").exists()
 
 
 def test_the_difference_is_paired_by_id(runs):
@@ -233,11 +271,32 @@ def test_words_that_cannot_be_meant_are_refused(words, said):
         words_of(words)
 
 
-@pytest.mark.parametrize(("flag", "value"), [("iw_samples", "0"), ("iw_sequences", "-1"), ("json", "s3://a/b")])
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("iw_samples", "0"), ("iw_sequences", "-1"), ("json", "s3://a/b"), ("seed", "-1"), ("accelerator", "mps")],
+)
 def test_impossible_settings_are_refused(run, flag, value):
     done = run("anything", f"--{flag}", value)
     assert done.code == ExitCode.USAGE
     assert f"--{flag}" in done.err
+
+
+@pytest.mark.parametrize(
+    ("path", "said"), [(".", "is a directory"), ("nowhere/a.json", "there is no directory nowhere")]
+)
+def test_json_that_has_no_place_is_refused_at_once(run, path, said):
+    done = run("anything", "--json", path)
+    assert (done.code, done.err.count("\n")) == (ExitCode.USAGE, 1)
+    assert f"--json {path}" in done.err
+    assert said in done.err
+
+
+@pytest.mark.parametrize("origin", [{}, [], {"description": [], "settings": {}, "data": {}}])
+def test_a_checkpoint_of_something_else_is_refused(run, tmp_path, origin):
+    torch.save({"state_dict": {}, "origin": origin, "global_step": 1}, tmp_path / "a.ckpt")
+    done = run(tmp_path / "a.ckpt")
+    assert done.code == ExitCode.USAGE
+    assert "holds no network of this product" in done.err
 
 
 def test_names_in_the_data_cannot_steer_the_terminal():
@@ -279,9 +338,11 @@ def test_the_best_run_is_bold_and_of_equals_none():
         return about | {"rows": rows, "features": [], "notes": []}
 
     records = [record(-5.0, 4.0, 1.0), record(-6.0, 4.0, 2.0)]
-    page = comparison_lines({"records": records, "same_data": True, "differences": []}, Ink(colour=True))
+    page = comparison_lines({"records": records, "same_data": True, "unlike": [], "differences": []}, Ink(colour=True))
     table = [line for line in page if "ELBO" in line or "IW-NLL" in line or "decoder" in line]
     assert ["\x1b[1m" in line for line in table] == [True, False, False]
     assert "\x1b[1m-5" in table[0]
-    page = comparison_lines({"records": records, "same_data": False, "differences": []}, Ink(colour=True))
+    page = comparison_lines(
+        {"records": records, "same_data": False, "unlike": ["x"], "differences": []}, Ink(colour=True)
+    )
     assert not any("\x1b[1m" in line for line in page if "ELBO" in line)

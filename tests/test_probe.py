@@ -10,6 +10,7 @@ import torch
 from tests.small_models import make_batch
 from using.bootstrap import auroc, draw_score
 from using.logistic import STRENGTHS, fit_classifier, folds_of, standardiser_of
+from using.probe import mean_of_windows
 from using.summaries import Summarise, frequent_tokens
 
 
@@ -64,6 +65,12 @@ def test_folds_share_out_each_class():
     folds_N = folds_of(classes_N, seed=0)
     assert np.bincount(folds_N[classes_N == 1]).tolist() == [2, 2, 2, 2, 2]
     assert np.bincount(folds_N).tolist() == [10, 10, 10, 10, 10]
+
+
+def test_windows_of_a_sequence_are_one_row():
+    nan = np.nan
+    numbers_NP = np.array([[1.0, nan], [5.0, nan], [3.0, 2.0], [9.0, nan]])
+    np.testing.assert_array_equal(mean_of_windows(numbers_NP, np.array([4, 2, 4, 2])), [[7.0, nan], [2.0, 2.0]])
 
 
 # --- Scores -----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ In: a network that turns a batch into a `VAEOutput` and has `nll_given_z`, and b
 split, or a fixed random choice). Out: plain numbers in nats, with standard errors over sequences. The same seed gives the
 same numbers; neither the network's mode nor anybody else's random numbers are changed.
 
-Shapes: B sequences of a batch, N sequences (or posteriors) of all batches, S steps, Z latent dimensions.
+Shapes: B sequences of a batch, N sequences of all batches, R posteriors that stand for all, S steps, Z latent dimensions.
 """
 
 import math
@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from dataset import SequenceDataModule
 from models.sequence_vae import Posterior, VAEOutput, draw
 from monitors.decoder_probe import undisturbed, z_of_another
-from monitors.formulas import active_units, gaussian_kl, logmeanexp, mutual_information
+from monitors.formulas import count_active, gaussian_kl, logmeanexp, mutual_information
 from sequences.batches import Batch
+from training.all_posteriors import AllPosteriors
 
 STEPS_AT_ONCE = 4096
 """Steps of a batch, padding included; a sequence that is longer makes a batch of its own. Measured on two cores: importance
@@ -68,7 +69,7 @@ class SequenceNLL(NamedTuple):
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.per_step.value)
+        return exp(self.per_step.value)
 
 
 class PosteriorStatistics(NamedTuple):
@@ -115,10 +116,11 @@ def posterior_statistics(
 ) -> PosteriorStatistics:
     """Go through all batches once. Sequences of a batch should be of similar length: they exchange their latents."""
     with _evaluating(network, seed, autocast) as device:
-        parts = [_batch_statistics(network, move_data_to_device(batch, device)) for batch in batches]
+        posteriors = AllPosteriors(MOST_POSTERIORS, seed)
+        parts = [_batch_statistics(network, move_data_to_device(batch, device), posteriors) for batch in batches]
     joined = _BatchStatistics(*(torch.cat(column) for column in zip(*parts, strict=True)))
-    mean_PZ, logvar_PZ = _random_rows(joined.mean_PZ, joined.logvar_PZ, seed)
-    information = mutual_information(mean_PZ, logvar_PZ, torch.Generator().manual_seed(seed))
+    mean_RZ, logvar_RZ = posteriors.chosen
+    information = mutual_information(mean_RZ, logvar_RZ, torch.Generator().manual_seed(seed))
     nll_N, kl_N, steps_N = (tensor.numpy() for tensor in (joined.nll_N, joined.kl_NZ.sum(dim=1), joined.steps_N))
     loss_N = joined.loss_of_exchange_N[~joined.loss_of_exchange_N.isnan()].numpy()
     return PosteriorStatistics(
@@ -128,9 +130,9 @@ def posterior_statistics(
         nll_per_step=mean_of(nll_N, steps_N),
         rate=mean_of(kl_N),
         kl_per_dim=tuple(joined.kl_NZ.mean(dim=0).tolist()),
-        active_units=int(active_units(joined.mean_PZ)),
+        active_units=int(count_active(posteriors.variance_of_means_Z)),
         mutual_information=float(information),
-        posteriors=len(mean_PZ),
+        posteriors=len(mean_RZ),
         decoder_use=mean_of(loss_N) if len(loss_N) else None,
     )
 
@@ -143,6 +145,18 @@ def mean_of(sums_N: np.ndarray, counts_N: np.ndarray | None = None) -> Estimate:
         return Estimate(float(value), math.inf)
     scatter = (sums_N - value * counts_N).std(ddof=1)
     return Estimate(float(value), float(scatter / math.sqrt(len(sums_N)) / counts_N.mean()))
+
+
+def exp(nats: float) -> float:
+    """A perplexity too large for a float is infinite.
+
+    >>> exp(1000.0)
+    inf
+    """
+    try:
+        return math.exp(nats)
+    except OverflowError:
+        return math.inf
 
 
 def batches_of(
@@ -193,7 +207,7 @@ def _log_prior_over_posterior(z: Tensor, posterior: Posterior) -> Tensor:
 
 
 class _BatchStatistics(NamedTuple):
-    """On the CPU; P posteriors: as many as sequences, or as steps where each step has its own."""
+    """On the CPU."""
 
     nll_N: Tensor
     steps_N: Tensor
@@ -201,11 +215,10 @@ class _BatchStatistics(NamedTuple):
     """Added up over steps."""
     loss_of_exchange_N: Tensor
     """NaN where a sequence was alone in its batch."""
-    mean_PZ: Tensor
-    logvar_PZ: Tensor
 
 
-def _batch_statistics(network: Network, batch: Batch) -> _BatchStatistics:
+def _batch_statistics(network: Network, batch: Batch, posteriors: AllPosteriors) -> _BatchStatistics:
+    """`posteriors` gets one of each sequence, or of each step where each step has its own."""
     output = network(batch)
     posterior = Posterior(output.posterior_mean, output.posterior_logvar, output.posterior_mask)
     z = draw(posterior)
@@ -217,16 +230,8 @@ def _batch_statistics(network: Network, batch: Batch) -> _BatchStatistics:
     kl_BZ = kl.flatten(start_dim=1, end_dim=-2).sum(dim=1) if kl.dim() == 3 else kl
     real_B = batch.lengths_B > 0
     columns = (nll_B[real_B], output.steps_B[real_B], kl_BZ[real_B], loss_B[real_B])
-    return _BatchStatistics(
-        *(column.cpu() for column in (*columns, posterior.mean[posterior.mask], posterior.logvar[posterior.mask]))
-    )
-
-
-def _random_rows(mean_PZ: Tensor, logvar_PZ: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    if len(mean_PZ) <= MOST_POSTERIORS:
-        return mean_PZ, logvar_PZ
-    chosen = torch.randperm(len(mean_PZ), generator=torch.Generator().manual_seed(seed))[:MOST_POSTERIORS]
-    return mean_PZ[chosen], logvar_PZ[chosen]
+    posteriors.add(posterior.mean[posterior.mask].cpu(), posterior.logvar[posterior.mask].cpu())
+    return _BatchStatistics(*(column.cpu() for column in columns))
 
 
 @contextmanager

@@ -45,15 +45,10 @@ def read_network(path: Path, flag: str = "checkpoint") -> StoredNetwork:
     if damage := damage_of(path):
         raise UsageError(f"{flag} {path}: {damage}")
     checkpoint = read_lazily(path)
-    described = {name: plain(value) for name, value in checkpoint["origin"]["description"].items()}
-    weights = {
-        name.removeprefix(_WEIGHTS): weight
-        for name, weight in checkpoint["state_dict"].items()
-        if name.startswith(_WEIGHTS)
-    }
-    settings = checkpoint["origin"]["settings"]
-    data = checkpoint["origin"]["data"]
-    return StoredNetwork(DataDescription(**described), settings, weights, int(checkpoint["global_step"]), data)
+    try:
+        return _stored_in(checkpoint)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"{flag} {path} holds no network of this product: {error!r}") from error
 
 
 def build_stored(stored: StoredNetwork, where: object) -> SequenceVAE:
@@ -61,7 +56,11 @@ def build_stored(stored: StoredNetwork, where: object) -> SequenceVAE:
     given = None
     if f"{_GIVEN}.projection.weight" in stored.weights:
         given = GivenVectors(stored.weights[f"{_GIVEN}.vectors_VG"], frozen=True)
-    network = SequenceVAE(stored.description, stored.model, given)
+    try:
+        model = stored.model
+    except (LookupError, TypeError, ValueError) as error:
+        raise UsageError(f"{where} holds no network of this product: {error!r}") from error
+    network = SequenceVAE(stored.description, model, given)
     if found := list(misfits(network.state_dict(), stored.weights)):
         raise UsageError(f"{where} does not hold a network of this product: {some_of(found)}")
     network.load_state_dict(stored.weights)
@@ -79,3 +78,18 @@ def load_weights(network: nn.Module, path: Path, description: DataDescription) -
     if found:
         raise UsageError(f"--init_from {path} does not fit: {some_of(found)}")
     network.load_state_dict(stored.weights)
+
+
+def _stored_in(checkpoint: dict[str, Any]) -> StoredNetwork:
+    """What a hostile file holds comes to an error of Python's own."""
+    origin = checkpoint["origin"]
+    described = {name: plain(value) for name, value in origin["description"].items()}
+    weights = {
+        name.removeprefix(_WEIGHTS): weight
+        for name, weight in checkpoint["state_dict"].items()
+        if name.startswith(_WEIGHTS)
+    }
+    if strange := [name for name, weight in weights.items() if not isinstance(weight, Tensor)]:
+        raise TypeError(f"no weights: {some_of(strange)}")
+    step, settings, data = int(checkpoint["global_step"]), dict(origin["settings"]), dict(origin["data"])
+    return StoredNetwork(DataDescription(**described), settings, weights, step, data)

@@ -7,10 +7,13 @@ the importance-weighted NLL of each sequence, for whoever compares runs on the s
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from dataset import SequenceDataModule
 from sequences.batches import Batch
@@ -19,6 +22,7 @@ from training.evaluation import (
     Estimate,
     PosteriorStatistics,
     SequenceNLL,
+    exp,
     importance_weighted_nll,
     posterior_statistics,
 )
@@ -60,7 +64,7 @@ def weighted_nll(
     for split, count in zip(splits, counts, strict=True):
         names += [f"{split} {name}" for name in data.split(split).ids(nll.sequences_N[first : first + count])]
         first += count
-    return Weighted(nll, samples, tuple(names), trained.description)
+    return Weighted(nll, samples, tuple(names), _units(trained.description))
 
 
 def evaluate(
@@ -79,6 +83,8 @@ def evaluate(
         "step": trained.step,
         "parameters": trained.parameters,
         "kind": trained.description.kind,
+        "units": _checksum([repr(_units(trained.description)).encode()]),
+        "content": _checksum(_content(batches())),
         "split": "+".join(splits),
         "sequences": statistics.sequences,
         "steps": steps,
@@ -103,6 +109,26 @@ def paired_difference(one: Weighted | None, other: Weighted | None) -> Estimate 
     return Estimate(mean, float(difference_N.std(ddof=1) / math.sqrt(count)) if count > 1 else math.inf)
 
 
+def _units(description: DataDescription) -> DataDescription:
+    """What values are measured in: a network that was told of labels compares with one that was not."""
+    return replace(description, classes=())
+
+
+def _content(batches: Iterator[Batch]) -> Iterator[bytes]:
+    """All that the network was given, as it was cut, but for labels."""
+    for batch in batches:
+        for name, value in batch._asdict().items():
+            if isinstance(value, Tensor) and name != "labels_B":
+                yield value.contiguous().numpy().tobytes()
+
+
+def _checksum(parts: Iterable[bytes]) -> str:
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    return f"{checksum:08x}"
+
+
 def _rows(
     statistics: PosteriorStatistics, weighted: Weighted | None, steps: int, description: DataDescription
 ) -> Iterator[dict[str, Any]]:
@@ -120,7 +146,7 @@ def _rows(
         if weighted is not None:
             per_step, perplexity = weighted.nll.per_step, weighted.nll.perplexity
             yield _row("perplexity", Estimate(perplexity, perplexity * per_step.error), "of the IW-NLL; not in nats")
-        bound = math.exp(-statistics.elbo.value * statistics.sequences / steps)
+        bound = exp(-statistics.elbo.value * statistics.sequences / steps)
         error = bound * statistics.elbo.error * statistics.sequences / steps
         yield _row("perplexity, ELBO", Estimate(bound, error), "an upper bound; not in nats")
     yield _row("active units", statistics.active_units, f"of {size} dimensions")

@@ -31,10 +31,10 @@ def name_of(trained: Trained) -> str:
     return f"{folder.name}/{trained.path.name}"
 
 
-def append_record(trained: Trained, record: dict[str, Any]) -> None:
+def append_record(run: Path | None, record: dict[str, Any]) -> None:
     """To the directory of the run, if the checkpoint lies in one."""
-    if trained.run is None or not trained.run.is_dir():
+    if run is None or not run.is_dir():
         return
-    file = JsonLines(trained.run / EVALUATION)
+    file = JsonLines(run / EVALUATION)
     file.append(record)
     file.finish()

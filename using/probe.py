@@ -1,7 +1,8 @@
 """What the latents know of a label that the model was never told: a linear probe, beside what simple summaries know of it.
 
 In: a trained model and data with labels. Out: for the posterior means, for summaries of the raw sequences, and for both together,
-how well a logistic regression tells the classes apart; trained on the training split, scored on others.
+how well a logistic regression tells the classes apart; trained on the training split, scored on others. The windows that
+--long_sequences split cuts a sequence into count as one sequence, with the mean of their numbers: they share its label.
 
 Shapes: N sequences, P numbers, C classes.
 """
@@ -154,19 +155,35 @@ def _collect(
     trained: Trained, data: SequenceDataModule, splits: Sequence[str], summarise: Summarise, seed: int
 ) -> _Side:
     parts: dict[str, list[np.ndarray]] = {"latents": [], "means": [], "rest": []}
-    labels = []
-    for _, batch in joined_batches(data, splits, sequences=MOST_SEQUENCES, seed=seed):
+    labels, owners = [], []
+    for split, batch in joined_batches(data, splits, sequences=MOST_SEQUENCES, seed=seed):
         assert batch.labels_B is not None, "the data were opened with labels"
         labels.append(batch.labels_B.numpy())
+        cut_N, sequences_B = data.split(split).windows.owners_N, batch.sequences_B.numpy()
+        owners.append((splits.index(split) << 48) + (sequences_B if cut_N is None else cut_N[sequences_B]))
         summary = summarise(batch)
         parts["latents"].append(_latents(trained, batch))
         parts["rest"].append(summary.rest)
         if summary.means is not None:
             parts["means"].append(summary.means)
-    classes_N = np.concatenate(labels)
+    classes_N, owners_N = np.concatenate(labels), np.concatenate(owners)
+    numbers = {name: np.concatenate(pieces).astype(np.float64) for name, pieces in parts.items() if pieces}
+    if len(np.unique(owners_N)) < len(owners_N):
+        numbers = {name: mean_of_windows(numbers_NP, owners_N) for name, numbers_NP in numbers.items()}
+        classes_N = classes_N[np.unique(owners_N, return_index=True)[1]]
     has_label_N = classes_N >= 0
-    numbers = {name: np.concatenate(pieces)[has_label_N].astype(np.float64) for name, pieces in parts.items() if pieces}
+    numbers = {name: numbers_NP[has_label_N] for name, numbers_NP in numbers.items()}
     return _Side(numbers, classes_N[has_label_N], int((~has_label_N).sum()))
+
+
+def mean_of_windows(numbers_NP: np.ndarray, owners_N: np.ndarray) -> np.ndarray:
+    """A row for each owner, ascending: the mean over its windows, NaN where none of them knows."""
+    unique, place_N = np.unique(owners_N, return_inverse=True)
+    known_NP = ~np.isnan(numbers_NP)
+    sums, counts = (np.zeros((len(unique), numbers_NP.shape[1])) for _ in range(2))
+    np.add.at(sums, place_N, np.where(known_NP, numbers_NP, 0.0))
+    np.add.at(counts, place_N, known_NP)
+    return np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
 
 
 def _latents(trained: Trained, batch: Batch) -> np.ndarray:

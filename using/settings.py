@@ -48,14 +48,18 @@ class DataChoices:
 class MachineChoices:
     """Machine"""
 
-    accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"
-    """What to compute on; auto: a GPU where there is one."""
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
+    """What to compute on; auto: a GPU of NVIDIA or AMD where there is one. Apple's have no float64."""
 
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
     """bf16-mixed: half the time where there are bf16 units, and an NLL that is off by up to 0.02 %."""
 
     seed: int = 0
     """Of all that is drawn: the same seed gives the same result."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"--seed must be 0 or more and below 2^32, got {self.seed}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,9 +16,7 @@ from monitors.decoder_probe import undisturbed
 from sequences.description import DataDescription
 from sequences.local_paths import why_no_path
 from training.checkpoint_files import BEST, LAST, PREVIOUS, damage_of
-from training.devices import resolve_devices
 from training.exit_codes import UsageError
-from training.settings import ComputeSettings
 from training.stored_network import StoredNetwork, build_stored, read_network
 from using.exported import MODEL, read_exported
 from using.settings import MachineChoices
@@ -67,9 +65,8 @@ def open_trained(place: str, machine: MachineChoices | None = None) -> Trained:
         raise UsageError(f"CHECKPOINT {reason}")
     path, stored = _read(Path(place).expanduser())
     network = build_stored(stored, path)
-    accelerator = resolve_devices(ComputeSettings(accelerator=machine.accelerator)).accelerator
     autocast = torch.bfloat16 if machine.precision == "bf16-mixed" else None
-    return Trained(network.to(accelerator), stored, path, _run_of(path), autocast)
+    return Trained(network.to(_device(machine.accelerator)), stored, path, _run_of(path), autocast)
 
 
 @contextmanager
@@ -79,6 +76,14 @@ def at_work(trained: Trained) -> Iterator[None]:
     precision = torch.autocast(device.type, trained.autocast, enabled=trained.autocast is not None)
     with undisturbed(trained.network, device, precision):
         yield
+
+
+def _device(asked: str) -> str:
+    """Never an Apple GPU, which has no float64."""
+    there = torch.cuda.is_available()
+    if asked == "gpu" and not there:
+        raise UsageError("--accelerator gpu: there is none here that torch can use and that has float64")
+    return "cuda" if there and asked != "cpu" else "cpu"
 
 
 def _read(path: Path) -> tuple[Path, StoredNetwork]:
