@@ -77,6 +77,13 @@ def test_each_verdict_has_its_sentence_its_evidence_and_its_advice(verdict, tone
     assert (story.next[0] == "--free_bits 0.25 (the first nats of each dimension are free)") == (verdict != "healthy")
 
 
+def test_that_the_decoder_uses_the_latent_is_said_where_it_is_known(tmp_path):
+    unknown = "the latent carries something, and whether the decoder uses it is not known for certain; rate 2"
+    story = tell(read_run(make_run(tmp_path / "a", says=unknown)), NOW)
+    assert story.sentence == "The latent carries something; whether the decoder uses it is not known for certain"
+    assert tell(read_run(make_run(tmp_path / "b")), NOW).sentence.endswith("and the decoder uses it")
+
+
 @pytest.mark.parametrize(
     ("end", "state"),
     [
