@@ -58,8 +58,8 @@ class Drawing:
             self._process.wait()
             self._is_busy()
             self._reason = (
-                f"ended after {timeout_seconds:g} s, as other programs or a slow disk held them up; "
-                f"`python -m {__package__}.figures {_quoted(self._directory)}` draws them anew"
+                f"ended after {timeout_seconds:g} s, as other programs or a slow disk held it up; "
+                f"`python -m {self._module} {_quoted(self._directory)}` does it anew"
             )
         self._is_busy()
 

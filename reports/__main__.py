@@ -6,21 +6,32 @@ python -m reports --compare runs/a runs/b            # writes comparison.html
 """
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from glob import escape
 from pathlib import Path
 
 from reports.compare_page import compare_page
 from reports.run_directory import is_run_directory, read_run
+from reports.run_files import REPORT
 from reports.run_page import run_page
 from reports.terminal import visible
 
-REPORT, COMPARISON = "report.html", "comparison.html"
+COMPARISON = "comparison.html"
 DONE, USAGE, STORAGE, INTERRUPTED = 0, 2, 6, 130
 """Exit codes, as those of the other commands."""
+LEFT_SECONDS = 60.0
+"""A page is written in milliseconds: a file that is older was left behind."""
 MOST_RUNS = 24
 """In one comparison: beyond it nobody can tell the curves apart."""
+
+
+def write_report(directory: Path, output: Path | None = None) -> Path:
+    """Of a run, in its directory if nothing else is said."""
+    return _write(output or directory / REPORT, run_page(read_run(directory), time.time()))
 
 
 class Refusal(Exception):
@@ -30,8 +41,9 @@ class Refusal(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(argv)
     try:
-        _refuse(given.runs, given.output, compares=given.compare)
-        written = _compare(given.runs, given.output) if given.compare else _reports(given.runs, given.output)
+        runs = _found(given.runs)
+        _refuse(runs, given.output, compares=given.compare)
+        written = _compare(runs, given.output) if given.compare else _reports(runs, given.output)
     except Refusal as refusal:
         return _fail(str(refusal), USAGE)
     except OSError as error:
@@ -65,14 +77,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _found(given: Sequence[Path]) -> list[Path]:
+    """Those that are runs: a shell's `*` stands for whatever lies there."""
+    reasons = [(directory, _why_no_run(directory)) for directory in given]
+    others = [reason for _, reason in reasons if reason is not None]
+    if len(others) == len(given):
+        raise Refusal(f"{others[0]}. Give the directory of a run.")
+    for reason in others:
+        print(visible(f"note: {reason}; it is left out"), file=sys.stderr)
+    return [directory for directory, reason in reasons if reason is None]
+
+
+def _why_no_run(directory: Path) -> str | None:
+    if not directory.is_dir():
+        return f"{directory}: there is no such directory"
+    return None if is_run_directory(directory) else f"{directory} is no run: it has neither config.yaml nor metrics.csv"
+
+
 def _refuse(runs: Sequence[Path], output: Path | None, *, compares: bool) -> None:
-    for directory in runs:
-        if not directory.is_dir():
-            raise Refusal(f"{directory}: there is no such directory")
-        if not is_run_directory(directory):
-            raise Refusal(
-                f"{directory} is no run: it has neither config.yaml nor metrics.csv. Give the directory of one."
-            )
     if compares and not 2 <= len(runs) <= MOST_RUNS:
         raise Refusal(f"--compare wants 2 to {MOST_RUNS} run directories, got {len(runs)}")
     if output is not None and not compares and len(runs) > 1:
@@ -82,7 +104,7 @@ def _refuse(runs: Sequence[Path], output: Path | None, *, compares: bool) -> Non
 
 
 def _reports(runs: Sequence[Path], output: Path | None) -> list[Path]:
-    return [_write(output or directory / REPORT, run_page(read_run(directory), time.time())) for directory in runs]
+    return [write_report(directory, output) for directory in runs]
 
 
 def _compare(runs: Sequence[Path], output: Path | None) -> list[Path]:
@@ -91,8 +113,9 @@ def _compare(runs: Sequence[Path], output: Path | None) -> list[Path]:
 
 def _write(path: Path, content: str) -> Path:
     """At once: who reloads the page sees the old one or the new one."""
-    beside = path.with_name(f".{path.name}.new")
+    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
+        _sweep(path)
         beside.write_text(content, encoding="utf-8")
         beside.replace(path)
     except OSError as error:
@@ -100,6 +123,14 @@ def _write(path: Path, content: str) -> Path:
     finally:
         _remove(beside)
     return path
+
+
+def _sweep(path: Path) -> None:
+    """What processes that were killed left beside it; others may be writing now."""
+    for left in path.parent.glob(f".{escape(path.name)}.[0-9]*.new"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > LEFT_SECONDS:
+                _remove(left)
 
 
 def _remove(path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from reports.page import Key, figure, fold, grid, page, paragraph, said, section, table
 from reports.run_directory import Run
 from reports.run_figures import column
-from reports.run_lines import number
+from reports.run_lines import number, row_in, rows_in, text
 from reports.run_story import Story, moment, tell
 from reports.run_tables import shown, six_numbers
 from reports.svg_chart import Chart, Line, draw
@@ -46,6 +46,25 @@ def names_of(runs: Sequence[Run]) -> list[str]:
     return [clip(visible(name), NAME_WIDTH) for name in names]
 
 
+def different_data(runs: Sequence[Run]) -> list[str]:
+    """What tells that the runs were not validated on the same sequences; where it is not known, nothing is said."""
+    found = [
+        f"--{name}"
+        for name in ("data_dir", "tokenizer")
+        if len({run.settings[name] for run in runs if name in run.settings}) > 1
+    ]
+    data = [row_in(run.facts, "data") for run in runs if row_in(run.facts, "data")]
+    if len({text(one, "kind") for one in data}) > 1:
+        found.append("the kind of data")
+    counts = [
+        [(text(row, "split"), number(row, "sequences"), number(row, "steps")) for row in rows_in(one, "splits")]
+        for one in data
+    ]
+    if any(one != counts[0] for one in counts):
+        found.append("the number of sequences or steps")
+    return found
+
+
 def look_of(place: int) -> str:
     """
     >>> look_of(0), look_of(7)
@@ -62,6 +81,8 @@ def path_of(run: Run) -> Points:
 
 
 def _overview(runs: Sequence[Run], names: Sequence[str], stories: Sequence[Story]) -> str:
+    different = different_data(runs)
+    warning = f"ELBOs of different data cannot be compared: these runs differ in {', '.join(different)}."
     rows = []
     for run, name, story in zip(runs, names, stories, strict=True):
         numbers = {title: value for title, value, _ in six_numbers(run)}
@@ -71,7 +92,8 @@ def _overview(runs: Sequence[Run], names: Sequence[str], stories: Sequence[Story
         told[0] = told[0] or numbers.get("Validation KL", "")
         rows.append([name, story.verdict, numbers["Validation ELBO"], *told, f"{run.step:,}"])
     heads = ("run", "verdict", "ELBO", "rate", "information", "decoder use", "active units", "speed", "step")
-    return table(heads, rows, numbers=range(2, len(heads)), look="first-short")
+    overview = table(heads, rows, numbers=range(2, len(heads)), look="first-short")
+    return overview + (paragraph(warning) if different else "")
 
 
 def _verdicts(names: Sequence[str], stories: Sequence[Story]) -> str:
@@ -100,9 +122,10 @@ def _rate_distortion(runs: Sequence[Run], names: Sequence[str]) -> str:
         guides=[Line(line, "mute dotted thin") for line in _equal_elbos(x, y)],
     )
     keys = [Key(look_of(place), name) for place, name in enumerate(names) if paths[place]]
+    better = "between different data that says nothing" if different_data(runs) else "the lower left is better"
     remark = (
-        "Each path leads through the validations to its ring. Along a dotted line the ELBO is the same: the lower left is "
-        "better, and a run at rate 0 does without its latent."
+        "Each path leads through the validations to its ring. Along a dotted line the ELBO is the same: "
+        f"{better}, and a run at rate 0 does without its latent."
     )
     return figure("Distortion (reconstruction NLL) against rate", draw(chart), keys, remark)
 

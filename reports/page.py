@@ -21,6 +21,8 @@ MOST_PICTURE_BYTES = 900_000
 MINUS = "\N{MINUS SIGN}"
 MOST_TEXT = 400
 """Characters of one piece of text from outside."""
+TABLE_ROWS = 200
+"""Of a table."""
 
 
 _FLAG = re.compile(r"--[a-z]\w*(?: (?:[\d.:]+\b|cyclical|linear|parallel|32-true|stop)(?![\w-]))?")
@@ -132,7 +134,12 @@ def embedded(path: Path, title: str) -> str:
 
 
 def table(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int] = (), look: str = "", most: int = 200
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    numbers: Sequence[int] = (),
+    look: str = "",
+    most: int = TABLE_ROWS,
 ) -> str:
     """`numbers`: the columns that stand right-aligned in figures of one width."""
     if not rows:

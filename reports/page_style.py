@@ -89,6 +89,6 @@ svg text,svg .label{font-size:16px}
 .six dd{font-size:1.3rem}section dl>div{grid-template-columns:1fr;gap:0}th,td{padding-right:.75rem}}
 @media print{html{font-size:10.5pt}main{max-width:none;padding:0}section{break-inside:auto;margin-top:1.4rem}
 figure,tr,.six,.verdict{break-inside:avoid}h2{break-after:avoid}.grid-of-figures{grid-template-columns:1fr 1fr;gap:.8rem 1.4rem}
-.scroll{overflow:visible}details>*{display:block}*{-webkit-print-color-adjust:exact;print-color-adjust:exact}
+.scroll{overflow:visible}details::details-content{content-visibility:visible;height:auto}*{-webkit-print-color-adjust:exact;print-color-adjust:exact}
 @page{margin:15mm}}
 """

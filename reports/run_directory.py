@@ -4,7 +4,7 @@ Nothing is taken for granted: a run may have just begun, been killed, be damaged
 """
 
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ import yaml
 
 from reports.preview_text import Preview, read_preview
 from reports.run_files import ENVIRONMENT, EVENTS, FACTS
-from reports.run_lines import Row, csv_rows, json_rows, number, read_json, read_lines, spread
+from reports.run_lines import LARGEST, Row, csv_lines, csv_rows, json_rows, number, read_json, read_lines, spread
 
 CONFIG, METRICS, READINGS, THROUGHPUT = "config.yaml", "metrics.csv", "posterior.jsonl", "throughput.jsonl"
 EVALUATION = "evaluation.jsonl"
@@ -72,7 +72,7 @@ def is_run_directory(directory: Path) -> bool:
 
 
 def read_run(directory: Path) -> Run:
-    metrics = [row for row in csv_rows(read_lines(directory / METRICS)) if "step" in row]
+    metrics = read_lines(directory / METRICS, has_head=True)
     settings = read_settings(directory / CONFIG)
     preview, picture = _newest_preview(directory / SAMPLES)
     events = [row for row in json_rows(read_lines(directory / EVENTS)[-MOST_EVENTS:]) if _is_event(row)]
@@ -81,8 +81,8 @@ def read_run(directory: Path) -> Run:
         facts=read_json(directory / FACTS),
         environment=read_json(directory / ENVIRONMENT),
         settings=settings,
-        training=spread([row for row in metrics if "loss" in row or "kl_weight" in row], MOST_ROWS),
-        validations=spread([row for row in metrics if "valid_elbo" in row], MOST_ROWS),
+        training=_table(metrics, ("loss", "kl_weight")),
+        validations=_table(metrics, ("valid_elbo",)),
         readings=_thinned(directory / READINGS),
         throughput=_thinned(directory / THROUGHPUT),
         events=events,
@@ -118,7 +118,7 @@ def read_posteriors(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
         return None
     if mean_NZ.ndim != 2 or mean_NZ.shape != logvar_NZ.shape:
         return None
-    finite_NZ = np.isfinite(mean_NZ) & np.isfinite(logvar_NZ)
+    finite_NZ = (np.abs(mean_NZ) <= LARGEST) & (np.abs(logvar_NZ) <= LARGEST)
     dimensions_Z = finite_NZ.any(axis=0)
     posteriors_N = finite_NZ[:, dimensions_Z].all(axis=1)
     chosen = np.ix_(posteriors_N, dimensions_Z)
@@ -127,6 +127,12 @@ def read_posteriors(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
 
 def _thinned(path: Path) -> list[Row]:
     return [row for row in json_rows(spread(read_lines(path), MOST_ROWS)) if number(row, "step") is not None]
+
+
+def _table(lines: Sequence[bytes], names: Sequence[str]) -> list[Row]:
+    """The rows that have one of these columns."""
+    rows = csv_rows(csv_lines(lines, names, MOST_ROWS))
+    return [row for row in rows if "step" in row and any(name in row for name in names)]
 
 
 def _is_event(row: Row) -> bool:

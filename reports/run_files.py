@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-ENVIRONMENT, EVENTS, FACTS = "environment.json", "events.jsonl", "run.json"
+ENVIRONMENT, EVENTS, FACTS, REPORT = "environment.json", "events.jsonl", "run.json", "report.html"
 PACKAGES = (
     *("torch", "lightning", "torchmetrics", "numpy", "pyarrow", "pandas", "matplotlib", "jsonargparse", "tokenizers"),
     *("tensorboard", "wandb", "mlflow-skinny"),

@@ -1,14 +1,13 @@
 """Files of a run directory that grow line by line -> rows; whatever they hold: half lines, other people's lines, nothing.
 
 A long run's files are thinned to what a page can show: rows spread evenly over the run, and always the last one. Numbers that are
-no numbers are None here; infinity counts as none.
+no numbers are None here; infinity counts as none, and so does what is next to it.
 """
 
 import csv
 import io
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,23 @@ Row = dict[str, Any]
 
 MOST_BYTES = 64_000_000
 """Of one file: what is longer is read from its end. Readings of 16 dimensions come to 800 bytes each."""
+MOST_HEAD = 100_000
+"""Bytes of a header."""
+LARGEST = 1e100
+"""What lies beyond is no measurement, and sums and squares of what is left are finite."""
 
 
-def read_lines(path: Path) -> list[bytes]:
-    """Whole lines; of a file that is not there, or cannot be read, none."""
+def read_lines(path: Path, *, has_head: bool = False) -> list[bytes]:
+    """Whole lines; of a file that is not there, or cannot be read, none. `has_head`: the first line is always among them."""
     try:
         with path.open("rb") as file:
+            head = [file.readline(MOST_HEAD).rstrip(b"\n")] if has_head else []
             end = file.seek(0, io.SEEK_END)
             file.seek(max(0, end - MOST_BYTES))
             lines = file.read().split(b"\n")
     except OSError:
         return []
-    return lines[1 if end > MOST_BYTES else 0 : -1]
+    return [*head, *lines[1:-1]] if end > MOST_BYTES else lines[:-1]
 
 
 def spread(lines: Sequence[Any], most: int) -> list[Any]:
@@ -43,6 +47,20 @@ def spread(lines: Sequence[Any], most: int) -> list[Any]:
 
 def json_rows(lines: Sequence[bytes]) -> list[Row]:
     return [row for row in map(_row_of, lines) if row is not None]
+
+
+def csv_lines(lines: Sequence[bytes], names: Container[str], most: int) -> list[bytes]:
+    """The header, and of the lines with something in one of these columns at most so many: to parse all takes seconds.
+
+    >>> csv_lines([b"step,a,b", b"1,2,", b"2,,3", b"3,,4"], ("b",), 9)
+    [b'step,a,b', b'2,,3', b'3,,4']
+    """
+    heads = [head.decode("utf-8", "replace") for head in lines[0].rstrip().split(b",")] if lines else []
+    places = [place for place, head in enumerate(heads) if head in names]
+    last = max(places, default=0) + 1
+    cut = ((line, line.rstrip().split(b",", last)) for line in lines[1:])
+    found = [line for line, fields in cut if any(fields[place] for place in places if place < len(fields))]
+    return [*lines[:1], *spread(found, most)]
 
 
 def csv_rows(lines: Sequence[bytes]) -> list[Row]:
@@ -94,7 +112,7 @@ def numbers(row: Mapping[str, Any], name: str) -> list[float | None]:
     value = row.get(name)
     if not isinstance(value, list):
         return []
-    return [one if type(one) is float and math.isfinite(one) else number({"": one}, "") for one in value]
+    return [one if type(one) is float and abs(one) <= LARGEST else number({"": one}, "") for one in value]
 
 
 def rows_in(row: Mapping[str, Any], name: str) -> list[Row]:
@@ -132,7 +150,4 @@ def _number(field: str) -> float | None:
 
 
 def _finite(value: float) -> float | None:
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:  # a whole number of 400 digits
-        return None
+    return float(value) if abs(value) <= LARGEST else None

@@ -1,6 +1,19 @@
 """A run directory -> the report on it, one HTML page: first what it came to and what to do, then everything that it rests on."""
 
-from reports.page import MOST_BYTES, embedded, fold, grid, page, pairs, paragraph, prose, said, section, table
+from reports.page import (
+    MOST_BYTES,
+    TABLE_ROWS,
+    embedded,
+    fold,
+    grid,
+    page,
+    pairs,
+    paragraph,
+    prose,
+    said,
+    section,
+    table,
+)
 from reports.run_directory import Run
 from reports.run_figures import collapse_figures, latent_figures, length_figure, loss_figures, speed_figure
 from reports.run_lines import row_in, text, texts
@@ -83,8 +96,11 @@ def _collapse(run: Run) -> str:
     if not run.readings:
         return _empty("Collapse", "There is no reading of the posterior (posterior.jsonl) yet.")
     rows = verdict_rows(run)
+    counted = (
+        f"All {len(rows)} verdicts" if len(rows) <= TABLE_ROWS else f"The first {TABLE_ROWS} of {len(rows):,} verdicts"
+    )
     verdicts = table(("from step", "verdict", "evidence"), rows, numbers=(0,), look="full first-short")
-    folded = verdicts if len(rows) <= 4 else fold(f"All {len(rows)} verdicts", verdicts)
+    folded = verdicts if len(rows) <= 4 else fold(counted, verdicts)
     return section("Collapse", [grid(collapse_figures(run)), folded])
 
 

@@ -35,6 +35,9 @@ SENTENCES = {
     "warming_up": "Too early to judge: the KL weight is still rising",
     "cannot_tell": "The readings do not decide yet whether the latent is used",
 }
+USED = "and the decoder uses it"
+"""What the evidence for healthy says where the decoder's answer was clear."""
+UNHEARD = "The latent carries something; whether the decoder uses it is not known for certain"
 UNWATCHED = "Nobody watched the posterior: whether it has collapsed is not known"
 UNREAD = "The posterior has not been read yet"
 
@@ -92,7 +95,8 @@ def tell(run: Run, now: float) -> Story:
     when = f"{'Since' if verdict != 'diverged' else 'At'} step {since:,}: " if since else ""
     doomed = f" If nothing changes, nothing will be left by step {dead_by:,}." if dead_by else ""
     why = f"{when}{evidence}.{doomed}" if evidence else "The monitor's last reading says so; its evidence is not there."
-    sentence = SENTENCES.get(verdict, spoken(verdict))
+    unheard = verdict == "healthy" and USED not in evidence
+    sentence = UNHEARD if unheard else SENTENCES.get(verdict, spoken(verdict))
     return Story(
         TONES.get(verdict, "open"), spoken(verdict), sentence, why, _next(run, verdict, event, is_of_it), state
     )

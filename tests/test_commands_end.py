@@ -74,5 +74,8 @@ def test_a_run_that_ends_well_says_so_last_and_nothing_on_stderr_but_that_the_ca
     with start(tmp_path, "--max_steps", "2") as process:
         out, err = process.communicate(timeout=120)
     assert process.returncode == 0
-    assert out.splitlines()[-1].startswith("done: validation ELBO")
+    *_, done, report = out.splitlines()
+    assert done.startswith("done: validation ELBO")
+    assert report.startswith(f"report  {tmp_path}")
+    assert report.endswith("report.html")
     assert {line.split(" ")[0] for line in err.splitlines()} <= {"building", "train:", "valid:", "test:"}

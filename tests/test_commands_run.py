@@ -60,7 +60,9 @@ def test_the_full_command_without_monitoring_and_compiled(tmp_path, cache_dir):
     ],
 )
 def test_the_commands_of_the_readme(tmp_path, cache_dir, words):
-    assert run(tmp_path, cache_dir, words, limits=SHORTER).splitlines()[-1].startswith("done: ")
+    *_, done, report = run(tmp_path, cache_dir, words, limits=SHORTER).splitlines()
+    assert done.startswith("done: ")
+    assert report == f"report  {tmp_path / 'run' / 'report.html'}"
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,25 @@ def test_it_prints_a_table_writes_json_and_appends_a_row(run, runs, tmp_path, ki
     assert str(runs[kind]) not in (runs[kind] / "evaluation.jsonl").read_text().replace(record["command"], "")
 
 
+def test_the_report_of_the_run_is_written_anew_or_it_is_said_why_not(run, runs, monkeypatch):
+    report = runs["tokens"] / "report.html"
+    words = (runs["tokens"], "--iw_sequences", 0)
+    assert run(*words).code == ExitCode.DONE
+    assert not report.exists()
+    report.write_text("old")
+    assert run(*words).code == ExitCode.DONE
+    assert "Measured on whole splits" in report.read_text(encoding="utf-8")
+
+    def fail(directory):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("using.evaluation_record.write_report", fail)
+    said = run(*words)
+    assert said.code == ExitCode.DONE
+    assert f"note: {report} cannot be written (No space left on device)" in said.out
+    report.unlink()
+
+
 def test_the_same_seed_gives_the_same_numbers(run, runs, tmp_path):
     records = []
     for number, seed in enumerate((0, 0, 1)):

@@ -311,8 +311,8 @@ def test_a_drawing_that_hangs_is_ended(tmp_path, painter, instead):
     painter.finish(0.1)
     assert process.returncode == -9
     assert painter.failure() == (
-        "ended after 0.1 s, as other programs or a slow disk held them up; "
-        f"`python -m monitors.figures {tmp_path}` draws them anew"
+        "ended after 0.1 s, as other programs or a slow disk held it up; "
+        f"`python -m monitors.figures {tmp_path}` does it anew"
     )
 
 

@@ -1,18 +1,21 @@
 """report.html: what it says of runs of every kind, that nothing in a run's directory can break it, and how it is written."""
 
 import json
+import os
 import random
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from reports.__main__ import main
 from reports.compare_page import compare_page, path_of
 from reports.page import MOST_BYTES
 from reports.run_directory import read_run
+from reports.run_lines import csv_rows
 from reports.run_page import run_page
 from reports.run_story import end_of, tell
 from reports.run_tables import differing_settings, survived_rows
@@ -75,6 +78,13 @@ def test_each_verdict_has_its_sentence_its_evidence_and_its_advice(verdict, tone
     assert story.sentence.startswith(sentence)
     assert story.why == "Since step 480: rate 2.5."
     assert (story.next[0] == "--free_bits 0.25 (the first nats of each dimension are free)") == (verdict != "healthy")
+
+
+def test_that_the_decoder_uses_the_latent_is_said_where_it_is_known(tmp_path):
+    unknown = "the latent carries something, and whether the decoder uses it is not known for certain; rate 2"
+    story = tell(read_run(make_run(tmp_path / "a", says=unknown)), NOW)
+    assert story.sentence == "The latent carries something; whether the decoder uses it is not known for certain"
+    assert tell(read_run(make_run(tmp_path / "b")), NOW).sentence.endswith("and the decoder uses it")
 
 
 @pytest.mark.parametrize(
@@ -191,6 +201,34 @@ def test_half_a_line_and_lines_of_others_are_passed_over(tmp_path):
     assert read_run(directory).readings == before.readings
 
 
+def test_numbers_at_the_edge_of_what_a_float_holds_are_left_out(tmp_path):
+    directory = make_run(tmp_path / "a")
+    for name in ("posterior.jsonl", "throughput.jsonl", "run.json", "metrics.csv"):
+        text = (directory / name).read_text()
+        (directory / name).write_text(text.replace("2.0", "1e308").replace("0.0", "-1e308").replace("1.5", "-1e308"))
+    huge_NZ = np.where(np.arange(12).reshape(6, 2) % 2, 1e308, -1e308)
+    np.savez(directory / "plots" / "posteriors.npz", mean_NZ=huge_NZ, logvar_NZ=huge_NZ)
+    assert page_of(directory).endswith("</html>\n")
+    assert compare_page([read_run(directory)] * 2, NOW).endswith("</html>\n")
+
+
+def test_a_very_long_metrics_csv_is_thinned_before_it_is_parsed(tmp_path, monkeypatch):
+    directory = make_run(tmp_path / "a")
+    head, *rows = (directory / "metrics.csv").read_text().splitlines()
+    more = [",".join([str(step), *rows[0].split(",")[1:]]) for step in range(1001, 50_000)]
+    last = ",".join(["50000", *rows[-1].split(",")[1:]])
+    write(directory / "metrics.csv", [head, *rows, *more, last])
+    parsed = []
+    monkeypatch.setattr("reports.run_directory.csv_rows", lambda lines: parsed.append(len(lines)) or csv_rows(lines))
+    run = read_run(directory)
+    assert parsed == [1001, 12]
+    assert (run.training[0]["step"], run.training[-1]["step"]) == (20, 49_999)
+    assert [row["step"] for row in run.validations] == [*range(100, 1001, 100), 50_000]
+    monkeypatch.setattr("reports.run_lines.MOST_BYTES", 1000)
+    tail = read_run(directory)
+    assert (tail.training[-1], tail.validations) == (run.training[-1], run.validations[-1:])
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_lies_in_the_directory_there_is_a_report(seed, tmp_path):
     """Values of other types, deep nests, huge numbers, cut and overwritten bytes."""
@@ -245,6 +283,10 @@ def test_a_report_stays_small_however_long_the_run_and_whatever_its_picture(tmp_
     )
     picture = directory / "samples" / "step-0001000.png"
     picture.write_bytes(picture.read_bytes() + bytes(3_000_000))
+    assert "All 50 verdicts" in page_of(directory)
+    row = event("verdict", 1, verdict="healthy", evidence="x")
+    write_rows(directory / "events.jsonl", [row] * 1500)
+    assert "The first 200 of 1,500 verdicts" in page_of(directory)
     page = page_of(directory)
     assert len(page.encode()) < MOST_BYTES / 2
     assert "The picture is too large for this page: samples/step-0001000.png" in page
@@ -279,6 +321,45 @@ def test_a_comparison_lays_runs_over_one_another(tmp_path):
     run = read_run(good)
     assert path_of(run) == [(row["valid_kl"], row["valid_nll"]) for row in run.validations]
     assert path_of(run._replace(validations=[]))[0] == (run.readings[0]["rate"], 30.0)
+
+
+def test_elbos_of_different_data_are_not_compared(tmp_path):
+    one, same, other = (make_run(tmp_path / name) for name in ("one", "same", "other"))
+    write(other / "config.yaml", ["lr: 0.001", "data_dir: others"])
+    (other / "run.json").write_text((one / "run.json").read_text().replace("900", "800"))
+    page = compare_page([read_run(one), read_run(same)], NOW)
+    assert "cannot be compared" not in page
+    assert "the lower left is better" in page
+    page = compare_page([read_run(one), read_run(other)], NOW)
+    assert (
+        "ELBOs of different data cannot be compared: these runs differ in <code>--data_dir</code>, the number of"
+        in page
+    )
+    assert "the lower left is better" not in page
+
+
+def test_what_is_no_run_is_left_out_with_a_note(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    make_run(Path("a"))
+    Path("empty").mkdir()
+    assert main(["a", "empty", "nowhere"]) == 0
+    said = capsys.readouterr()
+    assert said.out == "a/report.html\n"
+    assert said.err == (
+        "note: empty is no run: it has neither config.yaml nor metrics.csv; it is left out\n"
+        "note: nowhere: there is no such directory; it is left out\n"
+    )
+
+
+def test_what_killed_processes_left_is_removed_and_what_others_write_is_not(tmp_path):
+    directory = make_run(tmp_path / "a")
+    left, fresh = directory / ".report.html.1.new", directory / ".report.html.2.new"
+    left.touch()
+    fresh.touch()
+    os.utime(left, (0, 0))
+    assert main([str(directory)]) == 0
+    assert (directory / "report.html").is_file()
+    assert sorted(path.name for path in directory.glob(".*")) == [fresh.name]
 
 
 @pytest.mark.parametrize(

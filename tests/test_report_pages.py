@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from reports.compare_page import compare_page
-from reports.page import page
+from reports.page import fold, page
 from reports.run_directory import read_run
 from reports.run_page import run_page
 from tests.hostile import NAMES
@@ -100,6 +100,19 @@ def test_pages_fit_a_phone_and_a_screen_and_the_browser_has_nothing_to_complain_
         for width in WIDTHS
     }
     assert console == ""
+
+
+def test_folds_are_open_on_paper(tmp_path, browser):
+    lines = "".join(f"<p>{place}</p>" for place in range(200))
+    pages = []
+    for name, content in (("folded", page("a", [fold("All", lines)])), ("empty", page("a", [fold("All", "<p>1</p>")]))):
+        (tmp_path / f"{name}.html").write_text(content, encoding="utf-8")
+        command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        command += [f"--user-data-dir={tmp_path / 'profile'}", f"--print-to-pdf={tmp_path / name}.pdf"]
+        subprocess.run([*command, (tmp_path / f"{name}.html").as_uri()], capture_output=True, timeout=120, check=True)
+        pages.append(len(re.findall(rb"/Type\s*/Page\b", (tmp_path / f"{name}.pdf").read_bytes())))
+    assert pages[1] == 1
+    assert pages[0] > 3
 
 
 def test_what_does_not_fit_is_found(tmp_path, browser):

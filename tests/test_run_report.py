@@ -11,10 +11,13 @@ import pytest
 from lightning import Trainer
 
 import train_optimized
-from reports.run_files import read_events
+from reports.run_directory import read_run
+from reports.run_files import REPORT, read_events
+from reports.run_story import tell
 from tests.parquet_files import write_splits
 from training.events import RunEvents
 from training.exit_codes import DivergedError, Stopped, run_command
+from training.outcome import result_of
 from training.run_report import EVERY_SECONDS, RunReport
 
 
@@ -92,6 +95,34 @@ def test_a_report_that_cannot_be_written_is_said_and_ends_nothing(tmp_path, caps
     )
 
 
+def test_what_failed_before_the_end_is_said_beside_the_last_attempt(tmp_path, capsys):
+    report, drawing, _ = report_of(tmp_path, reason="no space left")
+    with report:
+        pass
+    assert drawing.did == [0.0, "urgent", 30.0]
+    assert "report.html cannot be written (no space left)" in capsys.readouterr().out
+
+
+def test_where_the_report_lies_is_said_of_one_written_at_the_end(tmp_path, capsys):
+    report, drawing, _ = report_of(tmp_path)
+    with report:
+        pass
+    assert capsys.readouterr().out == ""
+    vars(drawing)["start"] = lambda directory, is_urgent: (directory / REPORT).touch()
+    with report:
+        pass
+    assert capsys.readouterr().out == f"report  {tmp_path / REPORT}\n"
+
+
+def test_a_last_validation_of_nan_is_an_event_and_in_the_report(tmp_path):
+    trainer: Any = SimpleNamespace(callback_metrics={"valid_elbo": float("nan")}, global_step=7)
+    unused: Any = None
+    with pytest.raises(DivergedError, match="the validation ELBO is nan: training diverged"):
+        result_of(trainer, unused, unused, tmp_path, "steps", RunEvents(tmp_path))
+    story = tell(read_run(tmp_path), 0.0)
+    assert (story.verdict, story.why, story.state) == ("diverged", "the validation ELBO is nan", "Ended at step 7.")
+
+
 def test_other_processes_write_none(tmp_path):
     report, drawing, _ = report_of(tmp_path, writes=False)
     module: Any = None
@@ -101,7 +132,7 @@ def test_other_processes_write_none(tmp_path):
 
 
 @pytest.mark.draws
-def test_a_run_of_the_command_has_its_report_and_what_it_needs(tmp_path, monkeypatch):
+def test_a_run_of_the_command_has_its_report_and_what_it_needs(tmp_path, monkeypatch, capsys):
     rows = pa.table({"tokens": [[1, 2] * length for length in range(1, 9)]})
     write_splits(tmp_path / "data", train=rows, valid=rows)
     places = {"data_dir": "data", "output_dir": ".", "cache_dir": "cache", "run_name": "a", "width": "16", "heads": "2"}
@@ -110,6 +141,7 @@ def test_a_run_of_the_command_has_its_report_and_what_it_needs(tmp_path, monkeyp
     monkeypatch.setattr(sys, "argv", ["train_optimized.py", *words])
     monkeypatch.chdir(tmp_path)
     assert run_command(train_optimized.main, "train_optimized.py") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "report  a/report.html"
     page = (tmp_path / "a" / "report.html").read_text(encoding="utf-8")
     assert "Finished at step 2 of 2." in page
     assert "Not there, or not readable" not in page

@@ -36,7 +36,9 @@ def result_of(
     """After the last validation."""
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     if not math.isfinite(metrics["valid_elbo"]):
-        raise DivergedError(f"the validation ELBO is {metrics['valid_elbo']}: training diverged. Lower --lr.")
+        said = f"the validation ELBO is {metrics['valid_elbo']}"
+        events.note("diverged", trainer.global_step, said=said)
+        raise DivergedError(f"{said}: training diverged. Lower --lr.")
     result = RunResult(directory, metrics["valid_elbo"], metrics["valid_kl"])
     if trainer.is_global_zero:
         early = f" after step {trainer.global_step:,} of {plan.total_steps:,}, as --{ended_by} says"

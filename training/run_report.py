@@ -14,6 +14,7 @@ from typing import Any
 from lightning import Callback, LightningModule, Trainer
 
 from monitors.drawing import Drawing
+from reports.run_files import REPORT
 from training.events import RunEvents
 from training.exit_codes import DivergedError, Stopped, harmless
 
@@ -72,11 +73,15 @@ class RunReport(Callback):
                 self.events.note("failed", self._step, said=said)
         if self.writes:
             seconds = HURRIED_SECONDS if isinstance(error, Stopped) else SECONDS
+            self._tell()
             self._drawing.finish(0.0)  # what it writes is out of date, and at its low priority it may take long
             self._drawing.failure()
+            before = self._written_at()
             self._drawing.start(self.directory, is_urgent=True)
             self._drawing.finish(seconds)
             self._tell()
+            if error is None and self._written_at() != before:
+                print(harmless(f"report  {self.directory / REPORT}"), flush=True)
 
     def _write_if_due(self, step: int) -> None:
         self._step = step
@@ -85,6 +90,13 @@ class RunReport(Callback):
             self._not_before = now + EVERY_SECONDS
             self._drawing.start(self.directory)
             self._tell()
+
+    def _written_at(self) -> int | None:
+        """In the time of its own disk; None: there is none."""
+        try:
+            return (self.directory / REPORT).stat().st_mtime_ns
+        except OSError:
+            return None
 
     def _tell(self) -> None:
         reason = self._drawing.failure()

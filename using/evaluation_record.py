@@ -9,7 +9,9 @@ from typing import Any
 
 from dataset import SequenceDataModule
 from monitors.json_lines import JsonLines
-from reports.run_files import command_line, utc_now
+from reports.__main__ import write_report
+from reports.run_files import REPORT, command_line, utc_now
+from training.exit_codes import harmless
 from using.trained import Trained
 
 EVALUATION = "evaluation.jsonl"
@@ -32,9 +34,19 @@ def name_of(trained: Trained) -> str:
 
 
 def append_record(run: Path | None, record: dict[str, Any]) -> None:
-    """To the directory of the run, if the checkpoint lies in one."""
+    """To the directory of the run, if the checkpoint lies in one, and to its report, if it has one."""
     if run is None or not run.is_dir():
         return
     file = JsonLines(run / EVALUATION)
     file.append(record)
     file.finish()
+    if (run / REPORT).is_file():
+        _renew_report(run)
+
+
+def _renew_report(directory: Path) -> None:
+    try:
+        write_report(directory)
+    except OSError as error:
+        reason = error.strerror or error
+        print(harmless(f"note: {directory / REPORT} cannot be written ({reason}) and is as it was before"), flush=True)
