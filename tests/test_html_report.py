@@ -219,7 +219,12 @@ def test_a_very_long_metrics_csv_is_thinned_before_it_is_parsed(tmp_path, monkey
     last = ",".join(["50000", *rows[-1].split(",")[1:]])
     write(directory / "metrics.csv", [head, *rows, *more, last])
     parsed = []
-    monkeypatch.setattr("reports.run_directory.csv_rows", lambda lines: parsed.append(len(lines)) or csv_rows(lines))
+
+    def counted(lines):
+        parsed.append(len(lines))
+        return csv_rows(lines)
+
+    monkeypatch.setattr("reports.run_directory.csv_rows", counted)
     run = read_run(directory)
     assert parsed == [1001, 12]
     assert (run.training[0]["step"], run.training[-1]["step"]) == (20, 49_999)
