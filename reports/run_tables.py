@@ -55,14 +55,18 @@ def six_numbers(run: Run) -> list[tuple[str, str, str]]:
     asked = f"nats, at step {whole(probed, 'step') or 0:,}" if probed else "never asked"
     return [
         first,
-        ("Rate", _or_none(number(reading, "rate")), f"nats a {scope}, KL to the prior"),
+        ("Rate", _or_none(number(reading, "rate")), f"nats a {scope}, KL to the prior, latest in training"),
         (
             "Mutual information",
             _or_none(number(reading, "mutual_information")),
             f"nats, of at most {brief(cap)}" if cap is not None else "nats",
         ),
         ("Decoder use", _or_none(number(probed, "decoder_use")), (f"± {brief(error)} " if error else "") + asked),
-        ("Active units", "none" if active is None else f"{active:,} of {of:,}", "latent dimensions"),
+        (
+            "Active units",
+            "none" if active is None else f"{active:,} of {of:,}",
+            "latent dimensions, latest in training",
+        ),
         pace,
     ]
 

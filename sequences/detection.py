@@ -143,8 +143,8 @@ def _as_rows(given: _Given) -> Layout | None:
     if text and given.source.tokenizer is None:
         raise DataError(
             f"{given.where}: column {sequence!r} is text: say how to cut it with --tokenizer words, characters, bytes or "
-            f"the path of a tokenizer.json. If it names the variables of a long table of events: --kind events with "
-            f"--id_column, --time_column, --variable_column and --value_column."
+            f"the path of a tokenizer.json. If it names the sequences of a long table: --id_column {sequence}. If it names "
+            f"the variables of one: --kind events with --id_column, --time_column, --variable_column and --value_column."
         )
     return Layout(
         kind=kind,
