@@ -60,7 +60,7 @@ IN_RUNS = {
     ),
     *("analysis.json", "analysis.png", "trace.json", "plots", "samples", "checkpoints"),
     *("model.safetensors", "model.json", "latents.parquet", "reconstructed.parquet", "samples.parquet"),
-    *("between.parquet", "filled.parquet", "labels.csv", "collapse_caught.png"),
+    *("comparison.html", "between.parquet", "filled.parquet", "labels.csv", "collapse_caught.png"),
 }
 """What commands write into a run's directory, or beside it."""
 OF_USERS = {
