@@ -130,6 +130,8 @@ def main() -> None:
     if not words or words[0] in ("-h", "--help"):
         print(f"usage: {PROG} ACTION CHECKPOINT [--flag value ...]\n\n{__doc__}")
         raise SystemExit(ExitCode.DONE if words else ExitCode.USAGE)
+    if words[0] == "--version":
+        parse_command_line(Export, words, prog=PROG, description="")  # prints and leaves
     name = words[0]
     if name not in ACTIONS:
         hint = did_you_mean(name, ACTIONS)

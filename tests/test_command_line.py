@@ -445,7 +445,8 @@ def command(request, tmp_path) -> list[str]:
     path = ROOT / request.param if request.param != "demo" else tmp_path / "demo.py"
     if request.param == "demo":
         path.write_text(_DEMO_COMMAND)
-    return [sys.executable, "-X", "importtime", str(path)]
+    action = ["encode"] if request.param == "use_model.py" else []
+    return [sys.executable, "-X", "importtime", str(path), *action]
 
 
 @pytest.mark.parametrize("word", ["--help", "--print_config", "--version"])
