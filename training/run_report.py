@@ -15,8 +15,9 @@ from lightning import Callback, LightningModule, Trainer
 
 from monitors.drawing import Drawing
 from reports.run_files import REPORT
+from sequences.errors import SettingsError
 from training.events import RunEvents
-from training.exit_codes import DivergedError, Stopped, harmless
+from training.exit_codes import DivergedError, Stopped, UsageError, harmless
 
 EVERY_SECONDS = 60.0
 """A writing takes about 0.3 s of a core at the lowest priority, and 3 ms of training."""
@@ -67,6 +68,8 @@ class RunReport(Callback):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """However a run ends; what has its own event (NaN, a signal, a collapse) needs no other."""
+        if isinstance(error, UsageError | SettingsError):  # it never began, and leaves nothing
+            return
         if isinstance(error, Exception) and not isinstance(error, DivergedError):
             with suppress(OSError):  # the disk may be what failed
                 said = harmless(f"{type(error).__name__}: {error}")[:MOST_SAID]

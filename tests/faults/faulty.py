@@ -198,7 +198,7 @@ def no_figures() -> None:
     """They take half of so short a run's time, and are not what is looked at."""
     from monitors.drawing import Drawing
 
-    put(Drawing, "start", lambda *_: False)
+    put(Drawing, "start", lambda *_, **__: False)
 
 
 def in_hook(hook: str, at: int, act: Callable[[], Any]) -> None:
