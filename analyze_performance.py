@@ -23,22 +23,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import train_optimized
 import train_with_collapse_detection
-from performance.settings import MeasuringSettings
+from seqvae.cli.command_line import parse_command_line
+from seqvae.config.config_files import to_flat_dict
+from seqvae.config.flags import values_of
+from seqvae.config.profiling_settings import MeasuringSettings
+from seqvae.config.training_settings import TrainingSettings
+from seqvae.console import set_up_output, share_machine
+from seqvae.exit_codes import UsageError, harmless, run_command
 from train_optimized import OptimizedSettings
 from train_with_collapse_detection import ReferenceSettings
-from training.command_line import parse_command_line
-from training.config_files import to_flat_dict
-from training.console import set_up_output, share_machine
-from training.exit_codes import UsageError, harmless, run_command
-from training.flags import values_of
-from training.settings import TrainingSettings
 
 if TYPE_CHECKING:
     from lightning import Callback
 
-    from dataset import SequenceDataModule
-    from performance.contestant import Recipe
-    from reports.terminal import Ink
+    from seqvae.data.datamodule import SequenceDataModule
+    from seqvae.profiling.contestant import Recipe
+    from seqvae.terminal import Ink
 
 PROG = "analyze_performance.py"
 NUMBERS, FIGURE, TRACE = "analysis.json", "analysis.png", "trace{}.json"
@@ -82,9 +82,9 @@ def main() -> None:
     asked = read_settings(sys.argv[1:])
     share_machine()
 
-    from performance.contestant import Recipe  # only now: torch and Lightning take seconds, which --help must not
-    from reports.terminal import ink_for
-    from training.run import make_data
+    from seqvae.profiling.contestant import Recipe  # only now: torch and Lightning take seconds, which --help must not
+    from seqvae.terminal import ink_for
+    from seqvae.training.run import make_data
 
     set_up_output()
     recipes = [Recipe(name, training_settings(name, one), COMMANDS[name].callbacks) for name, one in asked.items()]
@@ -147,11 +147,11 @@ def training_words(words: Sequence[str]) -> list[str]:
 def analyse(
     recipes: "Sequence[Recipe]", measuring: MeasuringSettings, directory: Path, data: "SequenceDataModule", ink: "Ink"
 ) -> dict[str, Any]:
-    from performance import analysis
-    from performance.bottleneck import bottleneck_of
-    from reports.performance_figure import write_performance_figure
-    from reports.performance_numbers import as_dict
-    from reports.performance_table import performance_page
+    from seqvae.profiling import analysis
+    from seqvae.profiling.bottleneck import bottleneck_of
+    from seqvae.reports.performance_figure import write_performance_figure
+    from seqvae.reports.performance_numbers import as_dict
+    from seqvae.reports.performance_table import performance_page
 
     effort = analysis.Effort(measuring.num_iterations, measuring.warmup_iterations)
     names = [recipe.name for recipe in recipes]
@@ -172,8 +172,8 @@ def analyse(
 
 
 def advise(recipe: "Recipe", ink: "Ink") -> dict[str, Any]:
-    from performance import advise as trying
-    from reports.advice_table import advice_lines
+    from seqvae.profiling import advise as trying
+    from seqvae.reports.advice_table import advice_lines
 
     words = training_words(sys.argv[1:])
     advice = trying.advise(recipe, words, prog=COMMANDS[recipe.name].prog, say=say).as_dict()
@@ -184,7 +184,7 @@ def advise(recipe: "Recipe", ink: "Ink") -> dict[str, Any]:
 def find_batch(
     recipes: "Sequence[Recipe]", measuring: MeasuringSettings, directory: Path, data: "SequenceDataModule", ink: "Ink"
 ) -> dict[str, Any]:
-    from performance import find_batch as search
+    from seqvae.profiling import find_batch as search
 
     found = search.find_batch(recipes[0].settings, memory_limit_bytes=measuring.memory_limit_bytes, say=say)
     print("\n".join(search.describe(found, ink)))
@@ -223,7 +223,7 @@ def new_directory(given: str | None, output_dir: str, kind: str) -> Iterator[Pat
 def write_numbers(path: Path, asked: dict[str, Asked], data: "SequenceDataModule", content: dict[str, Any]) -> None:
     import torch
 
-    from reports.run_files import environment
+    from seqvae.reports.run_files import environment
 
     everything = {
         "machine": environment(sys.argv, threads=torch.get_num_threads()),

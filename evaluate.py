@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sequences.local_paths import refuse_no_paths
-from training.command_line import parse_command_line
-from training.console import set_up_output, share_machine
-from training.exit_codes import UsageError, run_command
-from using.settings import DataChoices, MachineChoices
-from using.words import leading
+from seqvae.cli.action_words import leading
+from seqvae.cli.command_line import parse_command_line
+from seqvae.config.inference_settings import DataChoices, MachineChoices
+from seqvae.console import set_up_output, share_machine
+from seqvae.exit_codes import UsageError, run_command
+from seqvae.local_paths import refuse_no_paths
 
 if TYPE_CHECKING:
-    from using.evaluation_numbers import Weighted
+    from seqvae.inference.evaluation_numbers import Weighted
 
 PROG = "evaluate.py"
 EXAMPLE = "python evaluate.py CHECKPOINT [--split test], or python evaluate.py --compare RUN RUN"
@@ -74,10 +74,10 @@ def main() -> None:
     refuse_no_file(settings.evaluation.json)
     set_up_output()
 
-    from reports.evaluation_page import comparison_lines, evaluation_lines  # only now: torch takes seconds
-    from reports.terminal import ink_for
-    from using.comparison import compare
-    from using.evaluation_record import append_record
+    from seqvae.inference.comparison import compare
+    from seqvae.inference.evaluation_record import append_record
+    from seqvae.reports.evaluation_page import comparison_lines, evaluation_lines  # only now: torch takes seconds
+    from seqvae.terminal import ink_for
 
     ink = ink_for(sys.stdout, os.environ)
     found = [evaluate_one(place, settings) for place in places]
@@ -130,12 +130,12 @@ def refuse_no_file(path: str | None) -> None:
 
 def evaluate_one(place: str, settings: EvaluateCommand) -> "tuple[dict[str, Any], Weighted | None, Path | None]":
     """The record of a model, and the directory of its run."""
-    from using.data import Labels, open_data
-    from using.evaluation_numbers import evaluate, weighted_nll
-    from using.evaluation_record import place_and_time
-    from using.probe import probe, refuse_no_probe
-    from using.splits import chosen_splits
-    from using.trained import open_trained
+    from seqvae.inference.data import Labels, open_data
+    from seqvae.inference.evaluation_numbers import evaluate, weighted_nll
+    from seqvae.inference.evaluation_record import place_and_time
+    from seqvae.inference.probe import probe, refuse_no_probe
+    from seqvae.inference.splits import chosen_splits
+    from seqvae.inference.trained import open_trained
 
     own, seed = settings.evaluation, settings.machine.seed
     trained = open_trained(place, settings.machine)
@@ -153,8 +153,8 @@ def evaluate_one(place: str, settings: EvaluateCommand) -> "tuple[dict[str, Any]
 def write_json(path: str, content: dict[str, Any]) -> None:
     import json
 
-    from monitors.json_lines import to_json
-    from using.output import new_file
+    from seqvae.inference.output import new_file
+    from seqvae.json_lines import to_json
 
     with new_file(Path(path).expanduser()) as partial:
         text = json.dumps(to_json(content), indent=1, ensure_ascii=False, allow_nan=False)

@@ -15,20 +15,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sequences.errors import DamagedFileError, DataError, StorageError
-from sequences.local_paths import refuse_no_paths
-from sequences.settings import BatchSettings, CacheSettings, LengthSettings, SourceSettings
-from training.command_line import parse_command_line
-from training.console import set_up_output, shell_word
-from training.exit_codes import ExitCode, harmless, run_command
-from training.flags import values_of
-from training.settings import TrainingSettings
+from seqvae.cli.command_line import parse_command_line
+from seqvae.config.data_settings import BatchSettings, CacheSettings, LengthSettings, SourceSettings
+from seqvae.config.flags import values_of
+from seqvae.config.training_settings import TrainingSettings
+from seqvae.console import set_up_output, shell_word
+from seqvae.errors import DamagedFileError, DataError, StorageError
+from seqvae.exit_codes import ExitCode, harmless, run_command
+from seqvae.local_paths import refuse_no_paths
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from reports.terminal import Ink
-    from sequences.cache import SequenceData
+    from seqvae.data.cache import SequenceData
+    from seqvae.terminal import Ink
 
 PROG = "inspect_data.py"
 
@@ -82,11 +82,11 @@ def main() -> ExitCode:
     )
     set_up_output(quiet=settings.report.check_only)
 
-    from reports.data_page import refusal_page  # only now: torch and others take seconds, which --help must not
-    from reports.terminal import ink_for
-    from sequences.cache import open_cache, prepare_cache
-    from sequences.file_check import survey_files
-    from sequences.side_tables import read_variable_embeddings
+    from seqvae.data.cache import open_cache, prepare_cache
+    from seqvae.data.parquet.file_check import survey_files
+    from seqvae.data.parquet.side_tables import read_variable_embeddings
+    from seqvae.reports.data_page import refusal_page  # only now: torch and others take seconds, which --help must not
+    from seqvae.terminal import ink_for
 
     ink = ink_for(sys.stdout, os.environ)
     try:
@@ -104,11 +104,11 @@ def main() -> ExitCode:
 
 def report(data: "SequenceData", settings: InspectSettings, ink: "Ink") -> ExitCode:
     """Of data that would train."""
-    from reports.data_numbers import Heading
-    from reports.data_page import data_page
-    from sequences.inspection import inspect_cache
-    from sequences.limits import resolve_limits
-    from sequences.plan import cut_batches
+    from seqvae.data.inspection import inspect_cache
+    from seqvae.data.limits import resolve_limits
+    from seqvae.data.plan import cut_batches
+    from seqvae.reports.data_numbers import Heading
+    from seqvae.reports.data_page import data_page
 
     own, batches, cap = settings.report, settings.batches, settings.lengths.max_sequence_length
     lengths_N = data.splits["train"].lengths_N
@@ -134,7 +134,7 @@ def report(data: "SequenceData", settings: InspectSettings, ink: "Ink") -> ExitC
     )
     print("\n".join(data_page(found, about, ink, own.rows)))
     if own.plot:
-        from reports.data_figure import write_data_figure
+        from seqvae.reports.data_figure import write_data_figure
 
         path = Path(own.plot_path or re.sub(r"[^\w.-]+", "_", f"{settings.name}_report.png")).expanduser()
         try:

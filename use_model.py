@@ -19,20 +19,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from training.command_line import parse_command_line
-from training.console import set_up_output, share_machine
-from training.exit_codes import ExitCode, UsageError, harmless, run_command
-from training.words import did_you_mean
-from using.settings import DataChoices, Encode, Export, Impute, Interpolate, Reconstruct, Sample
-from using.words import leading
+from seqvae.cli.action_words import leading
+from seqvae.cli.command_line import parse_command_line
+from seqvae.cli.flag_words import did_you_mean
+from seqvae.config.inference_settings import DataChoices, Encode, Export, Impute, Interpolate, Reconstruct, Sample
+from seqvae.console import set_up_output, share_machine
+from seqvae.exit_codes import ExitCode, UsageError, harmless, run_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pyarrow as pa
 
-    from dataset import SequenceDataModule
-    from using.trained import Trained
+    from seqvae.data.datamodule import SequenceDataModule
+    from seqvae.inference.trained import Trained
 
 PROG = "use_model.py"
 ORDER = ("train", "valid", "test", "pool")
@@ -43,13 +43,13 @@ ORDER = ("train", "valid", "test", "pool")
 
 
 def encode(trained: "Trained", asked: Encode, _: list[str]) -> "Iterator[pa.Table]":
-    from using import encoding
+    from seqvae.inference import encoding
 
     return encoding.encode(trained, *opened(trained, asked.data))
 
 
 def reconstruct(trained: "Trained", asked: Reconstruct, _: list[str]) -> "Iterator[pa.Table]":
-    from using import sampling
+    from seqvae.inference import sampling
 
     data, splits = opened(trained, asked.data)
     temperature, seed = asked.drawing.temperature, asked.machine.seed
@@ -57,14 +57,14 @@ def reconstruct(trained: "Trained", asked: Reconstruct, _: list[str]) -> "Iterat
 
 
 def sample(trained: "Trained", asked: Sample, _: list[str]) -> "Iterator[pa.Table]":
-    from using import sampling
+    from seqvae.inference import sampling
 
     own, seed = asked.sampling, asked.machine.seed
     return sampling.sampled(trained, own.count, temperature=own.temperature, length=own.length, seed=seed)
 
 
 def interpolate(trained: "Trained", asked: Interpolate, ids: list[str]) -> "Iterator[pa.Table]":
-    from using import sampling
+    from seqvae.inference import sampling
 
     data, splits = opened(trained, asked.data)
     temperature, seed = asked.drawing.temperature, asked.machine.seed
@@ -72,7 +72,7 @@ def interpolate(trained: "Trained", asked: Interpolate, ids: list[str]) -> "Iter
 
 
 def impute(trained: "Trained", asked: Impute, _: list[str]) -> "Iterator[pa.Table]":
-    from using import imputing
+    from seqvae.inference import imputing
 
     data, splits = opened(trained, asked.data)
     names = asked.imputing.variables
@@ -148,8 +148,8 @@ def main() -> None:
     share_machine()  # only now: what follows imports torch, which --help must not
     set_up_output()
 
-    from using.output import refuse_foreign_file
-    from using.trained import open_trained
+    from seqvae.inference.output import refuse_foreign_file
+    from seqvae.inference.trained import open_trained
 
     output = Path(asked.output.output or action.default).expanduser()
     if action.run is None:
@@ -163,7 +163,7 @@ def main() -> None:
 
 def opened(trained: "Trained", choices: DataChoices) -> "tuple[SequenceDataModule, list[str]]":
     """The data, and the splits to go through: all of them, where none is named."""
-    from using.data import chosen_split, open_data
+    from seqvae.inference.data import chosen_split, open_data
 
     data = open_data(trained, choices)
     there = [name for name in ORDER if name in data.data.splits]
@@ -181,8 +181,8 @@ def announce(trained: "Trained") -> None:
 
 
 def write(output: Path, tables: "Iterator[pa.Table]", name: str, trained: "Trained") -> None:
-    from reports.run_files import command_line
-    from using.output import write_parquet
+    from seqvae.inference.output import write_parquet
+    from seqvae.reports.run_files import command_line
 
     begin = time.perf_counter()
     about = {"command": command_line(sys.argv), "checkpoint": str(trained.path)}
@@ -202,8 +202,8 @@ def told(tables: "Iterator[pa.Table]") -> "Iterator[pa.Table]":
 
 
 def export(place: str, output: Path) -> None:
-    from using.exported import refuse_foreign, write_exported
-    from using.trained import open_trained
+    from seqvae.inference.exported import refuse_foreign, write_exported
+    from seqvae.inference.trained import open_trained
 
     refuse_foreign(output)
     trained = open_trained(place)

@@ -35,16 +35,16 @@ from benchmarks.ablation_measures import (
 from benchmarks.ablation_turns import Measured, Turns, measure_variants
 from benchmarks.generated import write_token_lists
 from benchmarks.measure import machine, print_table
-from sequences.demo import write_demo
-from sequences.description import Kind
-from sequences.sequence_set import LONGEST
+from seqvae.cli.command_line import parse_command_line
+from seqvae.config.training_settings import TrainingSettings
+from seqvae.console import share_machine
+from seqvae.data.demo.demo import write_demo
+from seqvae.data.description import Kind
+from seqvae.data.sequence_set import LONGEST
+from seqvae.exit_codes import run_command
+from seqvae.training.run import make_data
 from train_optimized import OptimizedSettings
 from train_with_collapse_detection import ReferenceSettings
-from training.command_line import parse_command_line
-from training.console import share_machine
-from training.exit_codes import run_command
-from training.run import make_data
-from training.settings import TrainingSettings
 
 PROG = "benchmarks.ablation"
 MODEL = ("--width", "256", "--depth", "3")

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import torch
 from lightning import Callback, LightningModule, Trainer
 
-from sequences.batches import Batch, EventBatch, TokenBatch, VectorBatch
-from sequences.cache import SequenceData
-from sequences.description import DataDescription
-from sequences.sequence_set import SequenceSet
+from seqvae.data.batches import Batch, EventBatch, TokenBatch, VectorBatch
+from seqvae.data.cache import SequenceData
+from seqvae.data.description import DataDescription
+from seqvae.data.sequence_set import SequenceSet
 
 ROWS_PER_GROUP = 1_000
 """Far fewer than pyarrow's own million, so that little is read for nothing."""

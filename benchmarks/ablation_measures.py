@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from training.settings import TrainingSettings
+from seqvae.config.training_settings import TrainingSettings
 
 VALIDATIONS_PER_EPOCH = 10
 

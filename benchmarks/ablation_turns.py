@@ -1,6 +1,7 @@
 """Variants of one training -> how fast each is in real tokens a second, validations included, and how much memory it takes.
 
-They are real runs in processes of their own (performance/contestant.py) and take turns. Not all of them fit into memory at a time:
+They are real runs in processes of their own (seqvae/profiling/contestant.py) and take turns. Not all of them
+fit into memory at a time:
 neighbours run in groups, and one variant runs in all groups. What is said of another one's speed is its ratio to that one in
 the same group, so that an hour at which the machine is slower hits both.
 """
@@ -17,13 +18,13 @@ import train_optimized
 import train_with_collapse_detection
 from benchmarks.ablation_measures import Variant
 from benchmarks.measure import median, spread
-from performance.contestant import Contestant, Recipe
-from performance.messages import Lap
-from sequences.settings import LoadingSettings
-from sequences.workers import resolve_loading
-from training.run import make_data
-from training.run_settings import ValidationSettings
-from training.settings import TrainingSettings
+from seqvae.config.data_settings import LoadingSettings
+from seqvae.config.run_settings import ValidationSettings
+from seqvae.config.training_settings import TrainingSettings
+from seqvae.data.workers import resolve_loading
+from seqvae.profiling.contestant import Contestant, Recipe
+from seqvae.profiling.messages import Lap
+from seqvae.training.run import make_data
 
 if TYPE_CHECKING:
     from lightning import Callback

@@ -13,12 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.bad_input_data import File, Value
-from sequences.batches import EventBatch, TokenBatch, VectorBatch
-from sequences.cache import SequenceData, open_cache
-from sequences.description import UNKNOWN
-from sequences.sequence_set import SequenceSet, read_meta
-from sequences.settings import LengthSettings
-from training.exit_codes import ExitCode
+from seqvae.config.data_settings import LengthSettings
+from seqvae.data.batches import EventBatch, TokenBatch, VectorBatch
+from seqvae.data.cache import SequenceData, open_cache
+from seqvae.data.description import UNKNOWN
+from seqvae.data.sequence_set import SequenceSet, read_meta
+from seqvae.exit_codes import ExitCode
 
 FORGED = "forged"
 """What hostile names say behind a line break: no line of an output may begin with it."""

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.bad_input_data import NAMES, PARTS, VARIABLES, File, Meant, as_it_is
-from sequences.local_paths import why_no_path
+from seqvae.local_paths import why_no_path
 
 Must = Literal["hold", "refuse", "any"]
 """Everything has to be in the cache | what is damaged has to be refused or left out | either, but nothing in between."""

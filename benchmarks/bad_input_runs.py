@@ -19,7 +19,7 @@ import inspect_data
 import train_optimized
 from benchmarks.bad_input_cases import Case, make_case
 from benchmarks.bad_input_checks import Ended, check_end, compare_cache
-from training.exit_codes import ExitCode, run_command
+from seqvae.exit_codes import ExitCode, run_command
 
 POLICIES = {
     "refuse": (),
@@ -87,7 +87,7 @@ def run_case(
     for policy in policies:
         if policy == "missing" and case.family != "values":
             continue
-        with nullcontext() if drawn else patch("training.previews.write_preview_figure"):
+        with nullcontext() if drawn else patch("seqvae.training.callbacks.previews.write_preview_figure"):
             ends[policy], found = _run_policy(case, policy, POLICIES[policy], scratch, run)
         wrong += [f"{policy}: {one}" for one in found]
         shutil.rmtree(scratch / "out")

@@ -92,7 +92,7 @@ def _work(seed: int, pipe: Connection) -> None:
     import torch
 
     importlib.import_module(
-        "training.run"
+        "seqvae.training.run"
     )  # Lightning keeps the outputs that it was imported with: not those of a case
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))

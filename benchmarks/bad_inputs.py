@@ -21,8 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.console import share_machine
-from training.exit_codes import run_command
+from seqvae.console import share_machine
+from seqvae.exit_codes import run_command
 
 if TYPE_CHECKING:
     from benchmarks.bad_input_runs import Outcome

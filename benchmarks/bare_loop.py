@@ -6,16 +6,16 @@ from itertools import islice
 import torch
 from torch import nn
 
-from dataset import SequenceDataModule
-from models.sequence_vae import SequenceVAE
-from sequences.batches import Batch
-from sequences.description import DataDescription
-from training.memory import keep_freed_memory
-from training.module import TRAINING, make_optimizer, noise_seed, seed_noise
-from training.network import make_ready
-from training.objective import free_bits_in_force, negative_elbo
-from training.precision import DTYPES, precision_in_force
-from training.settings import TrainingSettings
+from seqvae.config.training_settings import TrainingSettings
+from seqvae.data.batches import Batch
+from seqvae.data.datamodule import SequenceDataModule
+from seqvae.data.description import DataDescription
+from seqvae.models.sequence_vae import SequenceVAE
+from seqvae.training.callbacks.memory import keep_freed_memory
+from seqvae.training.module import TRAINING, make_optimizer, noise_seed, seed_noise
+from seqvae.training.network import make_ready
+from seqvae.training.objective import free_bits_in_force, negative_elbo
+from seqvae.training.precision import DTYPES, precision_in_force
 
 
 class BareLoop:

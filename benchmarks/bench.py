@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.pages import FIGURES, read_figures, rewrite_pages
-from training.exit_codes import run_command
+from seqvae.exit_codes import run_command
 
 
 class Form(NamedTuple):

@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 from benchmarks.measure import machine, print_table
 from benchmarks.same_run import MOST_TOLD, differences_of_runs
-from monitors.json_lines import read_rows
-from training.checkpoint_files import read_lazily
-from training.exit_codes import run_command
-from training.resume import find_checkpoint
+from seqvae.exit_codes import run_command
+from seqvae.json_lines import read_rows
+from seqvae.training.run_directory.checkpoint_files import read_lazily
+from seqvae.training.run_directory.resume import find_checkpoint
 
 ROOT = Path(__file__).parent.parent
 SHARE_EARLY = 0.15

@@ -22,8 +22,8 @@ from typing import Any
 from benchmarks.measure import machine
 from benchmarks.zoo_report import report
 from benchmarks.zoo_species import ALL_DATA, FREE_DATA, HALVES, Species, all_species
-from training.console import share_machine
-from training.exit_codes import UsageError, run_command
+from seqvae.console import share_machine
+from seqvae.exit_codes import UsageError, run_command
 
 PROG = "benchmarks.collapse_zoo"
 DEFAULT_DIRECTORY = "runs/zoo"

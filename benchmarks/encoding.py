@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from benchmarks.measure import as_commands_run, interleaved_seconds, machine, median, print_table, spread
-from training.exit_codes import UsageError, run_command
+from seqvae.exit_codes import UsageError, run_command
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dataset import SequenceDataModule
-    from using.trained import Trained
+    from seqvae.data.datamodule import SequenceDataModule
+    from seqvae.inference.trained import Trained
 
 SETS: dict[str, tuple[str, ...]] = {
     "moses_smiles": ("--tokenizer", "characters"),
@@ -60,10 +60,10 @@ def main() -> None:
 
 
 def two_steps(name: str, directory: str) -> "Trained":
+    from seqvae.cli.command_line import parse_command_line
+    from seqvae.inference.trained import open_trained
+    from seqvae.training.run import fit
     from train_optimized import OptimizedSettings
-    from training.command_line import parse_command_line
-    from training.run import fit
-    from using.trained import open_trained
 
     folder = os.environ.get("SEQVAE_REAL_DATA")
     if not folder:
@@ -75,11 +75,11 @@ def two_steps(name: str, directory: str) -> "Trained":
 
 
 def speed_of(name: str, trained: "Trained", directory: Path, rounds: int) -> dict[str, Any]:
-    from using.data import open_data
-    from using.encoding import encode
-    from using.output import write_parquet
-    from using.settings import DataChoices
-    from using.trained import at_work
+    from seqvae.config.inference_settings import DataChoices
+    from seqvae.inference.data import open_data
+    from seqvae.inference.encoding import encode
+    from seqvae.inference.output import write_parquet
+    from seqvae.inference.trained import at_work
 
     data, split = open_data(trained, DataChoices()), SPLITS[name]
     batches = list(batches_as_encoded(data, split))
@@ -108,8 +108,8 @@ def speed_of(name: str, trained: "Trained", directory: Path, rounds: int) -> dic
 def batches_as_encoded(data: "SequenceDataModule", split: str) -> Iterator[Any]:
     import numpy as np
 
-    from training.evaluation import STEPS_AT_ONCE, cut_ascending
-    from using.streaming import windows
+    from seqvae.inference.evaluation import STEPS_AT_ONCE, cut_ascending
+    from seqvae.inference.streaming import windows
 
     stored = data.split(split)
     lengths_N = np.asarray(stored.lengths_N)
@@ -121,10 +121,10 @@ def batches_as_encoded(data: "SequenceDataModule", split: str) -> Iterator[Any]:
 
 def memory_of(name: str, trained: "Trained", directory: Path) -> list[dict[str, Any]]:
     """One file with the same split PASSES times behind each other."""
-    from using.data import open_data
-    from using.encoding import encode
-    from using.output import write_parquet
-    from using.settings import DataChoices
+    from seqvae.config.inference_settings import DataChoices
+    from seqvae.inference.data import open_data
+    from seqvae.inference.encoding import encode
+    from seqvae.inference.output import write_parquet
 
     data = open_data(trained, DataChoices())
     held: list[tuple[int, float]] = []

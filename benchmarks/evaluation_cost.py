@@ -25,19 +25,19 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 
 from benchmarks.measure import as_commands_run, interleaved_seconds, machine, median, print_table, spread
-from dataset import SequenceDataModule
-from models.sequence_vae import SequenceVAE
-from models.settings import ModelSettings
-from sequences.batches import Batch
-from sequences.demo import write_demo
-from sequences.description import Kind
-from sequences.settings import CacheSettings, SourceSettings
-from training.console import set_up_output
-from training.evaluation import batches_of, importance_weighted_nll
-from using.data import open_data
-from using.settings import DataChoices
-from using.splits import chosen_splits
-from using.trained import open_trained
+from seqvae.config.data_settings import CacheSettings, SourceSettings
+from seqvae.config.inference_settings import DataChoices
+from seqvae.config.model_settings import ModelSettings
+from seqvae.console import set_up_output
+from seqvae.data.batches import Batch
+from seqvae.data.datamodule import SequenceDataModule
+from seqvae.data.demo.demo import write_demo
+from seqvae.data.description import Kind
+from seqvae.inference.data import open_data
+from seqvae.inference.evaluation import batches_of, importance_weighted_nll
+from seqvae.inference.splits import chosen_splits
+from seqvae.inference.trained import open_trained
+from seqvae.models.sequence_vae import SequenceVAE
 
 PROG = "benchmarks.evaluation_cost"
 WANTED = 0.8

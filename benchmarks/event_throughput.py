@@ -25,12 +25,12 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.bare_loop import BareLoop, endless
 from benchmarks.measure import machine, median, print_table, spread
 from benchmarks.set_loop_reference import SetLoopVAE
-from sequences.batches import EventBatch
+from seqvae.cli.command_line import parse_command_line
+from seqvae.config.training_settings import TrainingSettings
+from seqvae.data.batches import EventBatch
+from seqvae.exit_codes import run_command
+from seqvae.training.run import make_data
 from train_optimized import OptimizedSettings
-from training.command_line import parse_command_line
-from training.exit_codes import run_command
-from training.run import make_data
-from training.settings import TrainingSettings
 
 TEN_MILLION = ("--width", "448", "--depth", "2", "--heads", "2")
 """As many weights as SeqSetVAE, as many heads, and as many layers: two to encode, two to decode."""

@@ -16,10 +16,10 @@ import use_model
 from analyze_performance import AnalyzeOptimized
 from evaluate import EvaluateCommand
 from inspect_data import InspectSettings
+from seqvae.cli.command_line import PRESETS_DIR, control_flags
+from seqvae.config.flags import flags_of
 from train_optimized import OptimizedSettings
 from train_with_collapse_detection import ReferenceSettings
-from training.command_line import PRESETS_DIR, control_flags
-from training.flags import flags_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.measure import as_commands_run, machine, print_table
-from training.exit_codes import UsageError, run_command
+from seqvae.exit_codes import UsageError, run_command
 
 if TYPE_CHECKING:
-    from using.bootstrap import Interval
+    from seqvae.inference.bootstrap import Interval
 
 PROG = "benchmarks.latents"
 
@@ -53,10 +53,10 @@ def main() -> None:
 
 
 def probed(name: str, run: str | None, words: list[str]) -> dict[str, Any]:
-    from using.data import Labels, open_data
-    from using.probe import probe
-    from using.settings import DataChoices
-    from using.trained import open_trained
+    from seqvae.config.inference_settings import DataChoices
+    from seqvae.inference.data import Labels, open_data
+    from seqvae.inference.probe import probe
+    from seqvae.inference.trained import open_trained
 
     folder = os.environ.get("SEQVAE_REAL_DATA")
     if not folder:
@@ -80,9 +80,9 @@ def probed(name: str, run: str | None, words: list[str]) -> dict[str, Any]:
 
 
 def trained_run(data_dir: Path, words: list[str]) -> Path:
+    from seqvae.cli.command_line import parse_command_line
+    from seqvae.training.run import fit
     from train_optimized import OptimizedSettings, callbacks
-    from training.command_line import parse_command_line
-    from training.run import fit
 
     given = ["--data_dir", str(data_dir), "--fast_detection", *words]
     settings = parse_command_line(OptimizedSettings, given, prog=PROG, description="")

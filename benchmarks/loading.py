@@ -27,16 +27,16 @@ from torch.utils.data import DataLoader
 
 from benchmarks.generated import write_token_lists
 from benchmarks.measure import in_own_process, interleaved_seconds, machine, median, print_table, spread
-from sequences.batches import TokenBatch
-from sequences.cache import open_cache, prepare_cache
-from sequences.demo import log_normal_lengths
-from sequences.limits import Limits
-from sequences.loader import BatchLoader
-from sequences.plan import Plan, cut_batches, padding_efficiency, plan_epoch
-from sequences.sequence_set import SequenceSet
-from sequences.settings import CacheSettings, LengthSettings, LoadingSettings, SourceSettings
-from sequences.workers import resolve_loading
-from training.exit_codes import run_command
+from seqvae.config.data_settings import CacheSettings, LengthSettings, LoadingSettings, SourceSettings
+from seqvae.data.batches import TokenBatch
+from seqvae.data.cache import open_cache, prepare_cache
+from seqvae.data.demo.demo import log_normal_lengths
+from seqvae.data.limits import Limits
+from seqvae.data.loader import BatchLoader
+from seqvae.data.plan import Plan, cut_batches, padding_efficiency, plan_epoch
+from seqvae.data.sequence_set import SequenceSet
+from seqvae.data.workers import resolve_loading
+from seqvae.exit_codes import run_command
 
 BATCH = 64
 TIMED_BATCHES = 200

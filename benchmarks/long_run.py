@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from benchmarks.measure import as_commands_run, machine, print_table
-from training.exit_codes import run_command
+from seqvae.exit_codes import run_command
 
 EVERY_N_STEPS = 50
 SMALL = ("--width", "32", "--depth", "1", "--tokens_per_batch", "1000", "--fast_detection", "--max_epochs", "1000")
@@ -49,10 +49,10 @@ def held_while_training(steps: int, words: list[str]) -> list[tuple[int, int, in
     from lightning import Callback
 
     import train_optimized
+    from seqvae.cli.command_line import parse_command_line
+    from seqvae.console import set_up_output
+    from seqvae.training.run import fit
     from train_optimized import OptimizedSettings
-    from training.command_line import parse_command_line
-    from training.console import set_up_output
-    from training.run import fit
 
     held: list[tuple[int, int, int]] = []
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import psutil
 
-from training.console import share_machine
-from training.precision import cpu_has_bf16_units
+from seqvae.console import share_machine
+from seqvae.training.precision import cpu_has_bf16_units
 
 
 def interleaved_seconds(candidates: Mapping[str, Callable[[], object]], repeats: int = 5) -> dict[str, list[float]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import as_commands_run, machine, print_table
-from training.exit_codes import UsageError, run_command
+from seqvae.exit_codes import UsageError, run_command
 
 PROG = "benchmarks.molecules"
 COUNT = 10_000
@@ -52,11 +52,11 @@ def rows_of(run: Path, data_dir: Path) -> list[dict[str, Any]]:
     import pyarrow.parquet as pq
 
     from examples.molecules.chemistry import quality
-    from training.evaluation import batches_of, posterior_statistics
-    from using.data import open_data
-    from using.sampling import sampled
-    from using.settings import DataChoices
-    from using.trained import open_trained
+    from seqvae.config.inference_settings import DataChoices
+    from seqvae.inference.data import open_data
+    from seqvae.inference.evaluation import batches_of, posterior_statistics
+    from seqvae.inference.sampling import sampled
+    from seqvae.inference.trained import open_trained
 
     trained = open_trained(str(run / "checkpoints" / "last.ckpt"))
     begin = time.perf_counter()

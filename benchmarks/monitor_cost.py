@@ -21,15 +21,15 @@ from lightning import Callback, LightningModule, Trainer
 import train_optimized
 import train_with_collapse_detection as closest
 from benchmarks.measure import machine, median, print_table
-from monitors import PosteriorMetricsMonitor
-from monitors.publisher import Publisher
+from seqvae.cli.command_line import parse_command_line
+from seqvae.config.run_settings import MonitoringSettings, Watch
+from seqvae.config.training_settings import TrainingSettings
+from seqvae.console import set_up_output, share_machine
+from seqvae.exit_codes import run_command
+from seqvae.monitors import PosteriorMetricsMonitor
+from seqvae.monitors.publisher import Publisher
+from seqvae.training.run import fit
 from train_optimized import OptimizedSettings
-from training.command_line import parse_command_line
-from training.console import set_up_output, share_machine
-from training.exit_codes import run_command
-from training.run import fit
-from training.run_settings import MonitoringSettings, Watch
-from training.settings import TrainingSettings
 
 PROG = "benchmarks.monitor_cost"
 

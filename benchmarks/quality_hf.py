@@ -22,12 +22,12 @@ from torch.utils.data import DataLoader
 
 from benchmarks.quality_contest import Candidate, Stretch
 from benchmarks.quality_ours import WARMUP_STEPS, settings_of
-from sequences.batches import TokenBatch
-from training.module import VALIDATION, noise_seed, seed_noise
-from training.network import build_network
-from training.objective import free_bits_in_force, negative_elbo
-from training.run import make_data
-from training.settings import TrainingSettings
+from seqvae.config.training_settings import TrainingSettings
+from seqvae.data.batches import TokenBatch
+from seqvae.training.module import VALIDATION, noise_seed, seed_noise
+from seqvae.training.network import build_network
+from seqvae.training.objective import free_bits_in_force, negative_elbo
+from seqvae.training.run import make_data
 
 BATCH = 64
 

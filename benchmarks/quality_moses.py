@@ -39,7 +39,7 @@ from torch import Tensor
 
 from benchmarks.quality_contest import Candidate, Stretch
 from benchmarks.quality_data import MOLECULES_VALIDATED_ON
-from monitors.formulas import gaussian_kl
+from seqvae.monitors.formulas import gaussian_kl
 
 WHEEL = "molsets-0.3.1-py3-none-any.whl"
 SHA256 = "7f4450e3ebecebe79c3a2a55950c93daddee071120daf64a163d03481e811d34"

@@ -7,9 +7,9 @@ from pathlib import Path
 import train_optimized
 import train_with_collapse_detection
 from benchmarks.quality_contest import Candidate, Stretch
-from performance.contestant import Contestant, Recipe
-from training.command_line import parse_command_line
-from training.settings import TrainingSettings
+from seqvae.cli.command_line import parse_command_line
+from seqvae.config.training_settings import TrainingSettings
+from seqvae.profiling.contestant import Contestant, Recipe
 
 RATES = (3e-4, 1e-3, 3e-3)
 """The grid of all sides; 3e-4 is MOSES' own, 3e-3 ours."""

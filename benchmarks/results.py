@@ -24,15 +24,15 @@ from torch import Tensor, nn
 
 from benchmarks.measure import machine, print_table
 from benchmarks.results_tables import differences_to, latent_row, likelihood_row, truth_row
-from dataset import SequenceDataModule
-from models.sequence_vae import SequenceVAE, VAEOutput
-from sequences.batches import Batch
-from sequences.cache import default_cache_dir
-from sequences.demo import read_tokens, read_truth, write_demo
-from sequences.demo_tokens import TokenTruth
-from train_optimized import OptimizedSettings
-from training.command_line import parse_command_line
-from training.evaluation import (
+from seqvae.cli.command_line import parse_command_line
+from seqvae.config.training_settings import TrainingSettings
+from seqvae.data.batches import Batch
+from seqvae.data.cache import default_cache_dir
+from seqvae.data.datamodule import SequenceDataModule
+from seqvae.data.demo.demo import read_tokens, read_truth, write_demo
+from seqvae.data.demo.demo_tokens import TokenTruth
+from seqvae.exit_codes import UsageError, run_command
+from seqvae.inference.evaluation import (
     Estimate,
     PosteriorStatistics,
     SequenceNLL,
@@ -41,11 +41,11 @@ from training.evaluation import (
     mean_of,
     posterior_statistics,
 )
-from training.exit_codes import UsageError, run_command
-from training.network import build_network
-from training.run import fit, make_data
-from training.settings import TrainingSettings
-from training.stored_network import load_weights, rebuild_network
+from seqvae.models.sequence_vae import SequenceVAE, VAEOutput
+from seqvae.training.network import build_network
+from seqvae.training.run import fit, make_data
+from seqvae.training.stored_network import load_weights, rebuild_network
+from train_optimized import OptimizedSettings
 
 PROG = "benchmarks.results"
 DEMO = "demo"

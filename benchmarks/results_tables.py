@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from training.evaluation import Estimate, PosteriorStatistics, SequenceNLL, mean_of
+from seqvae.inference.evaluation import Estimate, PosteriorStatistics, SequenceNLL, mean_of
 
 NAMES = {"moses_smiles": "MOSES", "japanese_vowels": "JapaneseVowels", "physionet2012": "PhysioNet 2012"}
 

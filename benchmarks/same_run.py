@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from monitors.json_lines import read_rows
+from seqvae.json_lines import read_rows
 
 CLOCKED_COLUMNS = {"seconds", "steps_per_second"}
 """Of metrics.csv."""

@@ -12,10 +12,10 @@ import json
 import sys
 from pathlib import Path
 
+from seqvae.cli.command_line import parse_command_line
+from seqvae.console import share_machine
+from seqvae.exit_codes import run_command
 from train_optimized import OptimizedSettings
-from training.command_line import parse_command_line
-from training.console import share_machine
-from training.exit_codes import run_command
 
 PROG = "benchmarks.scaling"
 SEQUENCES = (10_000, 100_000, 1_000_000, 10_000_000)

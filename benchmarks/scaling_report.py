@@ -10,7 +10,7 @@ from benchmarks.measure import machine, print_table
 from benchmarks.scaling_laws import Curve, Panel, draw_panels
 from benchmarks.scaling_sequences import run_sequences
 from benchmarks.scaling_steps import BASE, Sweep, run_sweep
-from models.settings import ModelSettings
+from seqvae.config.model_settings import ModelSettings
 
 ROUNDS = 5
 

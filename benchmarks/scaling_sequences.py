@@ -15,13 +15,13 @@ from benchmarks.generated import write_token_lists
 from benchmarks.measure import in_own_process, interleaved_seconds, median, print_table, spread
 from benchmarks.scaling_laws import Curve, Panel, draw_panels
 from benchmarks.scaling_steps import BASE, token_training
-from models.settings import ModelSettings
-from sequences.cache import open_cache, prepare_cache
-from sequences.limits import Limits
-from sequences.loader import BatchLoader
-from sequences.plan import choose_batches, cut_batches, plan_epoch
-from sequences.settings import CacheSettings, LengthSettings, LoadingSettings, SourceSettings
-from sequences.workers import resolve_loading
+from seqvae.config.data_settings import CacheSettings, LengthSettings, LoadingSettings, SourceSettings
+from seqvae.config.model_settings import ModelSettings
+from seqvae.data.cache import open_cache, prepare_cache
+from seqvae.data.limits import Limits
+from seqvae.data.loader import BatchLoader
+from seqvae.data.plan import choose_batches, cut_batches, plan_epoch
+from seqvae.data.workers import resolve_loading
 
 STEPS = 4
 """Optimizer steps that are timed together: batches of long sequences and of short ones."""

@@ -19,20 +19,24 @@ from unittest.mock import patch
 from lightning import Callback, LightningModule, Trainer
 
 import train_optimized
+from seqvae.cli.command_line import parse_command_line
+from seqvae.config.training_settings import TrainingSettings
+from seqvae.console import set_up_output
+from seqvae.training.run import fit
 from train_optimized import OptimizedSettings
-from training.command_line import parse_command_line
-from training.console import set_up_output
-from training.run import fit
-from training.settings import TrainingSettings
 
 PROG = "benchmarks.scaling_start"
 
 STAGES = {
-    "open": ("dataset.prepare_cache", "dataset.open_cache"),
-    "cut": ("dataset.grid_lengths", "dataset.rounded_up", "dataset.cut_batches"),
-    "plan": ("dataset.plan_epoch",),
-    "padding": ("dataset.padding_efficiency", "dataset.grid_efficiency"),
-    "checksum": ("training.run.identity_of",),
+    "open": ("seqvae.data.datamodule.prepare_cache", "seqvae.data.datamodule.open_cache"),
+    "cut": (
+        "seqvae.data.datamodule.grid_lengths",
+        "seqvae.data.datamodule.rounded_up",
+        "seqvae.data.datamodule.cut_batches",
+    ),
+    "plan": ("seqvae.data.datamodule.plan_epoch",),
+    "padding": ("seqvae.data.datamodule.padding_efficiency", "seqvae.data.datamodule.grid_efficiency"),
+    "checksum": ("seqvae.training.run.identity_of",),
 }
 """What grows with the number of sequences, by the names under which the run calls it."""
 

@@ -14,9 +14,9 @@ import torch
 from benchmarks.bare_loop import BareLoop
 from benchmarks.measure import interleaved_seconds, median, print_table, spread
 from benchmarks.scaling_laws import Curve
-from models.settings import ModelSettings
-from sequences.batches import TokenBatch
-from sequences.description import DataDescription
+from seqvae.config.model_settings import ModelSettings
+from seqvae.data.batches import TokenBatch
+from seqvae.data.description import DataDescription
 from train_optimized import OptimizedSettings
 
 VOCABULARY = 5000

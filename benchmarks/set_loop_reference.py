@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from sequences.batches import EventBatch
+from seqvae.data.batches import EventBatch
 
 GIVEN_WIDTH = 768
 """Of the vectors that stand for variables: those of a language model."""

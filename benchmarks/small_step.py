@@ -14,12 +14,12 @@ from typing import Any
 from lightning import Callback, LightningModule, Trainer
 
 from benchmarks.bare_loop import BareLoop, endless
-from dataset import SequenceDataModule
-from performance.baton import data_of
-from performance.contestant import Recipe, measurable
-from sequences.batches import Batch
-from training.console import set_up_output
-from training.run import fit, make_data
+from seqvae.console import set_up_output
+from seqvae.data.batches import Batch
+from seqvae.data.datamodule import SequenceDataModule
+from seqvae.profiling.baton import data_of
+from seqvae.profiling.contestant import Recipe, measurable
+from seqvae.training.run import fit, make_data
 
 LEAD = 4
 """Steps of each turn that do not count."""

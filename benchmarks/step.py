@@ -3,8 +3,9 @@
     python -m benchmarks.step [--short] [--part recipes|loop|compile]
 
 recipes: generated tokens with log-normal lengths (mean 75), 7 million parameters; and the event model of 10 million on
-physionet2012 below SEQVAE_REAL_DATA, or demo events. Runs of the real commands take turns (performance/contestant.py); in between,
-a square product of matrices says what the machine can do at that hour, in the precision of the optimized run: bf16 where the CPU
+physionet2012 below SEQVAE_REAL_DATA, or demo events. Runs of the real commands take turns (seqvae/profiling/contestant.py);
+in between, a square product of matrices says what the machine can do at that hour,
+in the precision of the optimized run: bf16 where the CPU
 has units for it, else float32. A model's FLOPs are counted by torch on its own batches; those for padding are left out.
 loop: the real loader against batches that lie ready, and Lightning's Trainer against a bare loop, at a step of about 10 ms.
 compile: the recipe of the tokens with --compile_model and without, after its warm-up.
@@ -27,12 +28,12 @@ import train_with_collapse_detection
 from benchmarks.generated import write_token_lists
 from benchmarks.measure import as_commands_run, machine, median, print_table, spread
 from benchmarks.small_step import CACHED, LOADED, TRAINED, time_small_steps
-from monitors.flops import product_peak
-from performance.contestant import Contestant, Recipe
-from performance.messages import Lap, Turn
-from training.command_line import parse_command_line
-from training.exit_codes import run_command
-from training.precision import DTYPES, Precision, precision_in_force
+from seqvae.cli.command_line import parse_command_line
+from seqvae.exit_codes import run_command
+from seqvae.monitors.flops import product_peak
+from seqvae.profiling.contestant import Contestant, Recipe
+from seqvae.profiling.messages import Lap, Turn
+from seqvae.training.precision import DTYPES, Precision, precision_in_force
 
 SEQUENCES = 40_000
 TOKEN_MODEL = ("--width", "256", "--depth", "3", "--vocabulary_size", "5000")

@@ -34,7 +34,7 @@ from benchmarks.quality_data import write_demo_tokens, write_molecules
 from benchmarks.quality_hf import hugging_face
 from benchmarks.quality_ours import RATES, optimized, reference
 from benchmarks.quality_report import Side, report_choice, report_race
-from training.exit_codes import run_command
+from seqvae.exit_codes import run_command
 
 PROG = "benchmarks.time_to_quality"
 TOKENS_MODEL = ("--width", "256", "--depth", "3", "--vocabulary_size", "5000")

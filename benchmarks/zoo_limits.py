@@ -7,8 +7,8 @@ import math
 from typing import NamedTuple
 
 from benchmarks.zoo_truth import Measured
-from monitors.verdict import VerdictName
-from training.evaluation import Estimate
+from seqvae.inference.evaluation import Estimate
+from seqvae.monitors.detection.verdict import VerdictName
 
 USED, USED_ERRORS = 0.5, 4.0
 """The decoder listens: half a nat is lost with another sequence's z, and chance would do that once in 30,000 runs."""

@@ -6,14 +6,14 @@ In: a record of `zoo_runs.py`. Out: the verdict in force after each reading. No 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from monitors.detector import Detector
-from monitors.kl_schedule import KLSchedule
-from monitors.reading import Reading
-from monitors.readings_file import from_row
-from monitors.thresholds import Thresholds
-from monitors.verdict import Verdict, VerdictName
-from training.schedules import scheduled_kl_weight
-from training.settings import ObjectiveSettings
+from seqvae.config.training_settings import ObjectiveSettings
+from seqvae.monitors.detection.detector import Detector
+from seqvae.monitors.detection.kl_schedule import KLSchedule
+from seqvae.monitors.detection.thresholds import Thresholds
+from seqvae.monitors.detection.verdict import Verdict, VerdictName
+from seqvae.monitors.reading import Reading
+from seqvae.monitors.readings_file import from_row
+from seqvae.training.schedules import scheduled_kl_weight
 
 
 class Cadence(NamedTuple):

@@ -15,7 +15,7 @@ from benchmarks.zoo_replay import CADENCES, JUDGES, OF_COMMANDS, Record, record_
 from benchmarks.zoo_score import Outcome, Score, alarms_of, changes, is_right_at_end, is_sick, outcome_of, score
 from benchmarks.zoo_species import HALVES, Half, Species, all_species
 from benchmarks.zoo_truth import from_json
-from training.exit_codes import UsageError
+from seqvae.exit_codes import UsageError
 
 
 class Judged(NamedTuple):

@@ -25,20 +25,20 @@ from benchmarks.results import WithoutLatent
 from benchmarks.zoo_files import BASELINE_SEEDS, baseline_path, read_json, record_path, write_at_once
 from benchmarks.zoo_species import DEMO_KINDS, DEMO_MEAN_LENGTH, DEMO_SEQUENCES, STEPS, Body, Species
 from benchmarks.zoo_truth import held_out, measure, measure_without_latent
-from dataset import SequenceDataModule
-from models.backbones import Decoder
-from models.posteriors import Posterior
-from models.sequence_vae import SequenceVAE
-from monitors.callback import PosteriorMetricsMonitor
-from monitors.readings_file import NAME, read_readings, to_row
-from sequences.batches import Batch
-from sequences.demo import write_demo
-from sequences.locking import exclusive
-from training.command_line import parse_command_line
-from training.exit_codes import DivergedError
-from training.network import build_network
-from training.run import fit, make_data
-from training.settings import TrainingSettings
+from seqvae.cli.command_line import parse_command_line
+from seqvae.config.training_settings import TrainingSettings
+from seqvae.data.batches import Batch
+from seqvae.data.datamodule import SequenceDataModule
+from seqvae.data.demo.demo import write_demo
+from seqvae.exit_codes import DivergedError
+from seqvae.locking import exclusive
+from seqvae.models.backbones import Decoder
+from seqvae.models.posteriors import Posterior
+from seqvae.models.sequence_vae import SequenceVAE
+from seqvae.monitors.callback import PosteriorMetricsMonitor
+from seqvae.monitors.readings_file import NAME, read_readings, to_row
+from seqvae.training.network import build_network
+from seqvae.training.run import fit, make_data
 
 EVERY_N_STEPS = 2
 PROBED_SEQUENCES = 32

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from benchmarks.zoo_limits import Truth
 from benchmarks.zoo_replay import Record, Replayed, schedule_of
-from monitors.verdict import ALARMS, VerdictName
+from seqvae.monitors.detection.verdict import ALARMS, VerdictName
 
 
 class Outcome(NamedTuple):

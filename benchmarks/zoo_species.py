@@ -7,7 +7,7 @@ encoder or decoder, its seed and its half. Nothing is trained here, and nothing 
 import hashlib
 from typing import Literal, NamedTuple
 
-from sequences.description import Kind
+from seqvae.data.description import Kind
 
 Half = Literal["tuning", "scored"]
 HALVES: tuple[Half, ...] = ("tuning", "scored")

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.results import WithoutLatent
-from dataset import SequenceDataModule
-from models.sequence_vae import SequenceVAE
-from monitors.decoder_probe import undisturbed
-from monitors.formulas import mean_of_variances, variance_of_means
-from sequences.batches import Batch
-from training.evaluation import Estimate, batches_of, importance_weighted_nll, mean_of, posterior_statistics
+from seqvae.data.batches import Batch
+from seqvae.data.datamodule import SequenceDataModule
+from seqvae.inference.evaluation import Estimate, batches_of, importance_weighted_nll, mean_of, posterior_statistics
+from seqvae.models.sequence_vae import SequenceVAE
+from seqvae.monitors.decoder_probe import undisturbed
+from seqvae.monitors.formulas import mean_of_variances, variance_of_means
 
 SEQUENCES = 400
 """Of the test split, chosen once; all where there are fewer."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sequences.errors import DataError
+from seqvae.errors import DataError
 
 
 class Wheel(NamedTuple):

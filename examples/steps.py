@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from training.console import shell_word
-from training.exit_codes import Stopped
+from seqvae.console import shell_word
+from seqvae.exit_codes import Stopped
 
 ROOT = Path(__file__).parent.parent
 

@@ -1,59 +1,14 @@
-"""Watching a training run: the formulas that a variational posterior is judged by, and the Lightning callbacks that read them.
+"""The monitors of posteriors and speed, for `from monitors import PosteriorMetricsMonitor`; the code is in `seqvae.monitors`."""
 
-A library of its own: it imports nothing of the application, so any Lightning project can install and use it (as
-`posterior_monitors`).
-"""
-
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .reading import Reading
-from .readings_file import read_readings
-from .thresholds import Thresholds
-from .verdict import Verdict
+import seqvae.monitors
 
 if TYPE_CHECKING:
-    from .ask_decoder import OffersProbeBatches as OffersProbeBatches
-    from .callback import PosteriorMetricsMonitor as PosteriorMetricsMonitor
-    from .contract import StepOutputs as StepOutputs
-    from .decoder_probe import Probeable as Probeable
-    from .decoder_probe import TellsPosterior as TellsPosterior
-    from .step_counts import Counts as Counts
-    from .stopping import PosteriorCollapsed as PosteriorCollapsed
-    from .throughput import Throughput as Throughput
-    from .throughput import ThroughputMonitor as ThroughputMonitor
+    from seqvae.monitors import *  # noqa: F403
 
-_NEED_TORCH = {
-    "Counts": ".step_counts",
-    "OffersProbeBatches": ".ask_decoder",
-    "PosteriorCollapsed": ".stopping",
-    "PosteriorMetricsMonitor": ".callback",
-    "Probeable": ".decoder_probe",
-    "StepOutputs": ".contract",
-    "TellsPosterior": ".decoder_probe",
-    "Throughput": ".throughput",
-    "ThroughputMonitor": ".throughput",
-}
-"""Torch and Lightning take seconds to import; the process that draws figures, and whoever reads a run, does without."""
-
-__all__ = [
-    "Counts",
-    "OffersProbeBatches",
-    "PosteriorCollapsed",
-    "PosteriorMetricsMonitor",
-    "Probeable",
-    "Reading",
-    "StepOutputs",
-    "TellsPosterior",
-    "Thresholds",
-    "Throughput",
-    "ThroughputMonitor",
-    "Verdict",
-    "read_readings",
-]
+__all__ = seqvae.monitors.__all__
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NEED_TORCH:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_NEED_TORCH[name], __name__), name)
+    return getattr(seqvae.monitors, name)

@@ -9,8 +9,8 @@ import hypothesis
 import pytest
 import torch
 
-from sequences.cache import SequenceData, open_cache, prepare_cache
-from sequences.settings import CacheSettings, LengthSettings, SourceSettings
+from seqvae.config.data_settings import CacheSettings, LengthSettings, SourceSettings
+from seqvae.data.cache import SequenceData, open_cache, prepare_cache
 from tests.parquet_files import Load
 
 REAL_DATA = "SEQVAE_REAL_DATA"
@@ -27,8 +27,8 @@ hypothesis.settings.load_profile("unhurried")
 @pytest.fixture(autouse=True)
 def no_drawing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of this process draw nothing but in tests marked `draws`, nor write reports: each is a process and takes seconds."""
-    if "monitors.drawing" in sys.modules and request.node.get_closest_marker("draws") is None:
-        monkeypatch.setattr("monitors.drawing.Drawing.start", lambda *_, **__: False)
+    if "seqvae.monitors.drawing" in sys.modules and request.node.get_closest_marker("draws") is None:
+        monkeypatch.setattr("seqvae.monitors.drawing.Drawing.start", lambda *_, **__: False)
 
 
 @pytest.fixture(scope="session")

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from itertools import cycle
 from typing import NamedTuple
 
-from performance.contestant import Recipe
-from performance.messages import Lap, Ready
-from performance.stages import STAGES
-from training.plan import Plan
-from training.settings import TrainingSettings
+from seqvae.config.training_settings import TrainingSettings
+from seqvae.profiling.contestant import Recipe
+from seqvae.profiling.messages import Lap, Ready
+from seqvae.profiling.stages import STAGES
+from seqvae.training.plan import Plan
 
 TURN_SECONDS = 1.0
 STEPS = 10

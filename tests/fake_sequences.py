@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from sequences.batches import TokenBatch
+from seqvae.data.batches import TokenBatch
 
 
 class FakeSequences:

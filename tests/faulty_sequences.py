@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from sequences.batches import TokenBatch
-from sequences.limits import Limits
-from sequences.loader import BatchLoader
-from sequences.plan import cut_batches, plan_epoch
-from sequences.settings import LoadingSettings
-from sequences.workers import resolve_loading
+from seqvae.config.data_settings import LoadingSettings
+from seqvae.data.batches import TokenBatch
+from seqvae.data.limits import Limits
+from seqvae.data.loader import BatchLoader
+from seqvae.data.plan import cut_batches, plan_epoch
+from seqvae.data.workers import resolve_loading
 from tests.fake_sequences import FakeSequences, log_normal_lengths
 
 LENGTHS = log_normal_lengths(60, cap=100)

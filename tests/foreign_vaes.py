@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 from torch.utils.data import DataLoader, TensorDataset
 
-from monitors import PosteriorMetricsMonitor, Reading, StepOutputs
+from seqvae.monitors import PosteriorMetricsMonitor, Reading, StepOutputs
 from tests.tiny_vaes import make_trainer
 
 PICTURE, STEPS, TOKENS = 8, 6, 9

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from monitors.detector import Detector
-from monitors.kl_schedule import KLSchedule
-from monitors.reading import Reading, Scope
-from monitors.verdict import ALARMS, Verdict
+from seqvae.monitors.detection.detector import Detector
+from seqvae.monitors.detection.kl_schedule import KLSchedule
+from seqvae.monitors.detection.verdict import ALARMS, Verdict
+from seqvae.monitors.reading import Reading, Scope
 
 STEPS = 1000
 """Of most made-up runs."""

@@ -1,14 +1,14 @@
-"""What processes of `performance.trials.Trials` do in tests: they die, each in its own way. As each starts anew, next to nothing
-is imported here."""
+"""What processes of `seqvae.profiling.trials.Trials` do in tests: they die, each in its own way. As each starts anew, next
+to nothing is imported here."""
 
 import os
 import signal
 import sys
 from multiprocessing.connection import Connection
 
-from performance.trials import Ready
-from sequences.errors import DataError
-from training.exit_codes import ExitCode
+from seqvae.errors import DataError
+from seqvae.exit_codes import ExitCode
+from seqvae.profiling.trials import Ready
 
 BYTES_PER_SEQUENCE = 100
 

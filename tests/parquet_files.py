@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sequences.batches import EventBatch, TokenBatch, VectorBatch
-from sequences.cache import SequenceData
-from sequences.description import DataDescription
-from sequences.sequence_set import SequenceSet
+from seqvae.data.batches import EventBatch, TokenBatch, VectorBatch
+from seqvae.data.cache import SequenceData
+from seqvae.data.description import DataDescription
+from seqvae.data.sequence_set import SequenceSet
 
 Load = Callable[..., SequenceData]
 """`load(data_dir, in_memory=False, max_sequence_length=..., kind=..., ...)`: the fixture of that name."""

@@ -12,9 +12,9 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 
-from training.micro_batches import MicroBatches
-from training.module import Sums, TrainingModule
-from training.progress import COLUMNS, LABEL_COLUMNS
+from seqvae.training.callbacks.progress import COLUMNS, LABEL_COLUMNS
+from seqvae.training.micro_batches import MicroBatches
+from seqvae.training.module import Sums, TrainingModule
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:

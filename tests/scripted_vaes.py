@@ -15,10 +15,10 @@ from lightning import Callback
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from monitors import PosteriorMetricsMonitor
-from monitors.json_lines import read_rows
+from seqvae.json_lines import read_rows
+from seqvae.monitors import PosteriorMetricsMonitor
+from seqvae.training.callbacks.checkpoints import is_between_steps
 from tests.tiny_vaes import LATENT, Batches, make_batches, make_trainer
-from training.checkpoints import is_between_steps
 
 ROOT = Path(__file__).parent.parent
 LONG = 100

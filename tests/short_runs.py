@@ -15,20 +15,20 @@ import numpy as np
 import torch
 from lightning import Callback
 
-from dataset import SequenceDataModule
-from models.sequence_vae import SequenceVAE
-from models.settings import ModelSettings
-from sequences.cache import SequenceData
-from sequences.description import DataDescription
-from sequences.settings import BatchSettings, LoadingSettings, SourceSettings
+from seqvae.config.data_settings import BatchSettings, LoadingSettings, SourceSettings
+from seqvae.config.model_settings import ModelSettings
+from seqvae.config.training_settings import ObjectiveSettings, OptimizerSettings
+from seqvae.data.cache import SequenceData
+from seqvae.data.datamodule import SequenceDataModule
+from seqvae.data.description import DataDescription
+from seqvae.exit_codes import Stopped
+from seqvae.models.sequence_vae import SequenceVAE
+from seqvae.training.callbacks.checkpoints import Checkpoints
+from seqvae.training.callbacks.interrupts import StopWhenAsked, handlers_restored
+from seqvae.training.module import TrainingModule
+from seqvae.training.run_directory.checkpoint_files import LAST, AtomicCheckpointIO
+from seqvae.training.run_directory.resume import OptimizerAsSet, identity_of
 from tests.fake_sequences import FakeSequences
-from training.checkpoint_files import LAST, AtomicCheckpointIO
-from training.checkpoints import Checkpoints
-from training.exit_codes import Stopped
-from training.interrupts import StopWhenAsked, handlers_restored
-from training.module import TrainingModule
-from training.resume import OptimizerAsSet, identity_of
-from training.settings import ObjectiveSettings, OptimizerSettings
 
 BATCHES, STEPS_PER_EPOCH, EPOCHS = 8, 4, 3
 STEPS = EPOCHS * STEPS_PER_EPOCH
@@ -130,7 +130,7 @@ def train(
     module: TrainingModule | None = None,
     **trainer: Any,
 ) -> Run:
-    """Train as `training.run.fit` does, with its checkpoints and signals."""
+    """Train as `seqvae.training.run.fit` does, with its checkpoints and signals."""
     record = Record()
     checkpoints = Checkpoints(directory, every_n_steps)
     options: dict[str, Any] = {

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from models.sequence_vae import SequenceVAE
-from models.settings import ModelSettings
-from sequences.batches import Batch, EventBatch, TokenBatch, VectorBatch
-from sequences.description import DataDescription
+from seqvae.config.model_settings import ModelSettings
+from seqvae.data.batches import Batch, EventBatch, TokenBatch, VectorBatch
+from seqvae.data.description import DataDescription
+from seqvae.models.sequence_vae import SequenceVAE
 
 KINDS = ("tokens", "vectors", "events")
 SMALL = ModelSettings(width=16, depth=2, heads=2, latent_size=3, dropout=0.0)

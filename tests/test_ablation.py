@@ -20,19 +20,19 @@ from benchmarks.ablation_turns import (
     validation_sample,
     validation_seconds,
 )
-from performance.messages import Lap
-from sequences.cache import SequenceData, open_cache, prepare_cache
-from sequences.demo import write_demo
-from sequences.description import Kind
-from sequences.sequence_set import LONGEST
-from sequences.settings import CacheSettings, LengthSettings, LoadingSettings, SourceSettings
+from seqvae.cli.command_line import parse_command_line
+from seqvae.config.config_files import to_flat_dict
+from seqvae.config.data_settings import CacheSettings, LengthSettings, LoadingSettings, SourceSettings
+from seqvae.config.run_settings import MonitoringSettings, ValidationSettings
+from seqvae.config.training_settings import OptimizerSettings, TrainingSettings
+from seqvae.data.cache import SequenceData, open_cache, prepare_cache
+from seqvae.data.demo.demo import write_demo
+from seqvae.data.description import Kind
+from seqvae.data.sequence_set import LONGEST
+from seqvae.profiling.messages import Lap
+from seqvae.training.run import make_data
 from train_optimized import OptimizedSettings
 from train_with_collapse_detection import ReferenceSettings
-from training.command_line import parse_command_line
-from training.config_files import to_flat_dict
-from training.run import make_data
-from training.run_settings import MonitoringSettings, ValidationSettings
-from training.settings import OptimizerSettings, TrainingSettings
 
 TINY = ("--width", "16", "--depth", "1", "--heads", "2", "--latent_size", "2")
 GOAL = Goal(OptimizedSettings(monitoring=MonitoringSettings(fast_detection=True)), tokens_per_batch=4000)

@@ -7,21 +7,21 @@ from datetime import timedelta
 
 import pytest
 
-import performance.advise
-from performance.advise import Advice, advise, best_together, strongest_of_each_theme
-from performance.changes import Change, combined
-from performance.contestant import ContestantError, Recipe
-from performance.rounds import Comparison, Pace, Rounds, Trial, Verdict, judged
-from reports.advice_table import advice_lines
-from reports.terminal import Ink
-from sequences.demo import write_demo
-from sequences.errors import SettingsError
+from seqvae.cli.command_line import parse_command_line
+from seqvae.config.run_settings import RunSettings
+from seqvae.config.training_settings import TrainingSettings
+from seqvae.data.demo.demo import write_demo
+from seqvae.errors import SettingsError
+from seqvae.exit_codes import DivergedError
+from seqvae.profiling import advise as advise_module
+from seqvae.profiling.advise import Advice, advise, best_together, strongest_of_each_theme
+from seqvae.profiling.changes import Change, combined
+from seqvae.profiling.contestant import ContestantError, Recipe
+from seqvae.profiling.rounds import Comparison, Pace, Rounds, Trial, Verdict, judged
+from seqvae.reports.advice_table import advice_lines
+from seqvae.terminal import Ink
 from tests.fake_runs import Behaviour, FakeRuns
 from train_optimized import OptimizedSettings, callbacks
-from training.command_line import parse_command_line
-from training.exit_codes import DivergedError
-from training.run_settings import RunSettings
-from training.settings import TrainingSettings
 
 COMPILED = Change("compiled", "compiler", {"compile_model": True}, "less memory traffic")
 BFLOAT = Change("bf16-mixed", "precision", {"precision": "bf16-mixed"}, "other arithmetic", "numbers are rounded more")
@@ -329,7 +329,7 @@ def test_real_runs_are_compared(words, monkeypatch):
     """A batch for each sequence is slower than batches of many, whatever else the machine does."""
     one_by_one = Change("one by one", "batches", {"batch_size": 1}, "none", by_totals=True)
     refused = Change("too small", "batches", {"tokens_per_batch": 1}, "none")
-    monkeypatch.setattr(performance.advise, "changes_for", lambda *_: [one_by_one, refused])
+    monkeypatch.setattr(advise_module, "changes_for", lambda *_: [one_by_one, refused])
     settings = parse_command_line(OptimizedSettings, words, prog="x", description="")
     advice = advise(
         recipe(settings), words, prog="train_optimized.py", seconds_per_turn=0.1, rounds=3, say=lambda _: None

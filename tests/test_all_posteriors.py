@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from training.all_posteriors import AllPosteriors
+from seqvae.inference.all_posteriors import AllPosteriors
 
 
 def added(mean_NZ: Tensor, most: int, seed: int = 0) -> AllPosteriors:

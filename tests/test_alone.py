@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from training.alone import LOCK, alone_in
-from training.exit_codes import UsageError
+from seqvae.exit_codes import UsageError
+from seqvae.training.run_directory.alone import LOCK, alone_in
 
 ROOT = Path(__file__).parent.parent
 HOLDS = """
 import sys
 from pathlib import Path
-from training.alone import alone_in
+from seqvae.training.run_directory.alone import alone_in
 with alone_in(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

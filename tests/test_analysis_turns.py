@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 import train_optimized
-from performance import analysis
-from performance.analysis import Effort, analyse
-from performance.contestant import Recipe
-from performance.messages import Lap, Ready, Saved, Validation, Work
-from performance.stages import STAGES
-from sequences.settings import BatchSettings, CacheSettings, SourceSettings
+from seqvae.config.data_settings import BatchSettings, CacheSettings, SourceSettings
+from seqvae.profiling import analysis
+from seqvae.profiling.analysis import Effort, analyse
+from seqvae.profiling.contestant import Recipe
+from seqvae.profiling.messages import Lap, Ready, Saved, Validation, Work
+from seqvae.profiling.stages import STAGES
+from seqvae.training.plan import Plan
 from tests.parquet_files import write_splits
 from train_optimized import OptimizedSettings
-from training.plan import Plan
 
 EFFORT = Effort(num_iterations=10, warmup_iterations=3)
 VALID, BATCH = 80, 4

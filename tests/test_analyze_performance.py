@@ -22,14 +22,14 @@ from analyze_performance import (
     training_settings,
     training_words,
 )
-from performance.contestant import Recipe
-from reports.terminal import Ink
+from seqvae.cli.command_line import parse_command_line
+from seqvae.config.config_files import to_yaml
+from seqvae.exit_codes import UsageError
+from seqvae.profiling.contestant import Recipe
+from seqvae.terminal import Ink
 from tests.parquet_files import write_splits
 from train_optimized import OptimizedSettings
 from train_with_collapse_detection import ReferenceSettings
-from training.command_line import parse_command_line
-from training.config_files import to_yaml
-from training.exit_codes import UsageError
 
 ROOT = Path(__file__).parent.parent
 SMALL = "--width 16 --heads 2 --depth 1 --latent_size 2 --tokens_per_batch 400 --max_sequence_length 100"
@@ -122,8 +122,8 @@ def test_changes_are_tried_on_the_training_command_as_it_was_typed(monkeypatch, 
         asked.update(words=words, prog=prog)
         return Advice()
 
-    monkeypatch.setattr("performance.advise.advise", advise)
-    monkeypatch.setattr("reports.advice_table.advice_lines", lambda advice, ink: [advice["command"]])
+    monkeypatch.setattr("seqvae.profiling.advise.advise", advise)
+    monkeypatch.setattr("seqvae.reports.advice_table.advice_lines", lambda advice, ink: [advice["command"]])
     monkeypatch.setattr(sys, "argv", ["analyze_performance.py", "--advise", "--command", "reference", "--lr", "0.1"])
     recipe = Recipe("reference", ReferenceSettings(), train_optimized.callbacks)
     assert analyze_performance.advise(recipe, Ink()) == {"command": "the best"}

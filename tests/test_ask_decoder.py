@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from monitors import PosteriorMetricsMonitor
+from seqvae.monitors import PosteriorMetricsMonitor
 from tests.foreign_vaes import QUIET, AskedImageVAE, TellingImageVAE, pictures, watched
 from tests.tiny_vaes import make_trainer
 

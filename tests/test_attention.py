@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.attention import _as_torch_has_it, attention, rotate, sight
-from models.pieces import real_steps
+from seqvae.models.blocks.pieces import real_steps
+from seqvae.models.cpu_kernels.attention import _as_torch_has_it, attention, rotate, sight
 
 HEADS, WIDTH = 2, 16
 TOLERANCES = [(torch.float64, 1e-6), (torch.float32, 1e-5), (torch.bfloat16, 4e-2)]
@@ -63,7 +63,7 @@ def test_where_there_are_no_complex_numbers_pairs_turn_alike(dtype, tolerance, m
     vectors_BHTK = torch.randn(2, HEADS, 20, 8).to(dtype).requires_grad_()
     seen = sight(torch.empty(2, 20, WIDTH, dtype=dtype), HEADS)
     turned_BHTK = rotate(vectors_BHTK, seen)
-    monkeypatch.setattr("models.attention.is_plain_cpu", lambda tensor: False)
+    monkeypatch.setattr("seqvae.models.cpu_kernels.attention.is_plain_cpu", lambda tensor: False)
     also_BHTK = rotate(vectors_BHTK, seen)
     torch.testing.assert_close(turned_BHTK, also_BHTK, rtol=tolerance, atol=tolerance)
     slopes = torch.linspace(-1, 1, also_BHTK.numel()).view_as(also_BHTK).to(dtype)

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from models.backbones import Decoder, Encoder, position_waves
-from models.lstm import BidirectionalBlock, opposite_steps
-from models.pieces import real_steps
-from models.sequence_vae import SequenceVAE, VAEOutput
-from models.settings import ModelSettings
-from models.tcn import Convolution, ConvolutionBlock
+from seqvae.config.model_settings import ModelSettings
+from seqvae.models.backbones import Decoder, Encoder, position_waves
+from seqvae.models.blocks.lstm import BidirectionalBlock, opposite_steps
+from seqvae.models.blocks.pieces import real_steps
+from seqvae.models.blocks.tcn import Convolution, ConvolutionBlock
+from seqvae.models.sequence_vae import SequenceVAE, VAEOutput
 from tests.small_models import DESCRIPTIONS, KINDS, SMALL, change_step, make_batch, make_vae
 
 ENCODERS = ("transformer", "lstm", "tcn")
@@ -74,8 +74,8 @@ def test_no_shape_depends_on_the_data(encoder, decoder, posterior, kind, scope, 
 
     What is written out for a CPU may ask.
     """
-    for module in ("pieces", "attention", "likelihoods"):
-        monkeypatch.setattr(f"models.{module}.is_plain_cpu", lambda tensor: False)
+    for module in ("blocks.pieces", "cpu_kernels.attention", "likelihoods"):
+        monkeypatch.setattr(f"seqvae.models.{module}.is_plain_cpu", lambda tensor: False)
     batch = make_batch(kind, [8, 5, 3])
     with FakeTensorMode() as mode:
         vae = make_vae(kind, encoder=encoder, decoder=decoder, latent_scope=scope, posterior=posterior).train()

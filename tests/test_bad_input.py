@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sequences import reading
-from sequences.errors import DataError
+from seqvae.data.parquet import reading
+from seqvae.errors import DataError
 from tests.parquet_files import Load, by_id, events, flip_bit, ids, tokens, vectors, write, write_splits
 
 SKIP = "--on_bad_files skip"
@@ -137,9 +137,9 @@ def test_no_flipped_bit_in_a_footer_ends_in_a_traceback(tmp_path, load, seed):
 UNPRIVILEGED = 65534
 TRY_TO_LOAD = """
 import os, sys
-from sequences.cache import prepare_cache
-from sequences.errors import DataError, StorageError
-from sequences.settings import CacheSettings, SourceSettings
+from seqvae.data.cache import prepare_cache
+from seqvae.errors import DataError, StorageError
+from seqvae.config.data_settings import CacheSettings, SourceSettings
 os.setgid({uid}); os.setuid({uid})
 try:
     prepare_cache(SourceSettings(data_dir=sys.argv[1], on_bad_files=sys.argv[3]), CacheSettings(cache_dir=sys.argv[2]))
@@ -499,7 +499,7 @@ def test_a_validation_id_that_training_never_saw_is_refused_with_its_place(tmp_p
     write(tmp_path / "d/valid/b.parquet", {"tokens": [[1], [0, 3]]})
     write(tmp_path / "d/train.parquet", {"tokens": [[1, 2]]})
     for piece in (1, 2, 1 << 21):
-        monkeypatch.setattr("sequences.flat_file.read_pieces.__defaults__", (piece,))
+        monkeypatch.setattr("seqvae.data.flat_file.read_pieces.__defaults__", (piece,))
         said = refusal(load, tmp_path / "d")
         assert_says(
             said, "valid/b.parquet: row 1: holds token id 3, which is past the vocabulary of 3 ids", "--vocabulary_size"

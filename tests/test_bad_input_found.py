@@ -10,9 +10,9 @@ import pytest
 
 import inspect_data
 from benchmarks.bad_input_cases import varint
-from sequences.errors import DataError
+from seqvae.errors import DataError
+from seqvae.exit_codes import ExitCode, run_command
 from tests.parquet_files import Load, tokens, write, write_splits
-from training.exit_codes import ExitCode, run_command
 
 NOT_UTF8 = os.fsdecode(b"\xff\xfe")
 

@@ -17,8 +17,8 @@ from benchmarks.bad_input_checks import Ended, check_end, compare_cache
 from benchmarks.bad_input_data import FORMS, File, as_it_is, make_files
 from benchmarks.bad_input_runs import FAILED, Outcome, run_case
 from benchmarks.bad_input_workers import Worker
-from sequences.cache import prepare_cache
-from sequences.settings import CacheSettings, SourceSettings
+from seqvae.config.data_settings import CacheSettings, SourceSettings
+from seqvae.data.cache import prepare_cache
 from tests.parquet_files import write
 
 DOZEN = (0, 1, 3, 5, 6, 12, 14, 22, 24, 41, 44, 57)

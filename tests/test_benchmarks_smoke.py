@@ -14,13 +14,13 @@ from torch import Tensor
 from benchmarks import event_throughput, results
 from benchmarks.bench import DATA_SETS
 from benchmarks.set_loop_reference import SetLoopVAE
-from models.sequence_vae import SequenceVAE
-from models.settings import ModelSettings
-from sequences.batches import EventBatch, TokenBatch
-from sequences.demo import write_demo
-from sequences.description import DataDescription
+from seqvae.cli.command_line import parse_command_line
+from seqvae.config.model_settings import ModelSettings
+from seqvae.data.batches import EventBatch, TokenBatch
+from seqvae.data.demo.demo import write_demo
+from seqvae.data.description import DataDescription
+from seqvae.models.sequence_vae import SequenceVAE
 from train_optimized import OptimizedSettings
-from training.command_line import parse_command_line
 
 TINY = ("--width", "16", "--depth", "1", "--heads", "2", "--latent_size", "2", "--max_steps", "3", "--num_workers", "0")
 

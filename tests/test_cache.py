@@ -20,13 +20,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sequences import build as build_module
-from sequences.cache import open_cache, prepare_cache, why_unusable
-from sequences.errors import DataError, StorageError
-from sequences.flat_file import read_pieces
-from sequences.moments import LEAST_LOG_GAP_STD, gap_moments
-from sequences.sequence_set import cut_windows
-from sequences.settings import CacheSettings, LengthSettings, SourceSettings
+from seqvae.config.data_settings import CacheSettings, LengthSettings, SourceSettings
+from seqvae.data.building import build as build_module
+from seqvae.data.building.moments import LEAST_LOG_GAP_STD, gap_moments
+from seqvae.data.cache import open_cache, prepare_cache, why_unusable
+from seqvae.data.flat_file import read_pieces
+from seqvae.data.sequence_set import cut_windows
+from seqvae.errors import DataError, StorageError
 from tests.parquet_files import events_of, flip_bit, ids, labels, meds_table, tokens, write, write_splits
 
 ROOT = Path(__file__).parent.parent
@@ -58,7 +58,7 @@ def builds(monkeypatch):
         built.append(arguments)
         return build_module.build(*arguments)
 
-    monkeypatch.setattr("sequences.cache.build", counting)
+    monkeypatch.setattr("seqvae.data.cache.build", counting)
     return built
 
 
@@ -176,7 +176,7 @@ def test_a_cache_too_large_to_be_read_at_every_start_is_checked_by_sizes(prepare
     path = prepare()
     flip_bit(path / "train/tokens.bin", 0)
     assert why_unusable(path) == "tokens.bin of train is damaged"
-    monkeypatch.setattr("sequences.cache.VERIFIED_BYTES", 0)
+    monkeypatch.setattr("seqvae.data.cache.VERIFIED_BYTES", 0)
     assert why_unusable(path) is None
 
 
@@ -192,9 +192,9 @@ def test_data_that_are_refused_leave_nothing_behind(prepare, directory, tmp_path
 
 START = """
 import sys
-from sequences.cache import prepare_cache
-from sequences.errors import DataError, StorageError
-from sequences.settings import CacheSettings, SourceSettings
+from seqvae.data.cache import prepare_cache
+from seqvae.errors import DataError, StorageError
+from seqvae.config.data_settings import CacheSettings, SourceSettings
 {before}
 try:
     print(prepare_cache(SourceSettings(data_dir=sys.argv[1]), CacheSettings(cache_dir=sys.argv[2])))
@@ -211,7 +211,7 @@ def start(directory: Path, cache: Path, before: str = "") -> subprocess.Popen[st
 SLOW_BUILD = """
 import time
 from pathlib import Path
-from sequences import cache
+from seqvae.data import cache
 build = cache.build
 def slow(data, source, directory, learnt):
     built = build(data, source, directory, learnt)
@@ -464,7 +464,7 @@ def timed(*sequences: list[float]) -> dict[str, list]:
 
 @pytest.mark.parametrize("unit", [1.0, 1e-6, 1e9])
 def test_gaps_are_measured_over_the_later_steps_of_the_training_split_in_any_unit(tmp_path, load, monkeypatch, unit):
-    monkeypatch.setattr("sequences.finish.read_pieces", partial(read_pieces, items=2))
+    monkeypatch.setattr("seqvae.data.building.finish.read_pieces", partial(read_pieces, items=2))
     train = [[0, 2, 10], [5], [0, 32]]
     columns = timed(*([unit * time for time in times] for times in train))
     found = load(write_splits(tmp_path / "d", train=columns, valid=timed([0.0, 1e5]))).description

@@ -9,7 +9,7 @@ import pytest
 
 from examples.catch_a_collapse.picture import draw
 from examples.catch_a_collapse.verdicts import last_verdict, with_flag
-from training.exit_codes import UsageError
+from seqvae.exit_codes import UsageError
 
 ROOT = Path(__file__).parent.parent
 PNG = b"\x89PNG\r\n"

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from performance.candidates import Facts, changes_for
-from performance.changes import Change, as_typed, combined, with_flags
-from sequences.settings import BatchSettings, LoadingSettings
+from seqvae.cli.command_line import parse_command_line
+from seqvae.config.data_settings import BatchSettings, LoadingSettings
+from seqvae.config.run_settings import MonitoringSettings
+from seqvae.config.training_settings import ComputeSettings, OptimizerSettings, TrainingSettings
+from seqvae.profiling.candidates import Facts, changes_for
+from seqvae.profiling.changes import Change, as_typed, combined, with_flags
 from train_optimized import OptimizedSettings
-from training.command_line import parse_command_line
-from training.run_settings import MonitoringSettings
-from training.settings import ComputeSettings, OptimizerSettings, TrainingSettings
 
 FACTS = Facts(
     device="cpu",

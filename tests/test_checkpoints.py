@@ -14,9 +14,16 @@ import torch
 from lightning import Callback
 from torch import Tensor
 
-from sequences.errors import StorageError
+from seqvae.errors import StorageError
+from seqvae.training.run_directory.checkpoint_files import (
+    BEST,
+    LAST,
+    PREVIOUS,
+    AtomicCheckpointIO,
+    damage_of,
+    read_lazily,
+)
 from tests.short_runs import STEPS, Kill, Killed, short_module, train
-from training.checkpoint_files import BEST, LAST, PREVIOUS, AtomicCheckpointIO, damage_of, read_lazily
 
 # Lightning 2.6.6 asks torch 2.13 in a way that torch calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")
@@ -163,8 +170,8 @@ def test_a_run_killed_at_any_file_operation_leaves_a_whole_checkpoint(at, tmp_pa
 FULL_DISK = """
 import resource, signal, sys, torch
 from pathlib import Path
-from sequences.errors import StorageError
-from training.checkpoint_files import AtomicCheckpointIO
+from seqvae.errors import StorageError
+from seqvae.training.run_directory.checkpoint_files import AtomicCheckpointIO
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 try:

@@ -12,11 +12,11 @@ from benchmarks.zoo_report import in_short, report
 from benchmarks.zoo_score import Outcome, changes, first_right, score
 from benchmarks.zoo_species import Species, all_species
 from benchmarks.zoo_truth import Measured
-from monitors.reading import Reading
-from monitors.readings_file import to_row
-from monitors.verdict import Verdict, VerdictName
+from seqvae.config.training_settings import ObjectiveSettings
+from seqvae.monitors.detection.verdict import Verdict, VerdictName
+from seqvae.monitors.reading import Reading
+from seqvae.monitors.readings_file import to_row
 from tests.zoo_numbers import UNUSED, measured
-from training.settings import ObjectiveSettings
 
 # --- Replay -----------------------------------------------------------------------------------------------------------
 

@@ -15,13 +15,11 @@ import pytest
 import torch
 from torch import nn
 
-from models.sequence_vae import SequenceVAE
-from sequences.cache import SequenceData
-from sequences.settings import BatchSettings
-from tests.fake_sequences import FakeSequences, log_normal_lengths
-from tests.short_runs import DESCRIPTION, MODEL, Run, ShortData, assert_same, short_module, train
-from training import compiling
-from training.compiling import (
+from seqvae.config.data_settings import BatchSettings
+from seqvae.data.cache import SequenceData
+from seqvae.models.sequence_vae import SequenceVAE
+from seqvae.training.callbacks import compiling
+from seqvae.training.callbacks.compiling import (
     CompilerTrial,
     Timed,
     compile_in_place,
@@ -34,6 +32,8 @@ from training.compiling import (
     undo_compiling,
     warm_up,
 )
+from tests.fake_sequences import FakeSequences, log_normal_lengths
+from tests.short_runs import DESCRIPTION, MODEL, Run, ShortData, assert_same, short_module, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import train_optimized
-from performance.contestant import Contestant, ContestantError, Recipe
-from performance.stages import STAGES
-from sequences.errors import DataError, StorageError
+from seqvae.cli.command_line import parse_command_line
+from seqvae.errors import DataError, StorageError
+from seqvae.exit_codes import DivergedError, ExitCode, UsageError, run_command
+from seqvae.profiling.contestant import Contestant, ContestantError, Recipe
+from seqvae.profiling.stages import STAGES
 from tests.parquet_files import write
-from training.command_line import parse_command_line
-from training.exit_codes import DivergedError, ExitCode, UsageError, run_command
 
 SMALL = ("--width", "8", "--depth", "1", "--heads", "2", "--latent_size", "2", "--tokens_per_batch", "100")
 

@@ -20,12 +20,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch.callbacks import Callback
 
-from dataset import SequenceDataModule, choose_sample
-from monitors.ask_decoder import OffersProbeBatches
-from sequences.cache import SequenceData
-from sequences.description import DataDescription
-from sequences.errors import DataError
-from sequences.settings import BatchSettings, CacheSettings, LoadingSettings, SourceSettings
+from seqvae.config.data_settings import BatchSettings, CacheSettings, LoadingSettings, SourceSettings
+from seqvae.data.cache import SequenceData
+from seqvae.data.datamodule import SequenceDataModule, choose_sample
+from seqvae.data.description import DataDescription
+from seqvae.errors import DataError
+from seqvae.monitors.ask_decoder import OffersProbeBatches
 from tests.fake_sequences import FakeSequences, log_normal_lengths
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")  # Lightning's way to walk through a batch

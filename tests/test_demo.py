@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sequences import demo
-from sequences.demo import read_tokens, read_truth, write_demo
-from sequences.demo_events import VARIABLES
-from sequences.demo_shared import LengthLaw
-from sequences.description import Kind
+from seqvae.data.demo import demo
+from seqvae.data.demo.demo import read_tokens, read_truth, write_demo
+from seqvae.data.demo.demo_events import VARIABLES
+from seqvae.data.demo.demo_shared import LengthLaw
+from seqvae.data.description import Kind
 
 ROOT = Path(demo.__file__).parent.parent
 KINDS: tuple[Kind, ...] = ("tokens", "vectors", "events")
@@ -134,7 +134,7 @@ def test_a_new_version_of_the_generator_makes_new_data(tmp_path, monkeypatch):
 
 def test_a_killed_generator_leaves_nothing_half_made(tmp_path):
     """Killed when the first file is written; the next call starts afresh and clears up."""
-    code = "import os, sys, pathlib; from sequences import demo\n"
+    code = "import os, sys, pathlib; from seqvae.data.demo import demo\n"
     code += "write = demo.pq.write_table\n"
     code += "demo.pq.write_table = lambda *a, **k: (write(*a, **k), os.kill(os.getpid(), 9))\n"
     code += "demo.write_demo(pathlib.Path(sys.argv[1]), 'tokens', sequences=20)"
@@ -187,4 +187,4 @@ def test_impossible_sizes_are_refused_before_anything_is_written(tmp_path, wrong
 
 
 def test_demo_data_need_no_torch():
-    assert in_new_process("import sys, sequences.demo; sys.exit('torch' in sys.modules)").returncode == 0
+    assert in_new_process("import sys, seqvae.data.demo.demo; sys.exit('torch' in sys.modules)").returncode == 0

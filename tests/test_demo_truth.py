@@ -6,12 +6,12 @@ import math
 import numpy as np
 import pytest
 
-from sequences import demo_tokens
-from sequences.demo import log_normal_lengths
-from sequences.demo_events import VARIABLES, EventTruth
-from sequences.demo_shared import LengthLaw, estimate_mean, offsets_of, step_numbers
-from sequences.demo_tokens import TokenTruth
-from sequences.demo_vectors import VectorTruth
+from seqvae.data.demo import demo_tokens
+from seqvae.data.demo.demo import log_normal_lengths
+from seqvae.data.demo.demo_events import VARIABLES, EventTruth
+from seqvae.data.demo.demo_shared import LengthLaw, estimate_mean, offsets_of, step_numbers
+from seqvae.data.demo.demo_tokens import TokenTruth
+from seqvae.data.demo.demo_vectors import VectorTruth
 
 SHORT = LengthLaw(mean=6, longest=12, shortest=2)
 

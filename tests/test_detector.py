@@ -8,12 +8,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from monitors.advice import Situation, advice_on
-from monitors.detector import FEWEST_IN_WINDOW, Detector
-from monitors.kl_schedule import KLSchedule
-from monitors.reading import Reading
-from monitors.thresholds import Thresholds
-from monitors.verdict import VerdictName, line_of
+from seqvae.cli.command_line import parse_command_line
+from seqvae.config.flags import flags_of
+from seqvae.config.training_settings import TrainingSettings
+from seqvae.monitors.detection.advice import Situation, advice_on
+from seqvae.monitors.detection.detector import FEWEST_IN_WINDOW, Detector
+from seqvae.monitors.detection.kl_schedule import KLSchedule
+from seqvae.monitors.detection.thresholds import Thresholds
+from seqvae.monitors.detection.verdict import VerdictName, line_of
+from seqvae.monitors.reading import Reading
 from tests.made_curves import (
     ALWAYS,
     CADENCES,
@@ -36,9 +39,6 @@ from tests.made_curves import (
     settling,
     watch,
 )
-from training.command_line import parse_command_line
-from training.flags import flags_of
-from training.settings import TrainingSettings
 
 at_each_cadence = pytest.mark.parametrize("cadence", CADENCES, ids=str)
 

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from monitors.kl_schedule import KLSchedule
-from monitors.reading import Reading
+from seqvae.config.training_settings import ObjectiveSettings
+from seqvae.monitors.detection.kl_schedule import KLSchedule
+from seqvae.monitors.reading import Reading
+from seqvae.training.schedules import scheduled_kl_weight
 from tests.made_curves import DEFAULT, STEPS, THROTTLED, Cadence, Curve, Watched, interpolated, reading, watch
-from training.schedules import scheduled_kl_weight
-from training.settings import ObjectiveSettings
 
 at_two_cadences = pytest.mark.parametrize("cadence", [DEFAULT, THROTTLED], ids=str)
 

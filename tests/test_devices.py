@@ -5,12 +5,12 @@ import torch
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy
 
-from training.devices import Devices, make_precision, make_strategy, resolve_devices
-from training.distributed import DECISION, decided_by_first, is_first_process
-from training.exit_codes import UsageError
-from training.precision import InForce
-from training.settings import ComputeSettings
-from training.validation import validation_cadence
+from seqvae.config.training_settings import ComputeSettings
+from seqvae.exit_codes import UsageError
+from seqvae.training.devices import Devices, make_precision, make_strategy, resolve_devices
+from seqvae.training.distributed import DECISION, decided_by_first, is_first_process
+from seqvae.training.precision import InForce
+from seqvae.training.validation import validation_cadence
 
 LAUNCHERS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
 

@@ -15,6 +15,9 @@ import pytest
 import evaluate
 from benchmarks import bench, pages
 from benchmarks.flag_page import COMMANDS, Command
+from seqvae.cli.command_line import control_flags, parse_command_line
+from seqvae.config.flags import flags_of
+from seqvae.exit_codes import ExitCode
 from tests.documents import (
     OF_EXAMPLES,
     PAGES,
@@ -29,9 +32,6 @@ from tests.documents import (
     text_of,
 )
 from train_optimized import OptimizedSettings
-from training.command_line import control_flags, parse_command_line
-from training.exit_codes import ExitCode
-from training.flags import flags_of
 
 OF_OTHERS = {"nproc_per_node"}
 """Flags of torchrun."""
@@ -121,7 +121,7 @@ def command_of(words: Sequence[str]) -> Command | None:
 @each_page
 def test_every_module_run_exists_and_knows_its_flags(page):
     for name, *words in modules_run(text_of(page)):
-        module = name.replace("posterior_monitors", "monitors")  # its name where it is installed
+        module = name
         if module in FROM_ELSEWHERE:
             continue
         spec = find_spec(module)
@@ -180,8 +180,8 @@ def is_there(name: str, page: Path) -> bool:
 
 @cache
 def names_of_ours() -> set[str]:
-    """Of files and folders, down to the third level."""
-    ours = [*ROOT.glob("*"), *(path for folder in stations() for path in (*folder.glob("*"), *folder.glob("*/*")))]
+    """Of files and folders."""
+    ours = [*ROOT.glob("*"), *(path for folder in stations() for path in folder.rglob("*"))]
     return {path.name for path in ours}
 
 

@@ -16,19 +16,19 @@ import torch
 
 import evaluate
 from evaluate import words_of
-from monitors.json_lines import JsonLines
-from reports.evaluation_page import comparison_lines, evaluation_lines
-from reports.terminal import Ink
+from seqvae.config.inference_settings import DataChoices
+from seqvae.exit_codes import ExitCode, UsageError, run_command
+from seqvae.inference.comparison import compare
+from seqvae.inference.data import open_data
+from seqvae.inference.evaluation import SequenceNLL
+from seqvae.inference.evaluation_numbers import Weighted, paired_difference, weighted_nll
+from seqvae.inference.splits import chosen_splits, joined_batches, shares
+from seqvae.inference.trained import open_trained
+from seqvae.json_lines import JsonLines
+from seqvae.reports.evaluation_page import comparison_lines, evaluation_lines
+from seqvae.terminal import Ink
 from tests.parquet_files import write
 from tests.trained_models import KINDS, SIZES, columns, make_checkpoint
-from training.evaluation import SequenceNLL
-from training.exit_codes import ExitCode, UsageError, run_command
-from using.comparison import compare
-from using.data import open_data
-from using.evaluation_numbers import Weighted, paired_difference, weighted_nll
-from using.settings import DataChoices
-from using.splits import chosen_splits, joined_batches, shares
-from using.trained import open_trained
 
 
 class Said(NamedTuple):
@@ -107,7 +107,7 @@ def test_the_report_of_the_run_is_written_anew_or_it_is_said_why_not(run, runs, 
     def fail(directory):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("using.evaluation_record.write_report", fail)
+    monkeypatch.setattr("seqvae.inference.evaluation_record.write_report", fail)
     said = run(*words)
     assert said.code == ExitCode.DONE
     assert f"note: {report} cannot be written (No space left on device)" in said.out

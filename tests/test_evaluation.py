@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal, Normal
 
-from dataset import SequenceDataModule
-from models.sequence_vae import Posterior, VAEOutput, draw
-from sequences.batches import Batch, TokenBatch, VectorBatch
-from sequences.demo import read_tokens, read_truth, write_demo
-from sequences.demo_tokens import TokenTruth
-from sequences.settings import CacheSettings, SourceSettings
-from training.evaluation import Estimate, batches_of, importance_weighted_nll, mean_of, posterior_statistics
+from seqvae.config.data_settings import CacheSettings, SourceSettings
+from seqvae.data.batches import Batch, TokenBatch, VectorBatch
+from seqvae.data.datamodule import SequenceDataModule
+from seqvae.data.demo.demo import read_tokens, read_truth, write_demo
+from seqvae.data.demo.demo_tokens import TokenTruth
+from seqvae.inference.evaluation import Estimate, batches_of, importance_weighted_nll, mean_of, posterior_statistics
+from seqvae.models.sequence_vae import Posterior, VAEOutput, draw
 
 STEPS, LATENT = 3, 2
 WEIGHT_TZ = torch.tensor([[1.0, 0.5], [-0.5, 1.0], [0.3, -0.8]])

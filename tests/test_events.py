@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from reports.run_files import EVENTS, read_events
-from training.events import MOST_TOLD, RunEvents
+from seqvae.reports.run_files import EVENTS, read_events
+from seqvae.training.run_directory.events import MOST_TOLD, RunEvents
 
 
 def test_events_come_back_in_the_order_they_happened(tmp_path):

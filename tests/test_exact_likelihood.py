@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch.distributions import Normal
 
-from models.sequence_vae import SequenceVAE
-from monitors.formulas import gaussian_kl
-from sequences.batches import Batch, EventBatch
+from seqvae.data.batches import Batch, EventBatch
+from seqvae.inference.evaluation import importance_weighted_nll
+from seqvae.models.sequence_vae import SequenceVAE
+from seqvae.monitors.formulas import gaussian_kl
 from tests.small_models import KINDS, make_batch, make_vae
-from training.evaluation import importance_weighted_nll
 
 LENGTHS = [2, 3, 4, 3]
 GRID_G = torch.linspace(-8, 8, 321)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sequences.errors import DataError, StorageError
-from training.exit_codes import DivergedError, ExitCode, UsageError, harmless, run_command
+from seqvae.errors import DataError, StorageError
+from seqvae.exit_codes import DivergedError, ExitCode, UsageError, harmless, run_command
 
 ROOT = Path(__file__).parent.parent
 
@@ -84,7 +84,7 @@ def test_messages_cannot_command_the_terminal(capsys, text, shown):
 @pytest.mark.skipif(os.name != "posix", reason="pipes close differently elsewhere")
 def test_a_reader_that_leaves_early_causes_no_noise():
     code = (
-        "import sys; from training.exit_codes import run_command;"
+        "import sys; from seqvae.exit_codes import run_command;"
         "sys.exit(run_command(lambda: print('line ' * 100_000), 'demo.py'))"
     )
     with subprocess.Popen(
@@ -102,7 +102,7 @@ def test_a_reader_that_leaves_early_causes_no_noise():
 def test_a_signal_closes_what_is_open_and_is_told_by_the_code(number, code):
     program = (
         "import sys, time\n"
-        "from training.exit_codes import run_command\n"
+        "from seqvae.exit_codes import run_command\n"
         "def main():\n"
         "    try:\n"
         "        print('ready', flush=True)\n"

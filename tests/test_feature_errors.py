@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from seqvae.inference.evaluation import mean_of
+from seqvae.inference.feature_errors import feature_errors
+from seqvae.inference.trained import Trained
+from seqvae.training.stored_network import StoredNetwork
 from tests.small_models import DESCRIPTIONS, make_batch, make_vae
-from training.evaluation import mean_of
-from training.stored_network import StoredNetwork
-from using.feature_errors import feature_errors
-from using.trained import Trained
 
 STD = (2.0, 1.0, 10.0)
 

@@ -17,15 +17,15 @@ import torch
 from matplotlib import colormaps
 from matplotlib.colors import to_rgb
 
-from monitors import drawing, formulas
-from monitors.drawing import Drawing, save_posteriors
-from monitors.figure_data import MOST_READINGS, read_history, read_posteriors, spread
-from monitors.figure_dimensions import columns_of, heat_map
-from monitors.figure_posteriors import aggregate_density, kl_per_dim, principal_components
-from monitors.figure_style import COLOUR_MAP, new_figure
-from monitors.figure_timeline import LOOKS, Band, bands_of
-from monitors.figures import OF_POSTERIORS, OF_READINGS, draw, main
-from monitors.verdict import VerdictName
+from seqvae.monitors import drawing, formulas
+from seqvae.monitors.detection.verdict import VerdictName
+from seqvae.monitors.drawing import Drawing, save_posteriors
+from seqvae.monitors.figure_data import MOST_READINGS, read_history, read_posteriors, spread
+from seqvae.monitors.figure_dimensions import columns_of, heat_map
+from seqvae.monitors.figure_posteriors import aggregate_density, kl_per_dim, principal_components
+from seqvae.monitors.figure_style import COLOUR_MAP, new_figure
+from seqvae.monitors.figure_timeline import LOOKS, Band, bands_of
+from seqvae.monitors.figures import OF_POSTERIORS, OF_READINGS, draw, main
 
 pytestmark = pytest.mark.draws
 
@@ -312,7 +312,7 @@ def test_a_drawing_that_hangs_is_ended(tmp_path, painter, instead):
     assert process.returncode == -9
     assert painter.failure() == (
         "ended after 0.1 s, as other programs or a slow disk held it up; "
-        f"`python -m monitors.figures {tmp_path}` does it anew"
+        f"`python -m seqvae.monitors.figures {tmp_path}` does it anew"
     )
 
 
@@ -337,7 +337,7 @@ def test_after_a_drawing_the_next_one_starts_and_no_zombie_is_left(tmp_path, pai
 
 def test_figures_need_no_torch():
     code = (
-        "import sys; from monitors import drawing, figures, readings_file;"
+        "import sys; from seqvae.monitors import drawing, figures, readings_file;"
         "print([name for name in ('torch', 'lightning', 'matplotlib.pyplot', 'pandas') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True).stdout == b"[]\n"

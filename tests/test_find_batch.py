@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from performance.find_batch import FoundBatch, Limit, Search, Tried, describe, find_batch, what_helps
-from performance.trials import Ready, Trials, Try
-from performance.worst_batches import LengthRange, WorstBatches, most_events
-from reports.terminal import Ink
-from sequences.demo import write_demo
-from sequences.errors import DataError
-from sequences.limits import resolve_limits
-from sequences.plan import Cut, cut_batches, plan_epoch
-from sequences.settings import BatchSettings
+from seqvae.cli.command_line import parse_command_line
+from seqvae.config.data_settings import BatchSettings
+from seqvae.config.training_settings import ComputeSettings, TrainingSettings
+from seqvae.data.demo.demo import write_demo
+from seqvae.data.limits import resolve_limits
+from seqvae.data.plan import Cut, cut_batches, plan_epoch
+from seqvae.errors import DataError
+from seqvae.profiling.find_batch import FoundBatch, Limit, Search, Tried, describe, find_batch, what_helps
+from seqvae.profiling.trials import Ready, Trials, Try
+from seqvae.profiling.worst_batches import LengthRange, WorstBatches, most_events
+from seqvae.terminal import Ink
 from tests.fake_sequences import FakeSequences, log_normal_lengths
 from tests.mortal_processes import answer, die_at_once
 from tests.small_models import make_batch
 from train_optimized import OptimizedSettings
-from training.command_line import parse_command_line
-from training.settings import ComputeSettings, TrainingSettings
 
 ROOT = Path(__file__).parent.parent
 

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 import torch
 
-from training import memory
-from training.console import share_machine
-from training.memory import FlatMemory, malloc_trim
+from seqvae.console import share_machine
+from seqvae.training.callbacks import memory
+from seqvae.training.callbacks.memory import FlatMemory, malloc_trim
 
 ROOT = Path(__file__).parent.parent
 SHAPES = """
 import json, os, sys
-from training.console import share_machine
+from seqvae.console import share_machine
 share_machine()
 import torch
 from types import SimpleNamespace
-from training.memory import FlatMemory, own_bytes
+from seqvae.training.callbacks.memory import FlatMemory, own_bytes
 from tests.small_models import make_batch, make_vae
 torch.set_num_threads(1)
 vae = make_vae("tokens", width=32).train()
@@ -48,7 +48,7 @@ print(json.dumps(held))
 """
 STEPS_OF_ONE_SIZE = """
 import ctypes, resource, sys
-from training.memory import keep_freed_memory
+from seqvae.training.callbacks.memory import keep_freed_memory
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 libc.free.argtypes = [ctypes.c_void_p]

@@ -15,8 +15,8 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from monitors import PosteriorMetricsMonitor, StepOutputs, read_readings
-from monitors.contract import from_training_step
+from seqvae.monitors import PosteriorMetricsMonitor, StepOutputs, read_readings
+from seqvae.monitors.contract import from_training_step
 from tests.foreign_vaes import (
     LSTMVAE,
     QUIET,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from monitors.formulas import (
+from seqvae.monitors.formulas import (
     active_units,
     aggregate_kl,
     effective_dimensions,

@@ -13,11 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sequences.batches import EventBatch, TokenBatch, VectorBatch
-from sequences.description import Kind
-from sequences.flat_file import FlatWriter, OffsetWriter
-from sequences.sequence_set import SequenceSet
-from sequences.settings import LengthSettings
+from seqvae.config.data_settings import LengthSettings
+from seqvae.data.batches import EventBatch, TokenBatch, VectorBatch
+from seqvae.data.description import Kind
+from seqvae.data.flat_file import FlatWriter, OffsetWriter
+from seqvae.data.sequence_set import SequenceSet
 from tests.parquet_files import meds_table, write_splits
 
 WIDTH = 2

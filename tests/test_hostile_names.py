@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 import train_optimized
-from reports.preview_figure import PreviewRow, Track, write_preview_figure
+from seqvae.exit_codes import run_command
+from seqvae.reports.preview_figure import PreviewRow, Track, write_preview_figure
 from tests.hostile import NAMES
 from tests.parquet_files import write_splits
-from training.exit_codes import run_command
 
 SEQUENCES, STEPS = 2 * len(NAMES), 4
 
@@ -69,7 +69,7 @@ def test_a_run_on_hostile_names_shows_them_harmlessly_and_stays_in_its_directory
     words += ["--tokenizer", "characters"] if kind == "tokens" else []
     monkeypatch.setattr(sys, "argv", ["train_optimized.py", *words])
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("training.previews.MOST_COLUMNS", 1)  # pictures take long
+    monkeypatch.setattr("seqvae.training.callbacks.previews.MOST_COLUMNS", 1)  # pictures take long
     code = run_command(train_optimized.main, "train_optimized.py")
     said = capsys.readouterr()
     assert code == 0, said.err

@@ -9,18 +9,18 @@ from contextlib import ExitStack
 import pytest
 
 import inspect_data
-from performance.settings import MeasuringSettings
-from sequences import side_tables
-from sequences.errors import DataError
+from seqvae.cli.command_line import parse_command_line
+from seqvae.config.config_files import MOST_BYTES
+from seqvae.config.flags import flags_of
+from seqvae.config.profiling_settings import MeasuringSettings
+from seqvae.config.run_settings import RunSettings
+from seqvae.config.training_settings import TrainingSettings
+from seqvae.console import shell_word
+from seqvae.data.parquet import side_tables
+from seqvae.errors import DataError
+from seqvae.exit_codes import UsageError, run_command
+from seqvae.training.run_directory.resume import open_run
 from tests.parquet_files import write_splits
-from training.command_line import parse_command_line
-from training.config_files import MOST_BYTES
-from training.console import shell_word
-from training.exit_codes import UsageError, run_command
-from training.flags import flags_of
-from training.resume import open_run
-from training.run_settings import RunSettings
-from training.settings import TrainingSettings
 
 URLS = (
     *("http://example.org/a", "https://example.org/a.ckpt", "s3://bucket/a.parquet", "hf://datasets/a/b"),

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reports.__main__ import main
-from reports.compare_page import compare_page, path_of
-from reports.page import MOST_BYTES
-from reports.run_directory import read_run
-from reports.run_lines import csv_rows
-from reports.run_page import run_page
-from reports.run_story import end_of, tell
-from reports.run_tables import differing_settings, survived_rows
+from seqvae.reports.__main__ import main
+from seqvae.reports.compare_page import compare_page, path_of
+from seqvae.reports.page import MOST_BYTES
+from seqvae.reports.run_directory import read_run
+from seqvae.reports.run_lines import csv_rows
+from seqvae.reports.run_page import run_page
+from seqvae.reports.run_story import end_of, tell
+from seqvae.reports.run_tables import differing_settings, survived_rows
 from tests.hostile import NAMES
 from tests.report_runs import STEPS, event, finished, make_run, reading, write, write_rows
 
@@ -224,12 +224,12 @@ def test_a_very_long_metrics_csv_is_thinned_before_it_is_parsed(tmp_path, monkey
         parsed.append(len(lines))
         return csv_rows(lines)
 
-    monkeypatch.setattr("reports.run_directory.csv_rows", counted)
+    monkeypatch.setattr("seqvae.reports.run_directory.csv_rows", counted)
     run = read_run(directory)
     assert parsed == [1001, 12]
     assert (run.training[0]["step"], run.training[-1]["step"]) == (20, 49_999)
     assert [row["step"] for row in run.validations] == [*range(100, 1001, 100), 50_000]
-    monkeypatch.setattr("reports.run_lines.MOST_BYTES", 1000)
+    monkeypatch.setattr("seqvae.reports.run_lines.MOST_BYTES", 1000)
     tail = read_run(directory)
     assert (tail.training[-1], tail.validations) == (run.training[-1], run.validations[-1:])
 
@@ -303,7 +303,7 @@ def test_a_report_stays_small_however_long_the_run_and_whatever_its_picture(tmp_
 def test_the_command_needs_neither_torch_nor_lightning(tmp_path):
     directory = make_run(tmp_path / "a")
     code = (
-        "import sys; from reports.__main__ import main; code = main(sys.argv[1:]); "
+        "import sys; from seqvae.reports.__main__ import main; code = main(sys.argv[1:]); "
         "print([name for name in sys.modules if name.partition('.')[0] in ('torch', 'lightning', 'matplotlib', 'pandas')]); "
         "sys.exit(code)"
     )

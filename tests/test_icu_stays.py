@@ -12,7 +12,7 @@ from examples.icu_stays.meds import ADMISSION, make_meds, split_of
 from examples.icu_stays.physionet import read_stay
 from examples.icu_stays.pictures import roc_of
 from examples.icu_stays.results import VARIABLES, show_deaths, show_stay
-from sequences.errors import DataError
+from seqvae.errors import DataError
 from tests import parquet_files
 
 HEADING = "Time,Parameter,Value\n"

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.imputing import Imputed, Prediction, impute, mixture
-from models.posteriors import Posterior
-from models.sequence_vae import SequenceVAE
-from models.settings import ModelSettings
-from sequences.batches import VectorBatch, part_of
-from sequences.demo_shared import LengthLaw
-from sequences.demo_vectors import VectorTruth
-from sequences.description import DataDescription
+from seqvae.config.model_settings import ModelSettings
+from seqvae.data.batches import VectorBatch, part_of
+from seqvae.data.demo.demo_shared import LengthLaw
+from seqvae.data.demo.demo_vectors import VectorTruth
+from seqvae.data.description import DataDescription
+from seqvae.models.imputing import Imputed, Prediction, impute, mixture
+from seqvae.models.posteriors import Posterior
+from seqvae.models.sequence_vae import SequenceVAE
 from tests.small_models import make_batch, make_vae
 
 NUMBERS = ["vectors", "events"]

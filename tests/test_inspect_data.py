@@ -14,11 +14,11 @@ import pytest
 
 import inspect_data
 from inspect_data import InspectSettings, ReportSettings
-from sequences.demo import write_demo
+from seqvae.cli.command_line import parse_command_line
+from seqvae.data.demo.demo import write_demo
+from seqvae.exit_codes import ExitCode, run_command
 from tests.parquet_files import flip_bit, write, write_splits
 from train_optimized import OptimizedSettings
-from training.command_line import parse_command_line
-from training.exit_codes import ExitCode, run_command
 
 ROOT = Path(__file__).parent.parent
 HOSTILE = "$x_{1}$ \x1b[2J\x9b31m\u202e\n"

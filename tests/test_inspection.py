@@ -6,12 +6,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sequences.cache import SequenceData
-from sequences.demo import write_demo
-from sequences.inspection import Inspection, batch_bytes, inspect_cache
-from sequences.limits import Limits
-from sequences.name_statistics import QUANTILES, quantiles
-from sequences.plan import cut_batches, plan_epoch
+from seqvae.data.cache import SequenceData
+from seqvae.data.demo.demo import write_demo
+from seqvae.data.inspection import Inspection, batch_bytes, inspect_cache
+from seqvae.data.limits import Limits
+from seqvae.data.name_statistics import QUANTILES, quantiles
+from seqvae.data.plan import cut_batches, plan_epoch
 from tests.parquet_files import Load, write_splits
 
 

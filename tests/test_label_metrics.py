@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from training.label_metrics import LabelMetrics
+from seqvae.training.label_metrics import LabelMetrics
 
 
 def test_auroc_is_the_share_of_pairs_in_the_right_order_and_unlabelled_sequences_do_not_count():

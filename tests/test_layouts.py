@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sequences import reading
-from sequences.cache import open_cache, prepare_cache
-from sequences.errors import DataError
-from sequences.settings import CacheSettings, LengthSettings, SourceSettings
+from seqvae.config.data_settings import CacheSettings, LengthSettings, SourceSettings
+from seqvae.data.cache import open_cache, prepare_cache
+from seqvae.data.parquet import reading
+from seqvae.errors import DataError
 from tests.parquet_files import by_id, events, events_of, ids, labels, meds_table, tokens, vectors, write, write_splits
 
 LISTS = [[3, 1, 2], [5], [0, 4]]
@@ -575,7 +575,7 @@ def test_interleaved_ids_are_brought_together_in_order_of_time(tmp_path, load, b
 
 
 def test_many_spill_files_bring_together_the_same(tmp_path, load, monkeypatch):
-    monkeypatch.setattr("sequences.long_table.SPILL_ROWS", 10)
+    monkeypatch.setattr("seqvae.data.parquet.long_table.SPILL_ROWS", 10)
     numbers = np.random.default_rng(0).integers(0, 30, 200)
     columns = {"id": numbers, "time": np.arange(200), "x": np.arange(200.0)}
     data = load(write_splits(tmp_path / "d", train=columns, valid={"id": [99], "time": [0], "x": [1.0]}))
@@ -649,7 +649,7 @@ def slow_events(rows: list[Row], id_: int) -> list[tuple[float, dict[str, float 
 def test_any_table_of_events_comes_out_as_a_loop_over_its_rows_would_make_it(rows, cuts, group, block_rows):
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "BLOCK_ROWS", block_rows)
-        patch.setattr("sequences.long_table.SPILL_ROWS", 5)
+        patch.setattr("seqvae.data.parquet.long_table.SPILL_ROWS", 5)
         bounds = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
         for number, (start, stop) in enumerate(pairwise(bounds)):
             write_rows(Path(name, f"d/train/{number}.parquet"), rows[start:stop], group)

@@ -10,9 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.distributions import OUTLIER_SHARE, GapScale, gap_nll, robust_nll, student_up_to
-from models.embeddings import EventEmbedding, GivenVectors, time_features
-from models.likelihoods import (
+from seqvae.data.batches import TokenBatch
+from seqvae.data.building.moments import gap_moments
+from seqvae.data.description import DataDescription
+from seqvae.models.blocks.pieces import bounded
+from seqvae.models.distributions import OUTLIER_SHARE, GapScale, gap_nll, robust_nll, student_up_to
+from seqvae.models.embeddings import EventEmbedding, GivenVectors, time_features
+from seqvae.models.likelihoods import (
     FEW_VARIABLES,
     LOGVAR_LIMIT,
     EventLikelihood,
@@ -22,12 +26,8 @@ from models.likelihoods import (
     VectorLikelihood,
     by_rows,
 )
-from models.pieces import bounded
-from models.segments import spread_to_events, step_offsets, sum_by_step
-from models.sequence_vae import SequenceVAE
-from sequences.batches import TokenBatch
-from sequences.description import DataDescription
-from sequences.moments import gap_moments
+from seqvae.models.segments import spread_to_events, step_offsets, sum_by_step
+from seqvae.models.sequence_vae import SequenceVAE
 from tests.small_models import DESCRIPTIONS, SMALL, make_batch
 
 
@@ -260,7 +260,7 @@ def test_scores_in_slices_equal_scores_at_once(monkeypatch):
     targets_N = torch.randint(0, 41, (600,))
     whole_N = likelihood.cross_entropy(hidden_NW, targets_N)
     (whole_gradient,) = torch.autograd.grad(whole_N.square().sum(), likelihood.scores.weight)
-    monkeypatch.setattr("models.cross_entropy.SCORES_AT_ONCE", 1)
+    monkeypatch.setattr("seqvae.models.cpu_kernels.cross_entropy.SCORES_AT_ONCE", 1)
     sliced_N = by_rows(likelihood.cross_entropy, 41, hidden_NW, targets_N)
     (sliced_gradient,) = torch.autograd.grad(sliced_N.square().sum(), likelihood.scores.weight)
     torch.testing.assert_close(sliced_N, whole_N)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from sequences.limits import Limits, resolve_evaluation_limits, resolve_limits
-from sequences.plan import cut_batches
-from sequences.settings import BatchSettings
+from seqvae.config.data_settings import BatchSettings
+from seqvae.data.limits import Limits, resolve_evaluation_limits, resolve_limits
+from seqvae.data.plan import cut_batches
 from tests.fake_sequences import log_normal_lengths
 
 MANY = log_normal_lengths(100_000)

@@ -17,14 +17,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sequences.batches import TokenBatch
-from sequences.errors import DataError
-from sequences.limits import Limits
-from sequences.loader import BatchLoader
-from sequences.making import pin
-from sequences.plan import Cut, cut_batches, plan_epoch
-from sequences.settings import LoadingSettings
-from sequences.workers import Workers, resolve_loading
+from seqvae.config.data_settings import LoadingSettings
+from seqvae.data.batches import TokenBatch
+from seqvae.data.limits import Limits
+from seqvae.data.loader import BatchLoader
+from seqvae.data.making import pin
+from seqvae.data.plan import Cut, cut_batches, plan_epoch
+from seqvae.data.workers import Workers, resolve_loading
+from seqvae.errors import DataError
 from tests.fake_sequences import FakeSequences, log_normal_lengths
 
 ROOT = Path(__file__).parent.parent

@@ -16,13 +16,14 @@ import numpy as np
 import psutil
 import pytest
 
-from dataset import SequenceDataModule
-from sequences.errors import DataError, SettingsError, StorageError
-from sequences.loader import BatchLoader
-from sequences.plan import plan_epoch
-from sequences.sequence_set import SequenceSet
-from sequences.settings import BatchSettings, CacheSettings, LoadingSettings, SourceSettings
-from sequences.workers import CLOSING_SECONDS, resolve_loading
+from seqvae.config.data_settings import BatchSettings, CacheSettings, LoadingSettings, SourceSettings
+from seqvae.data.datamodule import SequenceDataModule
+from seqvae.data.loader import BatchLoader
+from seqvae.data.plan import plan_epoch
+from seqvae.data.sequence_set import SequenceSet
+from seqvae.data.workers import CLOSING_SECONDS, resolve_loading
+from seqvae.errors import DataError, SettingsError, StorageError
+from seqvae.exit_codes import Stopped
 from tests.fake_sequences import FakeSequences
 from tests.faulty_sequences import (
     AT,
@@ -40,7 +41,6 @@ from tests.faulty_sequences import (
 )
 from tests.test_loader import content
 from tests.test_sequence_places import write_two_files
-from training.exit_codes import Stopped
 
 ROOT = Path(__file__).parent.parent
 
@@ -213,7 +213,7 @@ def test_a_thread_that_hangs_is_not_waited_for(tmp_path):
 
 
 def test_a_consumer_that_stops_waits_for_a_thread_that_hangs_but_for_so_long(tmp_path, monkeypatch):
-    monkeypatch.setattr("sequences.workers.CLOSING_SECONDS", 0.2)
+    monkeypatch.setattr("seqvae.data.workers.CLOSING_SECONDS", 0.2)
     loader = make_loader(Faulty(hangs, 9, tmp_path / "asked"), "three threads")
     begun = time.monotonic()
     with closing(iter(loader)) as batches:
@@ -248,7 +248,7 @@ def test_a_restart_is_a_warning_where_nobody_asks_for_it(tmp_path, caplog):
     loading = resolve_loading(LoadingSettings())
     list(BatchLoader(sequences, lambda _: plan_epoch(CUT, 0, 0), CUT.batches, loading))
     (record,) = caplog.records
-    assert (record.levelname, record.name) == ("WARNING", "sequences.restarts")
+    assert (record.levelname, record.name) == ("WARNING", "seqvae.data.restarts")
     assert "the disk is asleep" in record.message
 
 
@@ -257,7 +257,7 @@ def test_a_disk_that_hangs_when_names_are_looked_up_does_not_keep_the_run(tmp_pa
         hangs()
         return "nothing"
 
-    monkeypatch.setattr("sequences.restarts.NAMING_SECONDS", 0.1)
+    monkeypatch.setattr("seqvae.data.restarts.NAMING_SECONDS", 0.1)
     told: list[str] = []
     sequences = Faulty(cannot_read, 1, tmp_path / "asked")
     assert epoch_of(make_loader(sequences, "one thread", told, place_of=place_of)) == undisturbed()
@@ -293,7 +293,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 import tests.faulty_sequences as t
-from sequences.errors import DataError
+from seqvae.errors import DataError
 
 def main():
     loader = t.make_loader(t.Faulty(t.{fault}, 99, Path(sys.argv[1]) / "asked"), "{way}", wait={wait})

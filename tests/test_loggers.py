@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from lightning.pytorch.loggers import Logger
 
-from training.exit_codes import UsageError
-from training.loggers import make_logger
-from training.run_settings import RunSettings
+from seqvae.config.run_settings import RunSettings
+from seqvae.exit_codes import UsageError
+from seqvae.training.loggers import make_logger
 
 
 def log_a_little(logger: Logger | None) -> Any:
@@ -27,7 +27,7 @@ def test_csv_needs_no_logger(tmp_path):
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
 def test_a_missing_package_is_said_with_the_way_to_get_it(tmp_path, monkeypatch, name):
-    monkeypatch.setattr("training.loggers.find_spec", lambda package: None)
+    monkeypatch.setattr("seqvae.training.loggers.find_spec", lambda package: None)
     with pytest.raises(UsageError, match=rf"--logger {name} .*pip install -e '\.\[loggers\]'"):
         make_logger(RunSettings(logger=name), tmp_path, "first")
 

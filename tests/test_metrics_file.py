@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from seqvae.training.callbacks.metrics_file import MetricsFile
+from seqvae.training.callbacks.throughput import Stopwatch
 from tests.scripted_training import Clock, read_rows
-from training.metrics_file import MetricsFile
-from training.throughput import Stopwatch
 
 # --- The file -------------------------------------------------------------------------------------------------------
 

@@ -8,12 +8,12 @@ import math
 import pytest
 import torch
 
-from models.attention import rotate, sight
-from models.embeddings import GivenVectors
-from models.pieces import Dropout
-from models.sequence_vae import SequenceVAE
-from models.settings import ModelSettings
-from models.transformer import Block
+from seqvae.config.model_settings import ModelSettings
+from seqvae.models.blocks.pieces import Dropout
+from seqvae.models.blocks.transformer import Block
+from seqvae.models.cpu_kernels.attention import rotate, sight
+from seqvae.models.embeddings import GivenVectors
+from seqvae.models.sequence_vae import SequenceVAE
 from tests.small_models import DESCRIPTIONS, KINDS, NAMES, SMALL, change_step, make_batch, make_vae
 
 # --- What the decoder may see ---------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from examples.molecules import chemistry, data, results, tokens
-from sequences.errors import DataError
+from seqvae.errors import DataError
+from seqvae.exit_codes import UsageError
 from tests.parquet_files import write
-from training.exit_codes import UsageError
 
 PUBLISHED = ["C" * length + "O" for length in range(1, 1000)]
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from benchmarks import monitor_cost
-from monitors import PosteriorMetricsMonitor, StepOutputs, callback, read_readings
-from monitors.contract import from_training_step
-from monitors.take_reading import take_reading
-from sequences.demo import write_demo
+from seqvae.data.demo.demo import write_demo
+from seqvae.monitors import PosteriorMetricsMonitor, StepOutputs, callback, read_readings
+from seqvae.monitors.contract import from_training_step
+from seqvae.monitors.take_reading import take_reading
 from tests.test_benchmarks_smoke import tiny_settings
 from tests.tiny_vaes import Batches, TinyVAE, make_batches, make_trainer
 

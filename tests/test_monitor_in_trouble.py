@@ -10,8 +10,8 @@ import pytest
 import torch
 from lightning import Callback
 
-from monitors.json_lines import read_rows
-from monitors.window import PosteriorWindow
+from seqvae.json_lines import read_rows
+from seqvae.monitors.window import PosteriorWindow
 from tests.foreign_vaes import QUIET
 from tests.scripted_vaes import SaveAtSteps, ScriptedVAE, lives, quiet, verdicts_of, watch
 
@@ -130,7 +130,7 @@ def test_a_drawing_process_that_fails_is_told_once_and_training_goes_on(tmp_path
     def fails(directory: Path, module: str, *, is_urgent: bool) -> subprocess.Popen[str]:
         return subprocess.Popen(["sh", "-c", "echo no paint >&2; exit 3"], stderr=subprocess.PIPE, text=True)
 
-    monkeypatch.setattr("monitors.drawing.begin", fails)
+    monkeypatch.setattr("seqvae.monitors.drawing.begin", fails)
     trainer = watch(tmp_path, quiet(plot_frequency=5), max_steps=40)
     assert trainer.global_step == 40
     told = [line for line in capsys.readouterr().out.splitlines() if "drawn" in line]
@@ -146,7 +146,7 @@ def test_plots_that_are_removed_meanwhile_are_made_anew(tmp_path):
                 (tmp_path / "plots").rmdir()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("monitors.publisher.Drawing.start", lambda *_, **__: False)
+        patch.setattr("seqvae.monitors.publisher.Drawing.start", lambda *_, **__: False)
         watch(tmp_path, quiet(plot_frequency=10), Removes(), max_steps=30)
     assert (tmp_path / "plots" / "posteriors.npz").exists()
 

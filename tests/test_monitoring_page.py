@@ -8,12 +8,12 @@ import pytest
 
 import train_optimized
 import train_with_collapse_detection as reference
-from monitors.advice import Situation, advice_on
-from monitors.reading import Reading
-from monitors.thresholds import OF_SEQUENCES, OF_STEPS
-from monitors.verdict import VerdictName
+from seqvae.config.run_settings import Watch
+from seqvae.monitors.detection.advice import Situation, advice_on
+from seqvae.monitors.detection.thresholds import OF_SEQUENCES, OF_STEPS
+from seqvae.monitors.detection.verdict import VerdictName
+from seqvae.monitors.reading import Reading
 from tests.documents import ROOT, tables, text_of
-from training.run_settings import Watch
 
 PAGE = ROOT / "docs" / "monitoring.md"
 T = OF_SEQUENCES

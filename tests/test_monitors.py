@@ -8,11 +8,11 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 
-from monitors import PosteriorMetricsMonitor, Reading, StepOutputs, read_readings
-from monitors.cadence import planned_steps, steps_between_readings
-from monitors.detector import Detector
-from monitors.json_lines import read_rows
-from monitors.readings_file import to_row
+from seqvae.json_lines import read_rows
+from seqvae.monitors import PosteriorMetricsMonitor, Reading, StepOutputs, read_readings
+from seqvae.monitors.cadence import planned_steps, steps_between_readings
+from seqvae.monitors.detection.detector import Detector
+from seqvae.monitors.readings_file import to_row
 from tests.tiny_vaes import (
     LATENT,
     Batches,

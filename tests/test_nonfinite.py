@@ -12,18 +12,18 @@ import pytest
 import torch
 from lightning import Callback
 
-from reports.run_files import read_events
+from seqvae.config.run_settings import RunSettings
+from seqvae.reports.run_files import read_events
+from seqvae.training.callbacks.nonfinite import MOST_IN_A_ROW, NonFiniteError, SkippedSteps, StepJudge
+from seqvae.training.callbacks.progress import Progress
+from seqvae.training.module import TrainingModule
+from seqvae.training.precision import InForce
+from seqvae.training.run_directory.checkpoint_files import LAST, PREVIOUS, REPLACED, read_lazily
+from seqvae.training.run_directory.events import RunEvents
+from seqvae.training.run_directory.recovery import MOST_TIMES, Recovery, recovery_of
+from seqvae.training.run_directory.resume import ROLLED_BACK, Start, become_last, find_checkpoint, go_back, open_run
 from tests.fake_sequences import FakeSequences
 from tests.short_runs import STEPS, short_module, train
-from training.checkpoint_files import LAST, PREVIOUS, REPLACED, read_lazily
-from training.events import RunEvents
-from training.module import TrainingModule
-from training.nonfinite import MOST_IN_A_ROW, NonFiniteError, SkippedSteps, StepJudge
-from training.precision import InForce
-from training.progress import Progress
-from training.recovery import MOST_TIMES, Recovery, recovery_of
-from training.resume import ROLLED_BACK, Start, become_last, find_checkpoint, go_back, open_run
-from training.run_settings import RunSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")
 
@@ -120,7 +120,7 @@ def test_a_gradient_that_overflows_lets_the_loss_scale_fall_first(loss_scale, is
 
 def test_a_fused_optimizer_on_a_gpu_is_told_on_the_device(monkeypatch):
     """As torch's own scaler does it: the step is left out without anybody waiting. Here on a CPU, which obeys the same word."""
-    monkeypatch.setattr("training.nonfinite.leaves_out_on_device", lambda *_: True)
+    monkeypatch.setattr("seqvae.training.callbacks.nonfinite.leaves_out_on_device", lambda *_: True)
     trainer: Any = SimpleNamespace(world_size=1, precision_plugin=None)
     weight = torch.ones(3, requires_grad=True)
     optimizer = torch.optim.AdamW([weight], lr=0.1, fused=True)
@@ -201,7 +201,7 @@ def test_each_time_the_rate_is_lower_and_three_times_is_all():
 
 @pytest.mark.parametrize(("has_units", "then"), [(True, "bf16-mixed"), (False, "32-true")])
 def test_from_16_mixed_a_run_goes_on_in_what_the_device_has(has_units, then, monkeypatch):
-    monkeypatch.setattr("training.recovery.cpu_has_bf16_units", lambda: has_units)
+    monkeypatch.setattr("seqvae.training.run_directory.recovery.cpu_has_bf16_units", lambda: has_units)
     recovery = Recovery(0.01).once_more("16-mixed", "cpu")
     assert recovery.precision_in_force(InForce("16-mixed")).precision == then
     assert Recovery(0.01).once_more("32-true", "cpu").precision_in_force(InForce("32-true")) == InForce("32-true")

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.sequence_vae import VAEOutput
-from monitors.formulas import gaussian_kl
-from training.objective import FREE_BITS, classification_loss, free_bits_in_force, negative_elbo
-from training.settings import ObjectiveSettings
+from seqvae.config.training_settings import ObjectiveSettings
+from seqvae.models.sequence_vae import VAEOutput
+from seqvae.monitors.formulas import gaussian_kl
+from seqvae.training.objective import FREE_BITS, classification_loss, free_bits_in_force, negative_elbo
 
 
 def output_of(

@@ -11,13 +11,13 @@ import torch
 from lightning import Callback
 from torch import Tensor
 
-from sequences.batches import padded_length, part_of
-from sequences.errors import is_out_of_memory
+from seqvae.config.training_settings import ObjectiveSettings
+from seqvae.data.batches import padded_length, part_of
+from seqvae.errors import is_out_of_memory
+from seqvae.training.module import TrainingModule
+from seqvae.training.out_of_memory import Parts, fitting, joined
 from tests.short_runs import MODEL, STEPS, Kill, ShortData, assert_same, last_of, short_module, train
 from tests.small_models import KINDS, make_batch, make_vae
-from training.module import TrainingModule
-from training.out_of_memory import Parts, fitting, joined
-from training.settings import ObjectiveSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")
 BARE = ObjectiveSettings(kl_schedule="constant", free_bits=0.0)
@@ -146,7 +146,7 @@ def tight(positions: set[int], on_the_way: str) -> TrainingModule:
 def test_the_first_or_second_batch_of_a_step_in_parts_gives_the_gradients_of_the_whole(
     on_the_way, position, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("models.sequence_vae.draw", lambda posterior: posterior.mean)
+    monkeypatch.setattr("seqvae.models.sequence_vae.draw", lambda posterior: posterior.mean)
     monkeypatch.setattr("tests.short_runs.MODEL", MODEL_WITHOUT_NOISE)
     options: dict[str, Any] = {"max_steps": 4, "limit_val_batches": 0}
     module = tight({position}, on_the_way)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from examples.own_model.__main__ import main
-from sequences.demo import write_demo
-from training.exit_codes import UsageError
+from seqvae.data.demo.demo import write_demo
+from seqvae.exit_codes import UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from monitors.patience import LEAST_SECONDS, MOST_TRIES, Patience, PatientFile
+from seqvae.patience import LEAST_SECONDS, MOST_TRIES, Patience, PatientFile
 from tests.scripted_training import Clock
 
 

@@ -5,17 +5,17 @@ import json
 import matplotlib.image
 import pytest
 
-from performance.bottleneck import bottleneck_of
-from performance.whole_run import Costs, whole_run
-from reports.performance_figure import write_performance_figure
-from reports.performance_numbers import STAGE_NAMES, Bottleneck, Comparison, as_dict
-from reports.performance_table import grid, performance_page
-from reports.terminal import Ink, cells
+from seqvae.config.run_settings import ValidationSettings
+from seqvae.profiling.bottleneck import bottleneck_of
+from seqvae.profiling.whole_run import Costs, whole_run
+from seqvae.reports.performance_figure import write_performance_figure
+from seqvae.reports.performance_numbers import STAGE_NAMES, Bottleneck, Comparison, as_dict
+from seqvae.reports.performance_table import grid, performance_page
+from seqvae.terminal import Ink, cells
+from seqvae.training.plan import Plan
 from tests.speeds import RUN, speed
 from train_optimized import OptimizedSettings
 from train_with_collapse_detection import ReferenceSettings
-from training.plan import Plan
-from training.run_settings import ValidationSettings
 
 NOTHING = Bottleneck("nothing", "Nothing does.", ())
 COMPARISON = Comparison("optimized", "reference", 4.0, 3.5, 4.5)

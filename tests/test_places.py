@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 import train_optimized
-from sequences.errors import StorageError
+from seqvae.config.run_settings import RunSettings
+from seqvae.errors import StorageError
+from seqvae.exit_codes import run_command
+from seqvae.training.run_directory.places import refuse_unwritable
 from tests.unprivileged import run_unprivileged
-from training.exit_codes import run_command
-from training.places import refuse_unwritable
-from training.run_settings import RunSettings
 
 ASK = """
 import json, sys
-from sequences.errors import StorageError
-from training.places import refuse_unwritable
-from training.run_settings import RunSettings
+from seqvae.errors import StorageError
+from seqvae.training.run_directory.places import refuse_unwritable
+from seqvae.config.run_settings import RunSettings
 answers = []
 for settings in json.loads(sys.argv[1]):
     try:

@@ -10,19 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.settings import ModelSettings
-from sequences.grid import OnGrid, grid_efficiency, grid_lengths, rounded_up, with_rows
-from sequences.limits import Limits
-from sequences.plan import (
-    Cut,
-    Plan,
-    choose_batches,
-    cut_batches,
-    padding_efficiency,
-    plan_epoch,
-    plan_in_order,
-)
-from sequences.settings import BatchSettings
+from seqvae.config.data_settings import BatchSettings
+from seqvae.config.model_settings import ModelSettings
+from seqvae.data.grid import OnGrid, grid_efficiency, grid_lengths, rounded_up, with_rows
+from seqvae.data.limits import Limits
+from seqvae.data.plan import Cut, Plan, choose_batches, cut_batches, padding_efficiency, plan_epoch, plan_in_order
 from tests.fake_sequences import FakeSequences, log_normal_lengths
 from tests.short_runs import ShortData
 from tests.small_models import KINDS, make_batch, make_vae

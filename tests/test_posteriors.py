@@ -12,9 +12,9 @@ import torch.distributed
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 
-from models.posteriors import DEVIATION, MOMENTUM, BatchNormPosterior, Posterior, draw
-from models.sequence_vae import SequenceVAE
-from monitors.formulas import gaussian_kl
+from seqvae.models.posteriors import DEVIATION, MOMENTUM, BatchNormPosterior, Posterior, draw
+from seqvae.models.sequence_vae import SequenceVAE
+from seqvae.monitors.formulas import gaussian_kl
 from tests.small_models import DESCRIPTIONS, KINDS, SMALL, make_batch, make_vae
 
 

@@ -12,14 +12,14 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from models.sequence_vae import SequenceVAE
-from reports.preview_text import preview_page
-from sequences.batches import Batch, EventBatch
-from sequences.description import DataDescription
+from seqvae.config.training_settings import ObjectiveSettings, OptimizerSettings
+from seqvae.data.batches import Batch, EventBatch
+from seqvae.data.description import DataDescription
+from seqvae.models.sequence_vae import SequenceVAE
+from seqvae.reports.preview_text import preview_page
+from seqvae.training.callbacks.previews import MOST_FILES, Previews, beginning, draw_preview, preview_rows
+from seqvae.training.module import TrainingModule
 from tests.small_models import KINDS, NAMES, SMALL, make_batch
-from training.module import TrainingModule
-from training.previews import MOST_FILES, Previews, beginning, draw_preview, preview_rows
-from training.settings import ObjectiveSettings, OptimizerSettings
 
 MOMENTS: dict[str, Any] = {
     "names": NAMES,
@@ -158,8 +158,10 @@ def test_a_validation_that_comes_too_soon_goes_without(tmp_path, monkeypatch):
     def take_two_seconds(*arguments: Any) -> None:
         clock.now += 2
 
-    monkeypatch.setattr("training.previews.write_preview", lambda *arguments: steps.append(arguments[1]))
-    monkeypatch.setattr("training.previews.draw_preview", take_two_seconds)
+    monkeypatch.setattr(
+        "seqvae.training.callbacks.previews.write_preview", lambda *arguments: steps.append(arguments[1])
+    )
+    monkeypatch.setattr("seqvae.training.callbacks.previews.draw_preview", take_two_seconds)
     steps: list[int] = []
     for step in range(6):
         end_validation(previews, module, tmp_path, step)
@@ -206,7 +208,7 @@ def test_what_cannot_be_written_is_said_once_and_leaves_nothing_behind(number, t
         path.write_bytes(b"half")
         raise OSError(number, "as the system says")
 
-    monkeypatch.setattr("training.previews.write_preview_figure", refuse)
+    monkeypatch.setattr("seqvae.training.callbacks.previews.write_preview_figure", refuse)
     for step in (1, 2):
         end_validation(previews, module, tmp_path, step)
     assert (capsys.readouterr().out + caplog.text).count("as the system says") == 1

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from seqvae.inference.bootstrap import auroc, draw_score
+from seqvae.inference.logistic import STRENGTHS, fit_classifier, folds_of, standardiser_of
+from seqvae.inference.probe import mean_of_windows
+from seqvae.inference.summaries import Summarise, frequent_tokens
 from tests.small_models import make_batch
-from using.bootstrap import auroc, draw_score
-from using.logistic import STRENGTHS, fit_classifier, folds_of, standardiser_of
-from using.probe import mean_of_windows
-from using.summaries import Summarise, frequent_tokens
 
 
 def blobs(count: int, apart: float, classes: int = 2, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
+from seqvae.training.callbacks.progress import COLUMNS, LABEL_COLUMNS, STATE, Progress
 from tests.pseudo_terminal import terminal
 from tests.scripted_training import (
     Clock,
@@ -23,7 +24,6 @@ from tests.scripted_training import (
     second_by_second,
     step_through,
 )
-from training.progress import COLUMNS, LABEL_COLUMNS, STATE, Progress
 
 # Lightning 2.6.6 asks torch 2.13 in a way that torch calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")

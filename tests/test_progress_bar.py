@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from seqvae.training.callbacks.progress_bar import ProgressBar, can_show_bar, compose
 from tests.pseudo_terminal import terminal
-from training.progress_bar import ProgressBar, can_show_bar, compose
 
 TEXTS = ["84/200", "0:12 left", "loss 1.25", "900 tokens/s", "epoch 2", "elbo -31.20"]
 

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from monitors import StepOutputs, formulas, read_readings
-from monitors.contract import checked, from_training_step
-from monitors.decoder_probe import DecoderUse, decoder_use, posterior_of, z_of_another
-from monitors.reading import line_of
-from monitors.readings_file import ReadingsFile, from_row, to_row
-from monitors.take_reading import Moment, read, take_reading
-from monitors.window import MICRO_BATCHES, LastRows, PosteriorWindow
+from seqvae.monitors import StepOutputs, formulas, read_readings
+from seqvae.monitors.contract import checked, from_training_step
+from seqvae.monitors.decoder_probe import DecoderUse, decoder_use, posterior_of, z_of_another
+from seqvae.monitors.reading import line_of
+from seqvae.monitors.readings_file import ReadingsFile, from_row, to_row
+from seqvae.monitors.take_reading import Moment, read, take_reading
+from seqvae.monitors.window import MICRO_BATCHES, LastRows, PosteriorWindow
 from tests.tiny_vaes import TinyVAE, make_batches
 
 # --- The window -----------------------------------------------------------------------------------------------------
@@ -421,7 +421,7 @@ def test_what_a_posterior_may_be_is_taken():
 
 @pytest.mark.parametrize("returned", [None, {"posterior_mean": MEAN}, (MEAN, MEAN)])
 def test_a_function_that_finds_no_step_outputs_is_told_so(returned):
-    words = f"read_outputs returned a {type(returned).__name__}: let it return posterior_monitors.StepOutputs"
+    words = f"read_outputs returned a {type(returned).__name__}: let it return seqvae.monitors.StepOutputs"
     with pytest.raises(ValueError, match=words):
         checked("module", returned)
 

@@ -15,16 +15,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.posteriors import DEVIATION
-from models.sequence_vae import SequenceVAE, VAEOutput
-from models.settings import ModelSettings
-from monitors.formulas import gaussian_kl
-from sequences.batches import TokenBatch
-from sequences.description import DataDescription
-from training import kl_weight
-from training.kl_weight import KLWeight
-from training.objective import free_bits_in_force, negative_elbo
-from training.settings import ObjectiveSettings
+from seqvae.config.model_settings import ModelSettings
+from seqvae.config.training_settings import ObjectiveSettings
+from seqvae.data.batches import TokenBatch
+from seqvae.data.description import DataDescription
+from seqvae.models.posteriors import DEVIATION
+from seqvae.models.sequence_vae import SequenceVAE, VAEOutput
+from seqvae.monitors.formulas import gaussian_kl
+from seqvae.training import kl_weight
+from seqvae.training.kl_weight import KLWeight
+from seqvae.training.objective import free_bits_in_force, negative_elbo
 
 PLAIN: dict[str, Any] = {"kl_schedule": "constant", "free_bits": 0.0}
 """The evidence lower bound and nothing else."""

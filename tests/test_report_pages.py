@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from reports.compare_page import compare_page
-from reports.page import fold, page
-from reports.run_directory import read_run
-from reports.run_page import run_page
+from seqvae.reports.compare_page import compare_page
+from seqvae.reports.page import fold, page
+from seqvae.reports.run_directory import read_run
+from seqvae.reports.run_page import run_page
 from tests.hostile import NAMES
 from tests.report_runs import finished, make_run
 

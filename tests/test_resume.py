@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from lightning import Callback
 
-from sequences.settings import LoadingSettings
+from seqvae.config.data_settings import LoadingSettings
+from seqvae.exit_codes import Stopped
 from tests.short_runs import (
     BATCHES,
     EPOCHS,
@@ -28,7 +29,6 @@ from tests.short_runs import (
     short_module,
     train,
 )
-from training.exit_codes import Stopped
 
 # Lightning 2.6.6 asks torch 2.13 in a way that torch calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")
@@ -200,7 +200,7 @@ import signal, sys, time
 from pathlib import Path
 import torch
 from tests.short_runs import Ask, train
-from training import interrupts
+from seqvae.training.callbacks import interrupts
 
 torch.set_num_threads(1)
 

@@ -5,13 +5,7 @@ import socket
 import subprocess
 from pathlib import Path
 
-from reports.run_files import (
-    commit_of,
-    environment,
-    read_environment,
-    versions,
-    write_environment,
-)
+from seqvae.reports.run_files import commit_of, environment, read_environment, versions, write_environment
 
 
 def git(folder: Path, *words: str) -> str:

@@ -11,14 +11,14 @@ import pytest
 from lightning import Trainer
 
 import train_optimized
-from reports.run_directory import read_run
-from reports.run_files import REPORT, read_events
-from reports.run_story import tell
+from seqvae.exit_codes import DivergedError, Stopped, run_command
+from seqvae.reports.run_directory import read_run
+from seqvae.reports.run_files import REPORT, read_events
+from seqvae.reports.run_story import tell
+from seqvae.training.callbacks.run_report import EVERY_SECONDS, RunReport
+from seqvae.training.run_directory.events import RunEvents
+from seqvae.training.run_directory.outcome import result_of
 from tests.parquet_files import write_splits
-from training.events import RunEvents
-from training.exit_codes import DivergedError, Stopped, run_command
-from training.outcome import result_of
-from training.run_report import EVERY_SECONDS, RunReport
 
 
 class FakeDrawing:

@@ -10,20 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from models.sequence_vae import SequenceVAE
+from seqvae.config.run_settings import RunSettings
+from seqvae.exit_codes import UsageError
+from seqvae.models.sequence_vae import SequenceVAE
+from seqvae.training.run_directory.checkpoint_files import BEST, LAST, PREVIOUS, read_lazily
+from seqvae.training.run_directory.differences import differences, some_of
+from seqvae.training.run_directory.resume import Start, find_checkpoint, identity_of, open_run, refuse_other_run
+from seqvae.training.stored_network import load_weights, read_network, rebuild_network
 from tests.short_runs import DESCRIPTION, MODEL, short_module, train
-from training.checkpoint_files import BEST, LAST, PREVIOUS, read_lazily
-from training.differences import differences, some_of
-from training.exit_codes import UsageError
-from training.resume import (
-    Start,
-    find_checkpoint,
-    identity_of,
-    open_run,
-    refuse_other_run,
-)
-from training.run_settings import RunSettings
-from training.stored_network import load_weights, read_network, rebuild_network
 
 # Lightning 2.6.6 asks torch 2.13 in a way that torch calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.likelihoods import EventLikelihood, TokenLikelihood
-from models.records import event_records, to_records, vector_records
-from models.sampling import evaluating, reconstruct, sample, sample_prior
-from models.sequence_vae import SequenceVAE
-from sequences.batches import Batch, EventBatch, TokenBatch, VectorBatch
-from sequences.description import DataDescription
+from seqvae.data.batches import Batch, EventBatch, TokenBatch, VectorBatch
+from seqvae.data.description import DataDescription
+from seqvae.data.records import event_records, to_records, vector_records
+from seqvae.models.likelihoods import EventLikelihood, TokenLikelihood
+from seqvae.models.sampling import evaluating, reconstruct, sample, sample_prior
+from seqvae.models.sequence_vae import SequenceVAE
 from tests.small_models import DESCRIPTIONS, KINDS, make_batch, make_vae
 
 MANY = 1000

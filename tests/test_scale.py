@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from benchmarks.generated import write_token_lists
-from sequences.demo import log_normal_lengths
-from sequences.limits import Limits
-from sequences.plan import cut_batches, plan_epoch
+from seqvae.data.demo.demo import log_normal_lengths
+from seqvae.data.limits import Limits
+from seqvae.data.plan import cut_batches, plan_epoch
 from tests.parquet_files import write
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -12,12 +12,12 @@ from benchmarks.generated import write_token_lists
 from benchmarks.scaling_laws import Curve, Panel, draw_panels, fit_power_law
 from benchmarks.scaling_sequences import cache_of, chosen_batches, start_again
 from benchmarks.scaling_steps import Shape, random_batch, sweeps, token_training
-from dataset import SequenceDataModule, some_batches
-from models.settings import ModelSettings
-from sequences.demo import log_normal_lengths
-from sequences.limits import Limits
-from sequences.plan import cut_batches, padding_efficiency, plan_epoch
-from sequences.settings import CacheSettings, SourceSettings
+from seqvae.config.data_settings import CacheSettings, SourceSettings
+from seqvae.config.model_settings import ModelSettings
+from seqvae.data.datamodule import SequenceDataModule, some_batches
+from seqvae.data.demo.demo import log_normal_lengths
+from seqvae.data.limits import Limits
+from seqvae.data.plan import cut_batches, padding_efficiency, plan_epoch
 
 TINY = ModelSettings(width=16, depth=1, heads=2, latent_size=2)
 TINY_WORDS = ("--width", "16", "--depth", "1", "--heads", "2", "--latent_size", "2", "--num_workers", "0")
@@ -135,7 +135,7 @@ def test_header_and_loader_share_the_plan_of_the_first_epoch(folder: Path, monke
         planned.append(epoch)
         return plan_epoch(cut, seed, epoch)
 
-    monkeypatch.setattr("dataset.plan_epoch", note)
+    monkeypatch.setattr("seqvae.data.datamodule.plan_epoch", note)
     source = SourceSettings(data_dir=str(folder / "data"))
     data = SequenceDataModule(source, cache=CacheSettings(cache_dir=str(folder / "cache")))
     data.summary()

@@ -9,10 +9,10 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from training import kl_weight
-from training.kl_weight import KLWeight
-from training.schedules import learning_rate_factor, planned_steps, scheduled_kl_weight, steps_of
-from training.settings import ObjectiveSettings, OptimizerSettings
+from seqvae.config.training_settings import ObjectiveSettings, OptimizerSettings
+from seqvae.training import kl_weight
+from seqvae.training.kl_weight import KLWeight
+from seqvae.training.schedules import learning_rate_factor, planned_steps, scheduled_kl_weight, steps_of
 
 KL_SCHEDULES = ["constant", "linear", "sigmoid", "cyclical"]
 LR_SCHEDULES = ["cosine", "linear", "constant"]

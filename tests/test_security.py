@@ -17,23 +17,23 @@ import pytest
 import torch
 
 import train_optimized
-from monitors import figures
-from monitors.json_lines import JsonLines
-from reports.run_files import read_events
-from sequences import cache
-from sequences.flat_file import META
+from seqvae.config.training_settings import TrainingSettings
+from seqvae.data import cache
+from seqvae.data.flat_file import META
+from seqvae.exit_codes import UsageError, run_command
+from seqvae.json_lines import JsonLines
+from seqvae.monitors import figures
+from seqvae.reports.run_files import read_events
+from seqvae.training.devices import Devices
+from seqvae.training.distributed import DECISION, decided_by_first
+from seqvae.training.plan import Plan
+from seqvae.training.run_directory.checkpoint_files import damage_of
+from seqvae.training.run_directory.outcome import result_of_finished
 from tests.hostile import CHECKPOINTS, Malice
 from tests.parquet_files import write, write_splits
-from training.checkpoint_files import damage_of
-from training.devices import Devices
-from training.distributed import DECISION, decided_by_first
-from training.exit_codes import UsageError, run_command
-from training.outcome import result_of_finished
-from training.plan import Plan
-from training.settings import TrainingSettings
 
 ROOT = Path(__file__).parent.parent
-OURS = ("sequences", "models", "training", "monitors", "reports", "performance", "presets", "examples")
+OURS = ("seqvae", "monitors", "examples")
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sequences.places import place_of
+from seqvae.data.places import place_of
 from tests.parquet_files import Load, write
 
 

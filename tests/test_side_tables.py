@@ -8,8 +8,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from sequences.errors import DataError
-from sequences.side_tables import ids_as_text, read_params_map, read_variable_embeddings
+from seqvae.data.parquet.side_tables import ids_as_text, read_params_map, read_variable_embeddings
+from seqvae.errors import DataError
 from tests.parquet_files import events_of, ids, labels, vectors, write, write_splits
 
 

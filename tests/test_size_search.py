@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from performance.memory import available_memory, parse_size
-from performance.size_search import RESOLUTION, largest_that_fits
+from seqvae.profiling.memory import available_memory, parse_size
+from seqvae.profiling.size_search import RESOLUTION, largest_that_fits
 
 # --- Sizes of memory ---------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from examples.latents import read_latents
 from examples.spoken_vowels import data
 from examples.spoken_vowels.results import ends_of, show_speakers, show_way
 from examples.spoken_vowels.ts_files import read_ts
-from sequences.errors import DataError
+from seqvae.errors import DataError
 from tests.parquet_files import write
 
 HEAD = "#Kudo et al.\n@problemName JapaneseVowels\n@timeStamps false\n@missing false\n@classLabel true 1 2\n@data\n"

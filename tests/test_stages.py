@@ -2,7 +2,7 @@
 
 import pytest
 
-from performance.stages import STAGES, StageClock, stage_of
+from seqvae.profiling.stages import STAGES, StageClock, stage_of
 
 
 class Seconds:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.backbones import Decoder
-from models.sampling import sample, sample_prior
-from models.stepwise import Reader, Stepwise, reader
+from seqvae.models.backbones import Decoder
+from seqvae.models.sampling import sample, sample_prior
+from seqvae.models.stepwise import Reader, Stepwise, reader
 from tests.small_models import KINDS, make_vae
 
 DECODERS = ("transformer", "lstm", "tcn", "parallel")
@@ -107,7 +107,7 @@ def test_the_same_generator_draws_what_it_draws_when_all_steps_are_read_anew(kin
     """Whoever has ended and is left out: the others' noise stays theirs."""
     vae, lengths_B = make_vae(kind, decoder=decoder), torch.tensor([12, 1, 3, 12, 0, 7, 2])
     stepwise: Any = sample_prior(vae, lengths_B, generator=torch.Generator().manual_seed(3))
-    monkeypatch.setattr("models.sampling.reader", reads_anew)
+    monkeypatch.setattr("seqvae.models.sampling.reader", reads_anew)
     anew: Any = sample_prior(vae, lengths_B, generator=torch.Generator().manual_seed(3))
     for one, other in zip(stepwise, anew, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.data_page import without_advice
-from reports.histogram import MOST_BINS, bin_edges, draw_histogram
-from reports.terminal import Ink, cells, ink_for, section, table, visible
+from seqvae.reports.data_page import without_advice
+from seqvae.reports.histogram import MOST_BINS, bin_edges, draw_histogram
+from seqvae.terminal import Ink, cells, ink_for, section, table, visible
 
 PLAIN = Ink(width=40, blocks=False)
 

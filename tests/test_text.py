@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sequences.errors import DataError
-from sequences.tokens import Bytes, Characters, Words, vocabulary
+from seqvae.data.building.tokens import Bytes, Characters, Words, vocabulary
+from seqvae.errors import DataError
 from tests.parquet_files import texts, tokens, write_splits
 
 TRAIN = ["a rose is a rose", "é変 is"]

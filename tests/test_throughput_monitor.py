@@ -14,17 +14,11 @@ from lightning.pytorch.plugins import Precision
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from monitors.flops import (
-    MORE_PRODUCTS,
-    FlopCount,
-    has_compiled_parts,
-    product_dtype,
-    product_peak,
-)
-from monitors.json_lines import read_rows
-from monitors.step_counts import Counts, checked, from_training_step, padding_share
-from monitors.throughput import Throughput, ThroughputMonitor
-from monitors.utilisation import Machine, Spent, TrainingTime, difference
+from seqvae.json_lines import read_rows
+from seqvae.monitors.flops import MORE_PRODUCTS, FlopCount, has_compiled_parts, product_dtype, product_peak
+from seqvae.monitors.step_counts import Counts, checked, from_training_step, padding_share
+from seqvae.monitors.throughput import Throughput, ThroughputMonitor
+from seqvae.monitors.utilisation import Machine, Spent, TrainingTime, difference
 from tests.scripted_training import Recorder
 from tests.tiny_vaes import Batches, SharedData, TinyVAE, make_batches, make_trainer
 
@@ -240,7 +234,7 @@ def test_a_new_run_starts_the_file_anew(tmp_path):
 
 
 def test_rates_are_those_of_all_processes_and_flops_those_of_the_first(tmp_path, monkeypatch):
-    monkeypatch.setattr("monitors.throughput.product_peak", lambda device, dtype: 1e9)
+    monkeypatch.setattr("seqvae.monitors.throughput.product_peak", lambda device, dtype: 1e9)
     reports: list[Throughput] = []
     module: Any = SimpleNamespace(named_modules=list, automatic_optimization=True)
     for processes in (1, 3):
@@ -419,7 +413,7 @@ def test_a_gpu_tells_its_utilisation_where_the_package_for_it_is_installed(monke
         asked.append(device)
         return 37
 
-    monkeypatch.setattr("monitors.utilisation.find_spec", lambda name: name if name == package else None)
+    monkeypatch.setattr("seqvae.monitors.utilisation.find_spec", lambda name: name if name == package else None)
     monkeypatch.setattr(torch.cuda, "utilization", utilisation)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 2**29)
     gpu = torch.device("cuda", 1)
@@ -471,7 +465,7 @@ class ProbeEverything(lightning.Callback):
     [("32-true", 1), ("32-true", 2), ("bf16-mixed", 1)],
 )
 def test_the_flops_of_an_mlp_are_six_times_its_weights_a_step(tmp_path, monkeypatch, precision, accumulate):
-    monkeypatch.setattr("monitors.throughput.product_peak", lambda device, dtype: 1e9)
+    monkeypatch.setattr("seqvae.monitors.throughput.product_peak", lambda device, dtype: 1e9)
     batches, monitor = word_batches(17), ThroughputMonitor(every_n_steps=4)
     trainer = make_trainer(
         tmp_path,

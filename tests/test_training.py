@@ -15,24 +15,24 @@ import yaml
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 
-from models.sequence_vae import SequenceVAE
-from models.settings import ModelSettings
-from monitors.formulas import gaussian_kl
-from reports.run_files import read_events
-from sequences.batches import TokenBatch
-from sequences.demo import write_demo
-from sequences.description import DataDescription
-from sequences.settings import BatchSettings, CacheSettings, LengthSettings, SourceSettings
-from training.exit_codes import UsageError
-from training.module import TRAINING, VALIDATION, TrainingModule, noise_seed
-from training.network import make_ready
-from training.plan import plan_run
-from training.precision import precision_in_force
-from training.progress import COLUMNS
-from training.run import fit, make_data
-from training.run_settings import RunSettings, ValidationSettings
-from training.settings import ComputeSettings, ObjectiveSettings, OptimizerSettings, TrainingSettings
-from training.stored_network import rebuild_network
+from seqvae.config.data_settings import BatchSettings, CacheSettings, LengthSettings, SourceSettings
+from seqvae.config.model_settings import ModelSettings
+from seqvae.config.run_settings import RunSettings, ValidationSettings
+from seqvae.config.training_settings import ComputeSettings, ObjectiveSettings, OptimizerSettings, TrainingSettings
+from seqvae.data.batches import TokenBatch
+from seqvae.data.demo.demo import write_demo
+from seqvae.data.description import DataDescription
+from seqvae.exit_codes import UsageError
+from seqvae.models.sequence_vae import SequenceVAE
+from seqvae.monitors.formulas import gaussian_kl
+from seqvae.reports.run_files import read_events
+from seqvae.training.callbacks.progress import COLUMNS
+from seqvae.training.module import TRAINING, VALIDATION, TrainingModule, noise_seed
+from seqvae.training.network import make_ready
+from seqvae.training.plan import plan_run
+from seqvae.training.precision import precision_in_force
+from seqvae.training.run import fit, make_data
+from seqvae.training.stored_network import rebuild_network
 
 # Lightning 2.6.6 asks torch 2.13 in a way that torch calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")
@@ -122,7 +122,7 @@ def weights_of(module: TrainingModule) -> Tensor:
 
 
 def test_two_accumulated_batches_make_the_same_step_as_one_batch_of_both(tmp_path, monkeypatch):
-    monkeypatch.setattr("models.sequence_vae.draw", lambda posterior: posterior.mean)
+    monkeypatch.setattr("seqvae.models.sequence_vae.draw", lambda posterior: posterior.mean)
     first, second = make_batches([3, 9], [0, 0])
     tokens_BT, lengths_B = (
         torch.cat((first.tokens_BT, second.tokens_BT)),
@@ -239,7 +239,7 @@ def test_validation_adds_up_over_batches_of_unequal_size(tmp_path):
 
 @pytest.mark.parametrize(("has_units", "expected"), [(True, "bf16-mixed"), (False, "32-true")])
 def test_16_mixed_on_a_cpu_becomes_what_the_cpu_can_do(monkeypatch, has_units, expected):
-    monkeypatch.setattr("training.precision.cpu_has_bf16_units", lambda: has_units)
+    monkeypatch.setattr("seqvae.training.precision.cpu_has_bf16_units", lambda: has_units)
     in_force = precision_in_force("16-mixed", "cpu")
     assert in_force.precision == expected
     assert in_force.reason

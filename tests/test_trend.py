@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitors.kl_schedule import KLSchedule, why_not_full
-from monitors.trend import log_trend
-from training.schedules import scheduled_kl_weight
-from training.settings import ObjectiveSettings
+from seqvae.config.training_settings import ObjectiveSettings
+from seqvae.monitors.detection.kl_schedule import KLSchedule, why_not_full
+from seqvae.monitors.detection.trend import log_trend
+from seqvae.training.schedules import scheduled_kl_weight
 
 STEPS = list(range(0, 120, 10))
 

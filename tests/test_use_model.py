@@ -15,18 +15,18 @@ import torch
 from safetensors.torch import load_file
 
 import use_model
-from models.settings import ModelSettings
-from sequences.batches import TokenBatch
-from sequences.errors import DataError
+from seqvae.config.inference_settings import DataChoices
+from seqvae.config.model_settings import ModelSettings
+from seqvae.data.batches import TokenBatch
+from seqvae.errors import DataError
+from seqvae.exit_codes import ExitCode, UsageError, run_command
+from seqvae.inference import streaming
+from seqvae.inference.data import open_data
+from seqvae.inference.encoding import encode
+from seqvae.inference.exported import from_safetensors, read_exported, to_safetensors
+from seqvae.inference.trained import Trained, at_work, open_trained
 from tests.parquet_files import write
 from tests.trained_models import KINDS, SIZES, columns, make_checkpoint
-from training.exit_codes import ExitCode, UsageError, run_command
-from using import streaming
-from using.data import open_data
-from using.encoding import encode
-from using.exported import from_safetensors, read_exported, to_safetensors
-from using.settings import DataChoices
-from using.trained import Trained, at_work, open_trained
 
 
 @pytest.fixture(scope="module", params=KINDS)

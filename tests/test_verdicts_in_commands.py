@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from monitors.json_lines import read_rows
-from monitors.stopping import COLLAPSED_EXIT_CODE
-from sequences.demo import write_demo
+from seqvae.data.demo.demo import write_demo
+from seqvae.exit_codes import ExitCode
+from seqvae.json_lines import read_rows
+from seqvae.monitors.stopping import COLLAPSED_EXIT_CODE
+from seqvae.training.run_directory.checkpoint_files import HEALTHY, LAST, damage_of, read_lazily
 from tests.scripted_vaes import events_of, script, step_of, verdicts_of
-from training.checkpoint_files import HEALTHY, LAST, damage_of, read_lazily
-from training.exit_codes import ExitCode
 
 ROOT = Path(__file__).parent.parent
 

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from monitors import PosteriorCollapsed, Verdict
-from monitors.detector import Detector
-from monitors.json_lines import JsonLines, read_rows
-from monitors.verdict import VerdictName, line_of
+from seqvae.json_lines import JsonLines, read_rows
+from seqvae.monitors import PosteriorCollapsed, Verdict
+from seqvae.monitors.detection.detector import Detector
+from seqvae.monitors.detection.verdict import VerdictName, line_of
+from seqvae.training.callbacks.checkpoints import Checkpoints
+from seqvae.training.run_directory.checkpoint_files import HEALTHY, LAST
 from tests.foreign_vaes import LSTMVAE, QUIET, AskedImageVAE, Sentences, pictures, q_of
 from tests.scripted_vaes import (
     LONG,
@@ -25,8 +27,6 @@ from tests.scripted_vaes import (
 )
 from tests.short_runs import Record, assert_same, train
 from tests.tiny_vaes import OpaqueVAE, make_batches, make_trainer
-from training.checkpoint_files import HEALTHY, LAST
-from training.checkpoints import Checkpoints
 
 pytestmark = QUIET
 STORY = ["cannot_tell", "healthy", "collapsing", "collapsed"]

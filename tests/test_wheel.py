@@ -1,4 +1,4 @@
-"""What `pip install .` puts into somebody else's environment: the monitors alone, and they do there what the page shows."""
+"""What `pip install .` puts into an environment: the package with its data files, which works there outside of the checkout."""
 
 import os
 import re
@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import pytest
 
-from monitors import read_readings
+from seqvae.monitors import read_readings
 
 ROOT = Path(__file__).parent.parent
-OURS = ("monitors", "training", "models", "sequences", "reports", "benchmarks", "tests", "dataset", "train_optimized")
+CHECKOUT_ONLY = ("monitors", "benchmarks", "tests", "dataset", "train_optimized")
 
 
 class Installed(NamedTuple):
@@ -26,8 +26,10 @@ class Installed(NamedTuple):
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """The wheel of a copy of the tree, since `build/` would keep modules that are gone; without any network."""
     directory = tmp_path_factory.mktemp("wheel")
-    left_out = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "runs", "*.egg-info")
-    shutil.copytree(ROOT, directory / "tree", ignore=left_out)
+    (directory / "tree").mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, directory / "tree")
+    shutil.copytree(ROOT / "seqvae", directory / "tree" / "seqvae", ignore=shutil.ignore_patterns("__pycache__"))
     offline = ["--no-deps", "--no-index", "--quiet", "--disable-pip-version-check"]
     pip("wheel", *offline, "--no-build-isolation", "--wheel-dir", str(directory), str(directory / "tree"))
     (wheel,) = directory.glob("*.whl")
@@ -62,12 +64,12 @@ from pathlib import Path
 Path("posterior.jsonl").rename("first.jsonl")
 """
 AFTERWARDS = f"""
-import posterior_monitors
+import seqvae.monitors
 from importlib.util import find_spec
-for name in posterior_monitors.__all__:
-    getattr(posterior_monitors, name)
-print("from", posterior_monitors.__file__)
-print("found", [name for name in {OURS} if find_spec(name)])
+for name in seqvae.monitors.__all__:
+    getattr(seqvae.monitors, name)
+print("from", seqvae.__file__)
+print("found", [name for name in {CHECKOUT_ONLY} if find_spec(name)])
 """
 
 
@@ -77,18 +79,15 @@ def blocks_of(section: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
 
 
-def test_the_wheel_holds_the_monitors_and_nothing_else(installed):
+def test_the_wheel_holds_the_package_with_its_data_files_and_nothing_else(installed):
     names = zipfile.ZipFile(installed.wheel).namelist()
     ours = {name for name in names if not re.match(r"seqvae-[^/]+\.dist-info/", name)}
-    assert ours == {f"posterior_monitors/{path.name}" for path in (ROOT / "monitors").glob("*.py")}
+    files = (path for path in (ROOT / "seqvae").rglob("*") if path.is_file() and path.suffix != ".pyc")
+    assert ours == {path.relative_to(ROOT).as_posix() for path in files}
 
 
-def test_the_monitors_have_no_folders_that_a_wheel_would_leave_out():
-    assert {path.parent for path in (ROOT / "monitors").rglob("*.py")} == {ROOT / "monitors"}
-
-
-def test_installed_the_monitors_need_nothing_else_of_ours(installed, ran):
-    where = installed.target / "posterior_monitors" / "__init__.py"
+def test_installed_the_package_needs_nothing_of_the_checkout(installed, ran):
+    where = installed.target / "seqvae" / "__init__.py"
     assert ran.said.splitlines()[-2:] == [f"from {where}", "found []"]
 
 

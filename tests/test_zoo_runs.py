@@ -10,7 +10,7 @@ from benchmarks.zoo_files import BASELINE_SEEDS, baseline_path, read_json
 from benchmarks.zoo_replay import record_from
 from benchmarks.zoo_runs import FIXED_LOGVAR, embody, record
 from benchmarks.zoo_species import all_species
-from models.sequence_vae import SequenceVAE
+from seqvae.models.sequence_vae import SequenceVAE
 from tests.small_models import DESCRIPTIONS, SMALL, make_batch
 
 BATCH = make_batch("vectors", [3, 5, 4])

@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.zoo_limits import truth_of
 from benchmarks.zoo_species import ALL_DATA, DATA, DECODERS, FREE_DATA, TREATMENTS, all_species
+from seqvae.cli.command_line import parse_command_line
+from seqvae.config.training_settings import TrainingSettings
 from tests.zoo_numbers import UNUSED, measured
-from training.command_line import parse_command_line
-from training.settings import TrainingSettings
 
 # --- Species ----------------------------------------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ from lightning import Callback
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from monitors import PosteriorMetricsMonitor
-from monitors.readings_file import to_row
+from seqvae.monitors import PosteriorMetricsMonitor
+from seqvae.monitors.readings_file import to_row
 
 SIZE, LATENT = 4, 3
 

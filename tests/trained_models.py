@@ -8,14 +8,14 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from dataset import SequenceDataModule
-from models.sequence_vae import SequenceVAE
-from models.settings import ModelSettings
-from sequences.settings import CacheSettings, LengthSettings, SourceSettings
+from seqvae.config.config_files import to_flat_dict
+from seqvae.config.data_settings import CacheSettings, LengthSettings, SourceSettings
+from seqvae.config.model_settings import ModelSettings
+from seqvae.config.training_settings import TrainingSettings
+from seqvae.data.datamodule import SequenceDataModule
+from seqvae.models.sequence_vae import SequenceVAE
+from seqvae.training.run_directory.resume import identity_of
 from tests.parquet_files import write
-from training.config_files import to_flat_dict
-from training.resume import identity_of
-from training.settings import TrainingSettings
 
 TINY = ModelSettings(width=16, depth=1, heads=2, latent_size=3)
 SIZES = {"train": 40, "valid": 9, "test": 12}

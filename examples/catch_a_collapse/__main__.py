@@ -10,8 +10,8 @@ from pathlib import Path
 from examples.catch_a_collapse.picture import draw
 from examples.catch_a_collapse.verdicts import Told, flag_of, last_verdict, with_flag
 from examples.steps import run, say
-from sequences.demo import write_demo
-from training.exit_codes import UsageError, run_command
+from seqvae.data.demo.demo import write_demo
+from seqvae.exit_codes import UsageError, run_command
 
 PROG = "python -m examples.catch_a_collapse"
 SEQUENCES, MEAN_LENGTH, LONGEST = 4000, 8, 24

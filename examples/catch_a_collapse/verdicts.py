@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from reports.run_files import EVENTS, read_events
-from training.exit_codes import UsageError
+from seqvae.exit_codes import UsageError
+from seqvae.reports.run_files import EVENTS, read_events
 
 
 class Told(NamedTuple):

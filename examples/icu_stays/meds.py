@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from examples.icu_stays.physionet import Stay, find_sets, read_outcomes, read_stays
 from examples.parquet import write_once
-from sequences.errors import DataError
+from seqvae.errors import DataError
 
 ADMISSION = np.datetime64("2012-01-01T00:00", "us")
 SPLITS = (*["train"] * 8, "tuning", "held_out")

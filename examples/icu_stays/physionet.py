@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from sequences.errors import DataError
+from seqvae.errors import DataError
 
 ADMISSION_FACTS = frozenset(("Age", "Gender", "Height", "ICUType", "Weight"))
 UNKNOWN = -1.0

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
-from monitors.figure_style import DARK, GREY, LIGHT, MIDDLE, head, new_figure
-from sequences.errors import DataError
+from seqvae.errors import DataError
+from seqvae.monitors.figure_style import DARK, GREY, LIGHT, MIDDLE, head, new_figure
 
 MINUTES = 60
 MARK_HOURS = 12

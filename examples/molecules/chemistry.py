@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reports.terminal import visible
-from training.exit_codes import UsageError
+from seqvae.exit_codes import UsageError
+from seqvae.terminal import visible
 
 CELL, FOOT = 220, 18
 """Pixels that a molecule takes in the picture, and of these for the line below it."""

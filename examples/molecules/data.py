@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from examples.download import Wheel, fetch, members
 from examples.parquet import write_once
-from sequences.errors import DataError
+from seqvae.errors import DataError
 
 WHEEL = Wheel("molsets", "0.3.1", "7f4450e3ebecebe79c3a2a55950c93daddee071120daf64a163d03481e811d34")
 MEMBERS = [f"moses/dataset/data/{side}.csv.gz" for side in ("train", "test")]

@@ -5,9 +5,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from examples.molecules.chemistry import Quality, draw_molecules, quality
-from monitors.figure_data import read_history
-from monitors.readings_file import NAME
-from training.exit_codes import UsageError
+from seqvae.exit_codes import UsageError
+from seqvae.monitors.figure_data import read_history
+from seqvae.monitors.readings_file import NAME
 
 SHOWN, COLUMNS = 24, 6
 

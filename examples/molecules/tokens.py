@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from sequences.errors import DataError
-from training.exit_codes import UsageError
+from seqvae.errors import DataError
+from seqvae.exit_codes import UsageError
 
 TOKENS = 512
 LEARNT_FROM = 100_000

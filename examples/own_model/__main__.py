@@ -9,13 +9,13 @@ import sys
 import torch
 
 from examples.own_model.model import BagToGRU
-from monitors import PosteriorMetricsMonitor
-from training.command_line import parse_command_line
-from training.console import set_up_output
-from training.exit_codes import UsageError, run_command
-from training.run import fit, make_data
-from training.run_settings import Watch
-from training.settings import TrainingSettings
+from seqvae.cli.command_line import parse_command_line
+from seqvae.config.run_settings import Watch
+from seqvae.config.training_settings import TrainingSettings
+from seqvae.console import set_up_output
+from seqvae.exit_codes import UsageError, run_command
+from seqvae.monitors import PosteriorMetricsMonitor
+from seqvae.training.run import fit, make_data
 
 PROG = "python -m examples.own_model"
 WATCH = Watch(every_n_steps=100, plot_every_n_steps=1000, window=50, probe_every_n_readings=4)

@@ -10,8 +10,8 @@ import matplotlib
 import numpy as np
 
 from examples.latents import project
-from monitors.figure_style import COLOUR_MAP, head, new_figure
-from reports.terminal import percent
+from seqvae.monitors.figure_style import COLOUR_MAP, head, new_figure
+from seqvae.terminal import percent
 
 MARKS = "osv^D<P>X"
 """One for each speaker, since nine colours alone are hard to tell apart."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sequences.errors import DataError
+from seqvae.errors import DataError
 
 
 class Series(NamedTuple):

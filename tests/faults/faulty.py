@@ -26,7 +26,7 @@ def main() -> None:
     faults, command, *words = sys.argv[1:]
     sys.argv = [command, *words]
     sys.path.insert(0, str(ROOT))
-    from training.console import share_machine
+    from seqvae.console import share_machine
 
     share_machine()  # as the command does, before torch is imported
     for arguments in json.loads(faults):
@@ -84,7 +84,7 @@ def kill_between_names(rename: int) -> None:
 
 def nan(positions: list[int], times: int = 1, above_lr: float = 0.0) -> None:
     """Micro-batches at these positions come to NaN, the first so many times, as long as the rate is above one."""
-    from training.module import TrainingModule
+    from seqvae.training.module import TrainingModule
 
     network_of, seen = TrainingModule.compute, dict[int, int]()
 
@@ -108,8 +108,8 @@ def out_of_memory(most_padded_steps: int, on_the_way: str = "forward", from_posi
     """There is room for so many padded steps and no more. A CPU's allocator says it in these words."""
     import torch
 
-    from sequences.batches import padded_steps
-    from training.module import TrainingModule
+    from seqvae.data.batches import padded_steps
+    from seqvae.training.module import TrainingModule
 
     compute = TrainingModule.compute
     words = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."
@@ -150,14 +150,14 @@ def full_disk(most_bytes: int, hook: str = "on_fit_start", at: int = 0, until: i
 
 def impatient(seconds: float = 0.0) -> None:
     """What cannot be written ends a run after a few tries, however short a time they took."""
-    from monitors import patience
+    from seqvae import patience
 
     patience.LEAST_SECONDS = seconds
 
 
 def gather(what: str, at: int) -> None:
     """The loader's `at`-th batch: its maker raises, hangs, or its process dies; once."""
-    from sequences.sequence_set import SequenceSet
+    from seqvae.data.sequence_set import SequenceSet
 
     make, calls = SequenceSet.gather, counter()
     parent = os.getpid()
@@ -196,7 +196,7 @@ def wait(path: str, hook: str, at: int) -> None:
 
 def no_figures() -> None:
     """They take half of so short a run's time, and are not what is looked at."""
-    from monitors.drawing import Drawing
+    from seqvae.monitors.drawing import Drawing
 
     put(Drawing, "start", lambda *_, **__: False)
 
@@ -204,7 +204,7 @@ def no_figures() -> None:
 def in_hook(hook: str, at: int, act: Callable[[], Any]) -> None:
     from lightning import Callback
 
-    from training import session
+    from seqvae.training import session
 
     calls = counter()
 

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from benchmarks.same_run import differences_of_runs
-from monitors.json_lines import read_rows
+from seqvae.json_lines import read_rows
 
 ROOT = Path(__file__).parent.parent.parent
 SECONDS = 240

@@ -19,7 +19,7 @@ from tests.parquet_files import write_splits
 from tests.unprivileged import run_unprivileged
 
 ROOT = Path(__file__).parent.parent.parent
-PRODUCT = ("sequences", "models", "training", "monitors", "reports", "performance", "presets")
+PRODUCT = ("seqvae", "monitors")
 SMALL = (
     *("--width", "16", "--heads", "2", "--depth", "1", "--tokens_per_batch", "200", "--precision", "32"),
     *("--log_every_n_steps", "1", "--max_steps", "4", "--dropout", "0.2"),

@@ -1,1 +1,0 @@
-"""Measuring how fast a training goes, what it needs, and what would make it faster."""

@@ -1,0 +1,1 @@
+"""Sequences in Parquet to padded batches."""

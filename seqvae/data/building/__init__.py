@@ -1,0 +1,1 @@
+"""Blocks of rows to the files of a cache."""

@@ -1,0 +1,258 @@
+"""The cache: any Parquet, converted once into flat memory-mapped arrays, and opened in no time ever after.
+
+`prepare_cache` finds the cache of exactly these files and options or builds it, beside the others in --cache_dir, into a
+temporary directory that is renamed when it is whole. Processes that start together wait for the one that builds.
+"""
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from seqvae.config.data_settings import CacheSettings, LengthSettings, SourceSettings
+from seqvae.data.building.build import build
+from seqvae.data.building.encoded import counted
+from seqvae.data.demo.demo import write_demo
+from seqvae.data.description import DataDescription, Learnt
+from seqvae.data.flat_file import META, OFFSETS, checksum_of, described
+from seqvae.data.parquet.files import DataFiles, Fingerprint, find_files, fingerprint
+from seqvae.data.sequence_set import SequenceSet, read_meta
+from seqvae.errors import DataError, StorageError
+from seqvae.locking import exclusive, is_held
+
+log = logging.getLogger(__name__)
+FORMAT = 5
+"""Raise it when what lies in a cache changes: older caches are then built anew."""
+NOT_IN_KEY = ("data_dir", "variable_embeddings_path", "freeze_variable_embeddings")
+SIDE_FILES = ("label_path", "params_map_path", "tokenizer")
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOLCK)
+VERIFIED_BYTES = 256 << 20
+"""Caches up to this size are compared with their checksums at every start, which takes a tenth of a second or two."""
+CUT = {
+    "truncate": "only their first {cap} are used",
+    "keep_last": "only their last {cap} are used",
+    "split": "they are cut into windows, {windows} sequences in all",
+    "drop": "they are left out",
+}
+"""What --long_sequences does to what is longer than the cap."""
+
+
+class SequenceData(NamedTuple):
+    """An opened cache."""
+
+    path: Path
+    description: DataDescription
+    splits: dict[str, SequenceSet]
+    layout: str
+    """What was detected, in one line."""
+    notes: tuple[str, ...]
+    """What a user should know of these data, one sentence each."""
+    counts: dict[str, dict[str, Any]]
+    """Per split: sequences, steps, missing values and the like, before the length cap."""
+
+
+def default_cache_dir() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "seqvae"
+
+
+def prepare_cache(source: SourceSettings, cache: CacheSettings, learnt: Learnt | None = None) -> Path:
+    """The directory of the cache for these data, which is built first where it is not there or not whole.
+
+    With `learnt`, the data are read as a trained network knows such data, and no split has to be there.
+    """
+    root = _expanded(Path(cache.cache_dir) if cache.cache_dir else default_cache_dir())
+    with _storage_errors(root):
+        root.mkdir(parents=True, exist_ok=True)
+        if source.data_dir is None:
+            source = _with_demo_data(source, root)
+        data = find_files(str(source.data_dir), to_learn_from=learnt is None)
+        fingerprints = _fingerprints(data)
+        name = _cache_name(source, data, fingerprints, learnt)
+        if why_unusable(root / name) is None:
+            return root / name
+        with exclusive(root / f".{name}.lock", lambda: log.info("waiting for the process that builds this cache")):
+            reason = why_unusable(root / name)
+            if reason is not None:
+                _announce(root, name, reason)
+                _build_into(root, name, data, source, fingerprints, learnt)
+    return root / name
+
+
+def open_cache(path: Path, lengths: LengthSettings, in_memory: bool = False) -> SequenceData:
+    meta = read_meta(path)
+    fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in meta["description"].items()}
+    description = DataDescription(**fields)
+    splits = {
+        name: SequenceSet(path / name, description.kind, split["arrays"], lengths, in_memory)
+        for name, split in meta["splits"].items()
+    }
+    notes = list(meta["notes"])
+    for name, split in splits.items():
+        if over := split.windows.over_cap:
+            cap, how = lengths.max_sequence_length, lengths.long_sequences
+            stored = counted(meta["splits"][name]["counts"]["sequences"], "sequence")
+            done = CUT[how].format(cap=cap, windows=f"{len(split):,}")
+            notes.append(
+                f"{name}: {over:,} of {stored} longer than {counted(cap, 'step')}: {done} (--long_sequences {how})"
+            )
+    counts = {name: split["counts"] for name, split in meta["splits"].items()}
+    return SequenceData(path, description, splits, meta["layout"], tuple(notes), counts)
+
+
+def why_unusable(directory: Path) -> str | None:
+    """None where the cache is whole: described, of this format, each file as long as it should be, and small ones intact."""
+    if not directory.exists():
+        return "there is none yet"
+    try:
+        meta = read_meta(directory)
+        if meta["format"] != FORMAT:
+            return f"it has format {meta['format']}, this version writes {FORMAT}"
+        if meta.pop("digest") != _digest(meta):
+            return "meta.json is damaged"
+        DataDescription(**meta["description"])
+        files = [
+            (path, count * dtype.itemsize, entry["crc32"])
+            for split, parts in meta["splits"].items()
+            for entry in (parts["table"], *parts["arrays"].values())
+            for path, dtype, count in [described(directory / split, entry)]
+        ]
+        for path, size, _ in files:
+            if path.stat().st_size != size:
+                return f"{path.name} of {path.parent.name} has {path.stat().st_size} bytes instead of {size}"
+        if sum(size for _, size, _ in files) <= VERIFIED_BYTES:
+            for path, _, checksum in files:
+                if checksum_of(path) != checksum:
+                    return f"{path.name} of {path.parent.name} is damaged"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (ValueError, KeyError, TypeError) as error:
+        return f"meta.json is damaged ({error})"
+    return None
+
+
+def _expanded(root: Path) -> Path:
+    try:
+        return root.expanduser()
+    except RuntimeError as error:
+        raise StorageError(f"{root}: there is no home directory. Choose a directory with --cache_dir.") from error
+
+
+def _with_demo_data(source: SourceSettings, root: Path) -> SourceSettings:
+    kind = "tokens" if source.kind == "auto" else source.kind
+    demo = write_demo(root / "demo", kind)
+    return SourceSettings(**{**asdict(source), "data_dir": str(demo)})
+
+
+def _fingerprints(data: DataFiles) -> list[Fingerprint]:
+    """One a file, unreadable ones included, so that a repaired file makes a new cache; the build says what is wrong."""
+    prints = []
+    for path in [*(p for paths in data.by_split.values() for p in paths), *data.subject_splits]:
+        try:
+            prints.append(fingerprint(path))
+        except DataError:
+            prints.append(Fingerprint(str(path), -1, -1, ""))
+    return prints
+
+
+def _cache_name(source: SourceSettings, data: DataFiles, fingerprints: list[Fingerprint], learnt: Learnt | None) -> str:
+    """<readable part>-<what was asked for>-<of which files>: a changed file changes the last part alone."""
+    options = {key: value for key, value in asdict(source).items() if key not in NOT_IN_KEY}
+    beside = [path for flag in SIDE_FILES if (path := getattr(source, flag)) and Path(path).is_file()]
+    files = [list(one) for one in fingerprints] + [list(fingerprint(Path(path))) for path in beside]
+    splits = {split: [str(path) for path in paths] for split, paths in data.by_split.items()}
+    readable = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(str(source.data_dir)).name).strip("_")[:40] or "data"
+    known = [] if learnt is None else [asdict(learnt.description), learnt.pools_are_whole]
+    asked = _digest([FORMAT, str(Path(str(source.data_dir)).absolute()), options, *known])
+    return f"{readable}-{asked}-{_digest([files, splits])}"
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _announce(root: Path, name: str, reason: str) -> None:
+    if (root / name).exists():
+        log.warning("the cache %s cannot be used (%s): building it anew", root / name, reason)
+    elif _older_caches(root, name):
+        log.warning("the Parquet files have changed since their cache was built: building it anew")
+    else:
+        log.info("building the cache %s (once)", root / name)
+
+
+def _older_caches(root: Path, name: str) -> list[Path]:
+    """Caches of the same request for an earlier state of the files."""
+    asked = name.rpartition("-")[0]
+    return [path for path in root.glob(f"{asked}-*") if path.name != name]
+
+
+def _build_into(
+    root: Path,
+    name: str,
+    data: DataFiles,
+    source: SourceSettings,
+    fingerprints: list[Fingerprint],
+    learnt: Learnt | None,
+) -> None:
+    for leftover in root.glob(f".{name}.building-*"):  # of builders that were killed: the lock is ours
+        shutil.rmtree(leftover, ignore_errors=True)
+    directory = Path(tempfile.mkdtemp(prefix=f".{name}.building-", dir=root))
+    try:
+        built = build(data, source, directory, learnt)
+        number_of = {one.path: number for number, one in enumerate(fingerprints)}
+        meta = {
+            "format": FORMAT,
+            "layout": built.layout.describe(),
+            "columns": [column._asdict() for column in built.columns],
+            "description": asdict(built.description),
+            "splits": built.splits,
+            "notes": built.notes,
+            "bad_files": built.bad_files,
+            "files": [one._asdict() for one in fingerprints],
+            # Which of these the tables of sequences mean by 0, 1, ...
+            "sources": [number_of[str(path)] for path in built.files],
+        }
+        meta = json.loads(json.dumps(meta))  # tuples become lists, so that the digest is that of what is read back
+        text = json.dumps(meta | {"digest": _digest(meta)}, indent=1)
+        (directory / META).write_text(text, encoding="utf-8")
+        directory.chmod(0o755)
+        _remove(root / name)
+        directory.rename(root / name)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    for older in _older_caches(root, name):
+        in_use = any(is_held(file) for file in older.glob(f"*/{OFFSETS}"))
+        if not in_use:  # a run that still uses it goes on with the data that it began with
+            with suppress(OSError):
+                _remove(older)
+
+
+def _remove(cache: Path) -> None:
+    """A link goes, and what it leads to stays: it may be anything."""
+    if cache.is_symlink() or cache.is_file():
+        cache.unlink()
+    elif cache.exists():
+        shutil.rmtree(cache)
+
+
+@contextmanager
+def _storage_errors(root: Path) -> Iterator[None]:
+    """What the disk refuses, in words of flags."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL_DISK:
+            advice = "Free some space or choose another --cache_dir"
+            raise StorageError(f"{root}: the disk is full ({error.strerror}). {advice}.") from error
+        if error.errno in UNWRITABLE:
+            raise StorageError(f"{root}: cannot be written ({error.strerror}). Choose another --cache_dir.") from error
+        raise

@@ -1,0 +1,344 @@
+"""The LightningDataModule over `sequences/`: settings in, batches of any split out, and an exact position in checkpoints.
+
+    data = SequenceDataModule(SourceSettings(data_dir="my_data"), accumulate=2)
+    module = MyModule(data.description)
+    Trainer(accumulate_grad_batches=2).fit(module, datamodule=data)
+
+It needs no DistributedSampler: every process takes its turns of a plan that all of them compute alike.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import Any, Literal
+
+import lightning
+import numpy as np
+import torch
+
+from seqvae.config.data_settings import BatchSettings, CacheSettings, LengthSettings, LoadingSettings, SourceSettings
+from seqvae.data.batches import Batch
+from seqvae.data.cache import SequenceData, open_cache, prepare_cache
+from seqvae.data.description import DataDescription, Learnt
+from seqvae.data.grid import OnGrid, grid_efficiency, grid_lengths, rounded_up
+from seqvae.data.limits import Limits, resolve_evaluation_limits, resolve_limits
+from seqvae.data.loader import BatchLoader, rounds
+from seqvae.data.making import Gathers
+from seqvae.data.parquet.side_tables import read_variable_embeddings
+from seqvae.data.places import place_of
+from seqvae.data.plan import (
+    Cut,
+    Plan,
+    choose_batches,
+    cut_batches,
+    padding_efficiency,
+    plan_epoch,
+    plan_in_order,
+    spread_out,
+)
+from seqvae.data.restarts import warn
+from seqvae.data.sequence_set import SequenceSet
+from seqvae.data.workers import resolve_loading
+from seqvae.errors import DataError, SettingsError
+
+PROBE_SEQUENCES, FEWEST_PROBE_SEQUENCES = 32, 8
+PROBE_STEPS = 1024
+"""How large a sample for monitors is: as many sequences as fit into so many steps, padding included."""
+
+EFFICIENCY_BATCHES = 1000
+"""Enough to tell two digits of the padding efficiency; all batches of ten million sequences would take a quarter of a second."""
+
+
+class SequenceDataModule(lightning.LightningDataModule):
+    """Batches of the splits of one data set.
+
+    `accumulate` is the Trainer's accumulate_grad_batches: a batch carries the steps of its whole optimizer step.
+    `limit_val_batches` stands in for the Trainer's: a fraction or a number of validation batches, chosen once, at random
+    (to switch validation off, give the Trainer its own limit_val_batches=0).
+    `attention_steps`, of the model, is where --level_cost lets attention cost as much as all else.
+    `learnt` is what a trained network knows of such data, which are then read with its vocabulary and moments.
+    `predict_split` is what `Trainer.predict` goes through, in stored order.
+    """
+
+    def __init__(
+        self,
+        source: SourceSettings,
+        lengths: LengthSettings | None = None,
+        cache: CacheSettings | None = None,
+        batches: BatchSettings | None = None,
+        loading: LoadingSettings | None = None,
+        *,
+        seed: int = 0,
+        accumulate: int = 1,
+        limit_val_batches: float | int = 1.0,
+        predict_split: str = "test",
+        attention_steps: float | None = None,
+        learnt: Learnt | None = None,
+    ) -> None:
+        super().__init__()
+        self.source = source
+        self.lengths = lengths or LengthSettings()
+        self.cache = cache or CacheSettings()
+        self.batches = batches or BatchSettings()
+        self.shapes = self.batches.pad_grid or None
+        self.loading = resolve_loading(loading or LoadingSettings())
+        self.seed, self.accumulate = seed, accumulate
+        self.limit_val_batches, self.predict_split = limit_val_batches, predict_split
+        self.learnt = learnt
+        self._quadratic = attention_steps if self.batches.level_cost else None
+        self.on_trouble: Callable[[str], None] = warn
+        """Gets a line each time that what prepares the batches had to start anew; loaders that are made later ask for it."""
+        self.order: Literal["shuffled", "spread"] = "shuffled"
+        """Of the training batches. spread: every stretch holds long and short ones alike, for measuring on a part of an epoch."""
+        self._loaders: dict[str, BatchLoader] = {}
+        self._grids: dict[str, np.ndarray] = {}
+        self._resumed: dict[str, Any] | None = None
+        self._planned: tuple[tuple[int, str], Plan] | None = None
+
+    @cached_property
+    def data(self) -> SequenceData:
+        """The opened cache, built first where there is none."""
+        return open_cache(prepare_cache(self.source, self.cache, self.learnt), self.lengths, self.cache.cache_data)
+
+    @property
+    def description(self) -> DataDescription:
+        """What a model has to know about the data."""
+        return self.data.description
+
+    def variable_vectors(self) -> np.ndarray | None:
+        """Return the vectors that the variables' embeddings start from, in the order of the names, if any are given."""
+        path = self.source.variable_embeddings_path
+        if path is None:
+            return None
+        if self.description.kind != "events":
+            raise DataError(
+                f"--variable_embeddings_path is for events, but these are {self.data.layout}. Leave it out."
+            )
+        return read_variable_embeddings(path, self.description.names)
+
+    def split(self, name: str) -> SequenceSet:
+        """Return a split, or say why there is none."""
+        if name in self.data.splits:
+            return self.data.splits[name]
+        raise DataError(
+            f"the data have no {name} split, only {' and '.join(self.data.splits)}: add {name}/ beside train/, "
+            f"or keep a share of a pool of files with --{'test' if name == 'test' else 'validation'}_fraction"
+        )
+
+    @cached_property
+    def limits(self) -> Limits:
+        """How much goes into a training batch."""
+        lengths_N = self.split("train").lengths_N
+        limits = resolve_limits(lengths_N, self.batches, self.lengths.max_sequence_length, self.accumulate)
+        return limits._replace(quadratic=self._quadratic)
+
+    @cached_property
+    def cut(self) -> Cut:
+        """What the training epochs share."""
+        lengths_N, settings = self._padded_lengths("train"), self.batches
+        return cut_batches(lengths_N, self.limits, bucketing=settings.bucketing, drop_last=settings.drop_last)
+
+    def gathering(self, name: str, limits: Limits) -> Gathers:
+        """Return what makes batches of a split: as they are stored, or on the grid of --pad_grid."""
+        split, grid_G = self.split(name), self._grid(name)
+        return split if grid_G is None else OnGrid(split, grid_G, limits)
+
+    def _padded_lengths(self, name: str) -> np.ndarray:
+        """Return the lengths of a split as they are before they meet others in a batch."""
+        lengths_N, grid_G = self.split(name).lengths_N, self._grid(name)
+        return lengths_N if grid_G is None else rounded_up(lengths_N, grid_G)
+
+    def _grid(self, name: str) -> np.ndarray | None:
+        if self.shapes is not None and name not in self._grids:
+            lengths_N, grid_G = self.split(name).lengths_N, None if name == "train" else self._grid("train")
+            if grid_G is None or lengths_N.max() > grid_G[-1]:  # what training's shapes hold needs no others
+                grid_G = grid_lengths(lengths_N, self.shapes)
+            self._grids[name] = grid_G
+        return self._grids.get(name)
+
+    def plan_of_epoch(self, epoch: int) -> Plan:
+        """Return the training batches of an epoch, planned once for all who ask one after the other, as header and loader do."""
+        wanted = epoch, self.order
+        if self._planned is None or self._planned[0] != wanted:
+            self._planned = None  # two plans of ten million sequences would be 160 MB
+            plan = plan_epoch(self.cut, self.seed, epoch)
+            self._planned = wanted, spread_out(plan) if self.order == "spread" else plan
+        return self._planned[1]
+
+    @property
+    def longest(self) -> int:
+        """Return the steps of the longest training sequence, as it is padded."""
+        return self.limits.pad_to or int(self.split("train").lengths_N.max())
+
+    @property
+    def fewest_sequences(self) -> int:
+        """Return how many sequences the smallest training batch holds."""
+        return int(np.diff(self.cut.starts_K1).min())
+
+    def batches_per_epoch(self, world: int = 1) -> int:
+        """Return the batches that each of `world` processes takes in an epoch."""
+        return rounds(self.cut.batches, world)
+
+    def steps_per_epoch(self, world: int = 1) -> int:
+        """Return the optimizer steps of an epoch with `world` processes (Lightning's own count loses a resumed position)."""
+        return rounds(self.batches_per_epoch(world), self.accumulate)
+
+    def summary(self) -> list[str]:
+        """Return lines for a header: what was detected, how it is cut into batches, what to know of the data, and hints."""
+        lengths_N = self.split("train").lengths_N
+        if self.shapes is None:
+            looked_at = some_batches(self.plan_of_epoch(0), EFFICIENCY_BATCHES, self.seed)
+            efficiency = padding_efficiency(lengths_N, looked_at, self.limits.pad_to)
+        else:
+            efficiency = grid_efficiency(lengths_N, self.cut, self.limits)
+        others = ", ".join(
+            f"{len(self.data.splits[name]):,} {name}" for name in ("valid", "test") if name in self.data.splits
+        )
+        at_most = f"at most {self.limits.tokens_per_batch:,} steps"
+        if self.limits.batch_size is not None:
+            at_most += f" and {self.limits.batch_size:,} sequence{'s' * (self.limits.batch_size != 1)}"
+        workers = f"{self.loading.workers} worker{'s' * (self.loading.workers != 1)} ({self.loading.worker_type})"
+        lines = [
+            f"{len(lengths_N):,} training sequences (mean {lengths_N.mean():.1f} steps, longest "
+            f"{lengths_N.max():,}), {others}",
+            f"{self.cut.batches:,} batches an epoch, {at_most}, padding efficiency {efficiency:.2f}, {workers}",
+        ]
+        notes = [note if note.startswith("warning: ") else f"note: {note}" for note in self.data.notes]
+        return [
+            self.data.layout,
+            *lines,
+            *notes,
+            *(f"hint: {hint}" for hint in (self.limits.hint, self.loading.hint) if hint),
+        ]
+
+    def prepare_data(self) -> None:
+        _ = self.data
+
+    def setup(self, stage: str) -> None:
+        """Forget the position of an earlier run; that of a checkpoint is loaded after this."""
+        self._resumed = None
+
+    def teardown(self, stage: str) -> None:
+        for loader in self._loaders.values():
+            loader.close()
+
+    def train_dataloader(self) -> BatchLoader:
+        """Return the training loader, at the position of the checkpoint where there is one. May be called more than once."""
+        loader = self._make_loader("train", "train", self.plan_of_epoch, self.cut.batches, self.limits)
+        if self._resumed is not None:
+            self._resume(loader, self._resumed)
+        return loader
+
+    def val_dataloader(self) -> BatchLoader:
+        return self._evaluation_loader("val", "valid", self.limit_val_batches)
+
+    def test_dataloader(self) -> BatchLoader:
+        return self._evaluation_loader("test", "test", limit=1.0)
+
+    def predict_dataloader(self) -> BatchLoader:
+        lengths_N = self.split(self.predict_split).lengths_N
+        limits = resolve_evaluation_limits(lengths_N, self.batches, self.lengths.max_sequence_length)
+        plan = plan_in_order(lengths_N, limits)
+        return self._make_loader("predict", self.predict_split, lambda _: plan, plan.batches, limits)
+
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+        """On a CPU it is there already, and need not be taken apart and put together again (25 us)."""
+        if device.type == "cpu":
+            return batch
+        moved: Batch = super().transfer_batch_to_device(batch, device, dataloader_idx)
+        return moved
+
+    def probe_batches(self) -> list[Batch]:
+        """Return a small sample of the validation sequences, the same in every process and after a resume, in one batch.
+
+        It is for monitors that ask the model about a few sequences again and again.
+        """
+        if "valid" not in self.data.splits:
+            return []
+        stored = self.split("valid")
+        chosen_B = choose_sample(stored.lengths_N, self.seed)
+        return [stored.gather(chosen_B)._replace(step_tokens=int(stored.lengths_N[chosen_B].sum()))]
+
+    def state_dict(self) -> dict[str, Any]:
+        if "train" not in self._loaders:
+            return self._resumed or {}
+        return {"seed": self.seed, **self._loaders["train"].state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Keep the position for the training loader, which Lightning asks for later; testing has no use for it."""
+        self._resumed = state
+
+    def _evaluation_loader(self, stage: str, split: str, limit: float | int) -> BatchLoader:
+        lengths_N = self.split(split).lengths_N
+        limits = resolve_evaluation_limits(lengths_N, self.batches, self.lengths.max_sequence_length)
+        limits = limits._replace(quadratic=self._quadratic)
+        cut = cut_batches(self._padded_lengths(split), limits, bucketing=self.batches.bucketing)
+        plan = choose_batches(plan_epoch(cut, self.seed, 0), limit, self.seed)
+        return self._make_loader(stage, split, lambda _: plan, plan.batches, limits)
+
+    def _make_loader(
+        self, stage: str, split: str, plan_of_epoch: Callable[[int], Plan], batches: int, limits: Limits
+    ) -> BatchLoader:
+        training = stage == "train"
+        if training and self.trainer is not None and self.trainer.accumulate_grad_batches != self.accumulate:
+            raise ValueError(
+                f"the Trainer accumulates {self.trainer.accumulate_grad_batches} batches, SequenceDataModule was told "
+                f"{self.accumulate}: give both the same number"
+            )
+        self._loaders[stage] = BatchLoader(
+            self.split(split) if stage == "predict" else self.gathering(split, limits),
+            plan_of_epoch,
+            batches,
+            self.loading,
+            pad_to=limits.pad_to,
+            rank=self.trainer.global_rank if self.trainer else 0,
+            world=self.trainer.world_size if self.trainer else 1,
+            accumulate=self.accumulate if training else 1,
+            reshuffled=training,
+            place_of=partial(place_of, self.split(split)),
+            on_trouble=self.on_trouble,
+        )
+        return self._loaders[stage]
+
+    def _resume(self, loader: BatchLoader, state: dict[str, Any]) -> None:
+        loader.load_state_dict(state)
+        if loader.delivered and state["seed"] != self.seed:
+            raise SettingsError(
+                f"the checkpoint stands within an epoch that was shuffled with --seed {state['seed']}: resume with the same"
+            )
+        if self.trainer is not None and (state["world"], state["batches"]) != (loader.world, loader.batches):
+            at_end = state["delivered"] >= state["batches"]
+            _move_batch_progress(self.trainer, len(loader) if at_end else loader.rounds_done)
+
+
+def some_batches(plan: Plan, most: int, seed: int) -> Plan:
+    """Return so many batches of a plan, short and long ones alike, with none but their sequences; all where there are no more."""
+    chosen = choose_batches(plan, most, seed)
+    batches = [chosen.batch(k) for k in range(chosen.batches)]
+    return Plan(np.concatenate(batches), np.cumsum([0, *map(len, batches)]), np.arange(len(batches)))
+
+
+def choose_sample(lengths_N: np.ndarray, seed: int) -> np.ndarray:
+    """Choose sequences at random, short ones first, so that neighbours are of similar length.
+
+    Where they are too long together, the longest are left out; from a set of long sequences, 8 of the shorter ones are taken.
+    """
+    fewest = min(FEWEST_PROBE_SEQUENCES, len(lengths_N))
+    longest = max(PROBE_STEPS // FEWEST_PROBE_SEQUENCES, int(np.partition(lengths_N, fewest - 1)[fewest - 1]))
+    short_P = np.flatnonzero(lengths_N <= longest)
+    chosen_C = np.random.default_rng(seed).permutation(short_P)[:PROBE_SEQUENCES]
+    sorted_C = chosen_C[np.argsort(lengths_N[chosen_C], kind="stable")]
+    fitting = np.count_nonzero(np.arange(1, len(sorted_C) + 1) * lengths_N[sorted_C] <= PROBE_STEPS)
+    return sorted_C[: max(fitting, fewest)]
+
+
+def _move_batch_progress(trainer: lightning.Trainer, done: int) -> None:
+    """Tell Lightning how many of its batches of this epoch lie behind it.
+
+    It counts each process's batches and believes its own count, not the loader's. With another number of processes than
+    before, an epoch would end too early or too late.
+    """
+    progress = trainer.fit_loop.epoch_loop.batch_progress.current
+    ahead = done - progress.ready
+    for counter in dataclasses.fields(progress):
+        setattr(progress, counter.name, getattr(progress, counter.name) + ahead)

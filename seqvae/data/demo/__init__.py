@@ -1,0 +1,1 @@
+"""Demo data with known truth."""

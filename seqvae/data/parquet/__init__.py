@@ -1,0 +1,1 @@
+"""Parquet files to blocks of rows with columns named by their role."""

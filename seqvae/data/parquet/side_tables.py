@@ -1,0 +1,201 @@
+"""The small tables that stand beside the Parquet: labels, given moments, given embeddings, MEDS splits."""
+
+import re
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.fs as pa_fs
+import pyarrow.parquet as pq
+
+from seqvae.data.parquet.detection import ID_NAMES
+from seqvae.data.parquet.files import SPLIT_NAMES, SUFFIXES
+from seqvae.data.parquet.layout import closest
+from seqvae.errors import DataError
+
+WHOLE = re.compile(r"-?\d+", re.ASCII)
+
+
+class LabelTable(NamedTuple):
+    """One label a sequence; ids as text, so that 200001, "200001" and 200001.0 are the same sequence."""
+
+    ids: pd.Index
+    labels: np.ndarray
+    """object: text, None where missing."""
+
+
+def read_labels(path: str, column: str | None, id_column: str | None) -> LabelTable:
+    where = f"--label_path {path}"
+    table = _read_table(where, path, text=[name for name in (id_column, *ID_NAMES) if name])
+    known = [name for name in (id_column, *ID_NAMES) if name in table.columns]
+    identity = known[0] if known else table.columns[0]
+    if column is None:
+        others = [str(name) for name in table.columns if name != identity]
+        if len(others) != 1:
+            raise DataError(f"{where}: choose one of its columns ({', '.join(others)}) with --label_column.")
+        column = others[0]
+    if column not in table.columns:
+        raise DataError(f"{where}: has no column {column!r}{_closest(column, table)} Name another with --label_column.")
+    ids = pd.Index(ids_as_text(table[identity].to_numpy()))
+    if ids.has_duplicates:
+        again = int(np.flatnonzero(ids.duplicated())[0])
+        raise DataError(f"{where}: row {again}: id {ids[again]!r} was met before; keep one row a sequence.")
+    return LabelTable(ids, label_names(table[column].to_numpy(), lambda row: f"{where}: row {row}: column {column!r}"))
+
+
+def label_names(values: np.ndarray, where: Callable[[int], str]) -> np.ndarray:
+    """Class names as text, None where missing; numbers must be whole, as a label is a class."""
+    names = np.full(len(values), None, object)
+    present = np.flatnonzero(~pd.isna(values))
+    if np.issubdtype(values.dtype, np.number) or np.issubdtype(values.dtype, np.bool_):
+        numbers = values[present].astype(np.float64)
+        measures = present[~np.isfinite(numbers) | (numbers != np.round(numbers))]
+        if len(measures):
+            raise DataError(
+                f"{where(int(measures[0]))} holds {values[measures[0]]:g}, but a label must be a class: a whole number or "
+                f"text. Choose another with --label_column."
+            )
+        names[present] = [str(int(number)) for number in numbers]
+    else:
+        names[present] = [str(value) or None for value in values[present]]
+    return names
+
+
+def class_order(names: Collection[str]) -> list[str]:
+    """Whole numbers in their order, then text in its order.
+
+    >>> class_order({"10", "9", "b", "--1"})
+    ['9', '10', '--1', 'b']
+    """
+    return sorted(names, key=lambda name: (0, int(name), "") if WHOLE.fullmatch(name) else (1, 0, name))
+
+
+def ids_as_text(ids: np.ndarray) -> np.ndarray:
+    """Ids in one form, whatever wrote them: 7, 7.0, "7" and "007" are all "7".
+
+    >>> ids_as_text(np.array(["007", "7.0", "a1"], dtype=object)).tolist()
+    ['7', '7', 'a1']
+    """
+    if np.issubdtype(ids.dtype, np.integer):
+        return ids.astype(str).astype(object)
+    text = pd.Series(ids).astype(str).str.strip()
+    return text.str.replace(r"^(-?)0*(\d+)(\.0+)?$", r"\1\2", regex=True).to_numpy(dtype=object)
+
+
+def read_params_map(path: str) -> dict[str, tuple[float, float]]:
+    """Variable -> (mean, standard deviation)."""
+    where = f"--params_map_path {path}"
+    table = _read_table(where, path, text=["variable"])
+    for name in ("variable", "mean", "std"):
+        if name not in table.columns:
+            raise DataError(f"{where}: has no column {name!r}{_closest(name, table)} Wanted: variable, mean, std.")
+    moments = table[["mean", "std"]].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64)
+    variables = _distinct(table["variable"], where)
+    bad = np.flatnonzero(~np.isfinite(moments).all(axis=1) | (moments[:, 1] < 0))
+    if len(bad):
+        mean, std = (_shown(table[name].iloc[bad[0]]) for name in ("mean", "std"))
+        raise DataError(
+            f"{where}: row {bad[0]}: variable {variables[bad[0]]!r} has mean {mean} and std {std}. Wanted: finite numbers, "
+            f"std not negative."
+        )
+    return {name: (mean, std) for name, (mean, std) in zip(variables, moments.tolist(), strict=True)}
+
+
+def read_variable_embeddings(path: str, names: tuple[str, ...]) -> np.ndarray:
+    """float32 [V, width], in the order of `names`; <unknown>, which no file holds, gets the mean of the others."""
+    where = f"--variable_embeddings_path {path}"
+    table = _read_table(where, path, text=_first_column(path))
+    row_of = {name: row for row, name in enumerate(_distinct(table.iloc[:, 0], where))}
+    missing = [name for name in names[1:] if name not in row_of]
+    if missing:
+        shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+        raise DataError(f"{where}: lacks {len(missing)} of {len(names) - 1} variables ({shown}). Add them.")
+    vectors = table.iloc[:, 1:].apply(pd.to_numeric, errors="coerce").to_numpy(np.float32)
+    bad = np.argwhere(~np.isfinite(vectors))
+    if len(bad):
+        row, column = bad[0]
+        raise DataError(
+            f"{where}: row {row}: column {table.columns[column + 1]!r} holds {_shown(table.iloc[row, column + 1])}. "
+            f"Wanted: finite numbers after the first column."
+        )
+    chosen = vectors[[row_of[name] for name in names[1:]]]
+    return np.concatenate([chosen.mean(axis=0, keepdims=True), chosen])
+
+
+def read_subject_splits(paths: tuple[Path, ...]) -> pd.Series:
+    """MEDS: split of each subject, by id as text."""
+    tables = []
+    for path in paths:
+        table = _read_table(str(path), str(path), text=[])
+        for name in ("subject_id", "split"):
+            if name not in table.columns:
+                raise DataError(f"{path}: has no column {name!r}{_closest(name, table)} Wanted: subject_id, split.")
+        splits = table["split"].astype(str).str.lower().map(SPLIT_NAMES)
+        unknown = np.flatnonzero(splits.isna())
+        if len(unknown):
+            found = table["split"].iloc[unknown[0]]
+            raise DataError(f"{path}: row {unknown[0]}: split {found!r} is unknown. Wanted: train, tuning, held_out.")
+        tables.append(pd.Series(splits.to_numpy(), index=ids_as_text(table["subject_id"].to_numpy())))
+    every = pd.concat(tables)
+    twice = every.index[every.index.duplicated()]
+    if len(twice):
+        where = ", ".join(map(str, paths))
+        raise DataError(f"{where}: subject {twice[0]} stands there more than once. Keep one row a subject.")
+    return every
+
+
+def _distinct(names: pd.Series, where: str) -> list[str]:
+    """The names of variables as text, each of which may stand once."""
+    twice = np.flatnonzero(names.duplicated())
+    if len(twice):
+        raise DataError(
+            f"{where}: row {twice[0]}: variable {names.iloc[twice[0]]!r} was met before; keep one row each."
+        )
+    return [str(name) for name in names]
+
+
+def _read_table(where: str, path: str, text: Collection[str]) -> pd.DataFrame:
+    """A small table from CSV or Parquet. CSV columns named in `text` stay as they are written: "007" and "NA" are names."""
+    try:
+        if path.lower().endswith(SUFFIXES):
+            table = pq.read_table(path, filesystem=pa_fs.LocalFileSystem()).to_pandas(ignore_metadata=True)
+        else:
+            as_written = pa_csv.ConvertOptions(column_types=dict.fromkeys(text, pa.string()))
+            table = pa_csv.read_csv(path, convert_options=as_written).to_pandas()
+    except FileNotFoundError as error:
+        raise DataError(f"{where}: does not exist. Check the path.") from error
+    except (OSError, pa.ArrowException) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(
+            f"{where}: cannot be read as a table ({reason}). Wanted: CSV with commas, or Parquet."
+        ) from error
+    if table.empty or table.shape[1] < 2:
+        raise DataError(
+            f"{where}: wanted a row a name and at least two columns, found {table.shape[0]} rows and {table.shape[1]} columns."
+        )
+    return table
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if pd.isna(value) else str(value)
+
+
+def _first_column(path: str) -> list[str]:
+    """The name of a CSV's first column."""
+    if path.lower().endswith(SUFFIXES):
+        return []
+    try:
+        with pa_csv.open_csv(path) as reader:
+            names: list[str] = reader.schema.names
+    except (OSError, pa.ArrowException):
+        return []  # what is wrong is said where the table is read
+    return names[:1]
+
+
+def _closest(name: str, table: pd.DataFrame) -> str:
+    end = closest(name, map(str, table.columns))
+    return f" (it has: {', '.join(map(repr, table.columns))})." if end == "." else end

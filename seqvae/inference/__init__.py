@@ -1,0 +1,1 @@
+"""Use of a trained model: evaluation, latents, reconstructions, samples, imputed values."""

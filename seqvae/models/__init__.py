@@ -1,0 +1,1 @@
+"""Networks: batches of sequences in, posteriors and negative log-likelihoods out."""

@@ -1,0 +1,1 @@
+"""The blocks of the backbones, one architecture per file."""

@@ -1,0 +1,106 @@
+"""The block of a temporal convolutional network: vectors of steps in, vectors of steps out, added to the stream that came in.
+
+A convolution looks at a step and at those once and twice a distance away, which triples from one convolution to the next, so that
+every step within reach is found on exactly one way, and never on one through padding. A block has three convolutions: then it
+costs about what a block of a transformer does, and two of them reach 728 steps back.
+
+Shapes: B sequences, T steps, W width.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seqvae.config.model_settings import ModelSettings
+from seqvae.models.blocks.pieces import Dropout, room_like, with_room
+
+CONVOLUTIONS = 3
+"""Of a block."""
+
+DISTANCES = tuple(3**power for power in range(6))
+"""Up to 243; deeper networks begin again at 1, since what is farther away than a sequence is long teaches nothing."""
+
+
+class ConvolutionBlock(nn.Module):
+    """Convolutions at growing distances."""
+
+    def __init__(self, settings: ModelSettings, layer: int, *, causal: bool) -> None:
+        super().__init__()
+        first = CONVOLUTIONS * layer
+        distances = [DISTANCES[number % len(DISTANCES)] for number in range(first, first + CONVOLUTIONS)]
+        self.convolutions = nn.ModuleList(Convolution(settings, distance, causal=causal) for distance in distances)
+
+    def forward(self, hidden_BTW: Tensor, real_BT1: Tensor | None) -> Tensor:
+        for convolution in self.convolutions:
+            hidden_BTW = convolution(hidden_BTW, real_BT1)
+        return hidden_BTW
+
+    def step(
+        self, hidden_BW: Tensor, step: int, around: None, past: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """As `forward` has it for one step; the past is what each convolution has seen, as far back as it looks."""
+        seen: list[Tensor] = []
+        for number, convolution in enumerate(self.convolutions):
+            assert isinstance(convolution, Convolution)
+            hidden_BW, seen_BTW = convolution.step(hidden_BW, step, past[number] if past else None)
+            seen.append(seen_BTW)
+        return hidden_BW, tuple(seen)
+
+
+class Convolution(nn.Module):
+    """Sees a step and those once and twice `distance` before it, and as far behind it where not causal.
+
+    One matrix product over these steps' vectors side by side: on a CPU no slower than torch's convolution in float32, and
+    faster in bf16, whose dilated convolutions have no good kernel there.
+    """
+
+    def __init__(self, settings: ModelSettings, distance: int, *, causal: bool) -> None:
+        super().__init__()
+        width = settings.width
+        self.shifts = tuple(distance * number for number in (range(2, -1, -1) if causal else range(2, -3, -1)))
+        self.norm = nn.LayerNorm(width)
+        self.around = nn.Linear(len(self.shifts) * width, width)
+        self.out = nn.Linear(width, width)
+        self.dropout = Dropout(settings.dropout)
+
+    def forward(self, hidden_BTW: Tensor, real_BT1: Tensor | None) -> Tensor:
+        """`real_BT1` is needed by those who look ahead: padding then counts as what lies beyond the ends, which is 0."""
+        normed_BTW = self.norm(hidden_BTW)
+        if real_BT1 is not None:
+            normed_BTW = normed_BTW * real_BT1
+        return hidden_BTW + self.change(side_by_side(normed_BTW, self.shifts))
+
+    def step(self, hidden_BW: Tensor, step: int, seen_BTW: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Steps that are too far back to be seen again make room for newer ones."""
+        normed_BW = self.norm(hidden_BW)
+        reach = self.shifts[0] + 1
+        seen_BTW = room_like(normed_BW[:, None]) if seen_BTW is None else with_room(seen_BTW, step, reach)
+        seen_BTW[:, step % seen_BTW.shape[1]] = normed_BW
+        none_BW = torch.zeros_like(normed_BW)
+        before = [
+            seen_BTW[:, (step - shift) % seen_BTW.shape[1]] if shift <= step else none_BW for shift in self.shifts
+        ]
+        return hidden_BW + self.change(torch.cat(before, dim=-1)), seen_BTW
+
+    def change(self, around: Tensor) -> Tensor:
+        return self.dropout(self.out(F.gelu(self.around(around))))
+
+
+def side_by_side(steps_BTW: Tensor, shifts: Sequence[int]) -> Tensor:
+    """For each step the vectors of the steps so far before it (negative: behind it), zeros where there are none.
+
+    >>> side_by_side(torch.tensor([[[1.0], [2.0], [3.0]]]), shifts=(1, 0))
+    tensor([[[0., 1.],
+             [1., 2.],
+             [2., 3.]]])
+    """
+    length = steps_BTW.shape[1]
+    starts = list(shifts)
+    if not torch.compiler.is_compiling():
+        # No further than the sequence is long, or most of a short one's copy would be zeros. Compiled code makes no such copy, and
+        # would be compiled anew for lengths on either side of a shift.
+        starts = [max(-length, min(shift, length)) for shift in shifts]
+    padded = F.pad(steps_BTW, (0, 0, starts[0], -starts[-1]))
+    return torch.cat([padded[:, starts[0] - start : starts[0] - start + length] for start in starts], dim=-1)

@@ -1,0 +1,145 @@
+"""The input embedding of each kind: a batch in, one vector for each of its steps out.
+
+Encoder and decoder share it. Padded steps get some finite vector, which nobody looks at.
+
+Shapes: B sequences, T steps, D features, V variables, E events of the whole batch, W width, R width of an event, F time
+features, G width of given vectors.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seqvae.data.batches import EventBatch, TokenBatch, VectorBatch
+from seqvae.data.description import DataDescription
+from seqvae.models.blocks.pieces import in_float32
+from seqvae.models.segments import step_offsets, sum_by_step
+
+TIME_WAVES = 6
+"""Waves over the logarithm of a time, with periods of 1, 2, ... 32: the finest tells 1 minute from 2, the widest would take
+a second to 2 million years to come round. Times count in shortest gaps of the data, so that their unit does not matter."""
+
+
+class GivenVectors(NamedTuple):
+    """What is known of the variables beforehand."""
+
+    vectors_VG: Tensor
+    frozen: bool
+    """They stay as they are; otherwise they are only where training starts."""
+
+
+def make_embedding(
+    description: DataDescription, width: int, given: GivenVectors | None = None
+) -> "TokenEmbedding | VectorEmbedding | EventEmbedding":
+    match description.kind:
+        case "tokens":
+            return TokenEmbedding(description.vocabulary_size, width)
+        case "vectors":
+            return VectorEmbedding(len(description.names), width)
+        case "events":
+            return EventEmbedding(description, width, given)
+
+
+class TokenEmbedding(nn.Module):
+    """A table of vectors, one for each id."""
+
+    def __init__(self, vocabulary_size: int, width: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(vocabulary_size, width)
+
+    def forward(self, batch: TokenBatch) -> Tensor:
+        return self.table(batch.tokens_BT)
+
+
+class VectorEmbedding(nn.Module):
+    """The values, and which of them were observed: a missing value is not the mean."""
+
+    def __init__(self, features: int, width: int) -> None:
+        super().__init__()
+        self.projection = nn.Linear(2 * features, width)
+
+    def forward(self, batch: VectorBatch) -> Tensor:
+        squashed_BTD = squash(batch.values_BTD)
+        return self.projection(torch.cat((squashed_BTD, batch.observed_BTD.to(squashed_BTD.dtype)), dim=-1))
+
+
+class EventEmbedding(nn.Module):
+    """The set of a step's events, free of order, and when the step happened.
+
+    An event becomes gelu(variable + value * slope), with a vector `variable` and a vector `slope` for each variable, so that
+    the sum over a step still tells which value belongs to which variable. Events are narrower than steps: there are several
+    of them in a step, and moving their vectors through memory is what costs time.
+    """
+
+    def __init__(self, description: DataDescription, width: int, given: GivenVectors | None = None) -> None:
+        super().__init__()
+        variables, event_width = len(description.names), width // 2
+        self.shortest_gap = description.shortest_gap
+        self.table = Table(variables, 2 * event_width) if given is None else ProjectedTable(given, 2 * event_width)
+        self.has_value = nn.Parameter(torch.randn(event_width))
+        self.from_set = nn.Linear(event_width, width)
+        self.from_time = nn.Linear(2 * time_feature_count(), width, bias=False)
+
+    def forward(self, batch: EventBatch, times_BT: Tensor | None = None) -> Tensor:
+        """`times_BT` since each sequence's first step, where the batch does not begin with that."""
+        shape = batch.gaps_BT.shape
+        offsets = step_offsets(batch.steps_E, shape.numel())
+        sets_BTR = sum_by_step(self.embed_events(batch), batch.steps_E, offsets).unflatten(0, shape)
+        times_BT = batch.gaps_BT.cumsum(dim=1) if times_BT is None else times_BT
+        times_BT2 = torch.stack((batch.gaps_BT, times_BT), dim=-1)
+        times_BTF = time_features(times_BT2, self.shortest_gap).flatten(-2)
+        return self.from_set(sets_BTR) + self.from_time(times_BTF)
+
+    def embed_events(self, batch: EventBatch) -> Tensor:
+        """What a value adds to its variable is added in the table, which is shorter than the events; `values_E` is 0 without."""
+        variable_VR, slope_VR = self.table().chunk(2, dim=-1)
+        without_and_with = torch.cat((variable_VR, variable_VR + self.has_value))
+        variable_ER = F.embedding(batch.variables_E + len(variable_VR) * batch.has_value_E, without_and_with)
+        slope_ER = F.embedding(batch.variables_E, slope_VR)
+        return F.gelu(torch.addcmul(variable_ER, squash(batch.values_E)[:, None], slope_ER))
+
+
+class Table(nn.Module):
+    """A vector for each variable, drawn at random."""
+
+    def __init__(self, variables: int, width: int) -> None:
+        super().__init__()
+        self.vectors_VR = nn.Parameter(torch.randn(variables, width))
+
+    def forward(self) -> Tensor:
+        return self.vectors_VR
+
+
+class ProjectedTable(nn.Module):
+    """A table that starts from given vectors of any width."""
+
+    def __init__(self, given: GivenVectors, width: int) -> None:
+        super().__init__()
+        self.vectors_VG = nn.Parameter(given.vectors_VG.clone(), requires_grad=not given.frozen)
+        self.projection = nn.Linear(given.vectors_VG.shape[1], width)
+        length = given.vectors_VG.square().sum(dim=1).mean().sqrt().clamp(min=1e-6)
+        nn.init.normal_(self.projection.weight, std=float(1 / length))  # the scale of a table drawn at random
+
+    def forward(self) -> Tensor:
+        return in_float32(self.projection, self.vectors_VG)
+
+
+def squash(values: Tensor) -> Tensor:
+    """Linear near 0, logarithmic far out: an outlier of 1,000 standard deviations counts 7.6 and drowns nothing."""
+    return values.asinh()
+
+
+def time_features(times: Tensor, shortest: float) -> Tensor:
+    """The logarithm of a time as waves of several lengths: equal ratios are equally far apart. Shorter times than the shortest,
+    and 0, count as that."""
+    log_times = (times.clamp(min=shortest).log() - math.log(shortest))[..., None]
+    periods = 2.0 ** torch.arange(TIME_WAVES, device=times.device)
+    angles = 2 * math.pi * log_times / periods
+    return torch.cat((log_times / periods[-1], angles.sin(), angles.cos()), dim=-1)
+
+
+def time_feature_count() -> int:
+    return 1 + 2 * TIME_WAVES

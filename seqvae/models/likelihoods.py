@@ -1,0 +1,261 @@
+"""The likelihood of each kind: what the decoder says of each step, and what came, in; -log p of each step, in nats, out.
+
+All are proper distributions: their probabilities sum, or their densities integrate, to 1. How many steps a sequence has is
+modelled for tokens alone, by their end mark; for vectors and events the number of steps is given, and so is when the first
+step happened, and which of the values that came are missing. "Gaussian" stands for one with a small share of outliers
+(`robust_nll`). Each likelihood also draws: one step of each sequence from what the decoder says of it.
+
+Shapes: B sequences, T steps (S = T + 1 with the end mark), N steps of the whole batch, D features, V variables or token ids,
+E events of the whole batch, W width, R numbers of a value's code.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from seqvae.data.batches import EventBatch, TokenBatch, VectorBatch
+from seqvae.data.description import DataDescription
+from seqvae.models.blocks.pieces import bounded, in_float32, is_plain_cpu, real_steps
+from seqvae.models.cpu_kernels.cross_entropy import linear_cross_entropy, rows_at_once
+from seqvae.models.distributions import GapScale, draw_category, draw_gaussian, draw_presence, gap_nll, robust_nll
+from seqvae.models.embeddings import time_feature_count, time_features
+from seqvae.models.segments import spread_to_events, step_offsets, sum_by_step
+
+LOGVAR_LIMIT = 7.0
+"""Learned variances stay within exp(-7) and exp(7): a feature that never moves cannot pull the density to infinity."""
+
+LONGEST_LOG_GAP = 60.0
+"""Of a gap that is drawn: some thousands of them still add up within float32."""
+
+FEW_VARIABLES = 256
+"""Up to so many variables, the means and variances of all of them are computed at each step, in one product of matrices: 8
+times as fast with 42 variables as a product for each event, and about as fast here."""
+
+
+class DrawnSet(NamedTuple):
+    """The events of one step of each sequence."""
+
+    present_BV: Tensor
+    values_BV: Tensor
+    """NaN for what is not present, and for variables that never had a value in training."""
+
+
+def make_likelihood(description: DataDescription, width: int) -> "TokenLikelihood | VectorLikelihood | EventLikelihood":
+    match description.kind:
+        case "tokens":
+            return TokenLikelihood(description.vocabulary_size, width)
+        case "vectors":
+            return VectorLikelihood(description, width)
+        case "events":
+            return EventLikelihood(description, width)
+
+
+class TokenLikelihood(nn.Module):
+    """Categorical over the ids and the end mark, whose id is the vocabulary's size."""
+
+    extra_steps = 1
+    by_hand = True
+    """Whether scores and cross entropy are worked out together, slice by slice; or else by torch, all at once."""
+
+    def __init__(self, vocabulary_size: int, width: int) -> None:
+        super().__init__()
+        self.end = vocabulary_size
+        self.scores = nn.Linear(width, vocabulary_size + 1)
+
+    def forward(self, hidden_BSW: Tensor, batch: TokenBatch) -> Tensor:
+        steps_S = torch.arange(hidden_BSW.shape[1], device=hidden_BSW.device)
+        lengths_B1 = batch.lengths_B[:, None]
+        targets_BS = F.pad(batch.tokens_BT, (0, 1)).masked_fill(steps_S == lengths_B1, self.end)
+        counts_BS = (steps_S <= lengths_B1) & (lengths_B1 > 0)
+        hidden_NW, targets_N = hidden_BSW.flatten(0, 1), targets_BS.flatten()
+        is_trained_on_cpu = is_plain_cpu(hidden_NW) and torch.is_grad_enabled()
+        if is_trained_on_cpu and not self.by_hand:
+            nll_N = self.cross_entropy(hidden_NW, targets_N)
+        elif is_trained_on_cpu:
+            nll_N = linear_cross_entropy(
+                hidden_NW, self.scores.weight, self.scores.bias, targets_N, counts_BS.flatten()
+            )
+        else:
+            nll_N = by_rows(self.cross_entropy, self.scores.out_features, hidden_NW, targets_N)
+        return nll_N.view_as(targets_BS) * counts_BS
+
+    def cross_entropy(self, hidden_NW: Tensor, targets_N: Tensor) -> Tensor:
+        return F.cross_entropy(self.scores(hidden_NW).float(), targets_N, reduction="none")
+
+    def sample(self, hidden_BW: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+        """An id, or the end mark, for each sequence."""
+        return draw_category(self.scores(hidden_BW), temperature, generator)
+
+
+class VectorLikelihood(nn.Module):
+    """One Gaussian for each feature, its variance learned; what is missing says nothing."""
+
+    extra_steps = 0
+    valued_D: Tensor
+    """bool: has values in the training split. What is said of others was never learned."""
+
+    def __init__(self, description: DataDescription, width: int) -> None:
+        super().__init__()
+        features = len(description.names)
+        assert len(description.valued) == features
+        self.moments = nn.Linear(width, 2 * features)
+        self.register_buffer("valued_D", torch.tensor(description.valued), persistent=False)
+
+    def forward(self, hidden_BTW: Tensor, batch: VectorBatch) -> Tensor:
+        nll_BTD = robust_nll(batch.values_BTD, *self.predict(hidden_BTW)) * batch.observed_BTD
+        return nll_BTD.sum(dim=-1) * real_steps(batch.lengths_B, hidden_BTW.shape[1])
+
+    def predict(self, hidden_BTW: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log-variance of each feature."""
+        mean_BTD, logvar_BTD = in_float32(self.moments, hidden_BTW).chunk(2, dim=-1)
+        return mean_BTD, bounded(logvar_BTD, LOGVAR_LIMIT)
+
+    def sample(self, hidden_BW: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+        """All features, normalised, (B, D)."""
+        return draw_gaussian(*self.predict(hidden_BW), temperature, generator)
+
+
+class EventLikelihood(nn.Module):
+    """The gap since the step before (log-normal), then, knowing it, which variables are present (Bernoulli over all of
+    them), then the values of those present (Gaussian)."""
+
+    extra_steps = 0
+    valued_V: Tensor
+    """bool: has values in the training split. Others are present or not, and no more can be drawn of them."""
+
+    def __init__(self, description: DataDescription, width: int) -> None:
+        super().__init__()
+        variables = len(description.names)
+        assert len(description.valued) == variables
+        self.gap_scale = GapScale(description.log_gap_mean, description.log_gap_std, description.shortest_gap)
+        self.gap_moments = nn.Linear(width, 2)
+        self.after_gap = nn.Sequential(
+            nn.Linear(width + time_feature_count(), width), nn.GELU(), nn.Linear(width, width)
+        )
+        self.presence = nn.Linear(width, variables)
+        make_moments = MomentsOfAll if variables <= FEW_VARIABLES else MomentsOfPresent
+        self.value_moments = make_moments(variables, width)
+        self.register_buffer("valued_V", torch.tensor(description.valued), persistent=False)
+
+    def forward(self, hidden_BTW: Tensor, batch: EventBatch) -> Tensor:
+        real_BT = real_steps(batch.lengths_B, hidden_BTW.shape[1])
+        later_BT = torch.arange(hidden_BTW.shape[1], device=hidden_BTW.device) > 0
+        hidden_NW = self.knowing_gaps(hidden_BTW, batch.gaps_BT).flatten(0, 1)
+        contents_N = self.presence_nll(hidden_NW, batch) + self.values_nll(hidden_NW, batch)
+        gaps_BT = gap_nll(batch.gaps_BT, *self.predict_gaps(hidden_BTW), self.gap_scale)
+        return (gaps_BT * later_BT + contents_N.view_as(real_BT)) * real_BT
+
+    def predict_gaps(self, hidden_BTW: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log-variance of the logarithm of each gap, standardised."""
+        mean_BT, logvar_BT = in_float32(self.gap_moments, hidden_BTW).unbind(dim=-1)
+        return mean_BT, bounded(logvar_BT, LOGVAR_LIMIT)
+
+    def predict_values(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log-variance of the value of every variable, (..., V), present or not; `hidden` knows the gap."""
+        mean, logvar = self.value_moments.of_all(hidden).unbind(dim=-1)
+        return mean, bounded(logvar, LOGVAR_LIMIT)
+
+    def knowing_gaps(self, hidden_BTW: Tensor, gaps_BT: Tensor) -> Tensor:
+        times_BTF = time_features(gaps_BT, self.gap_scale.shortest).to(hidden_BTW.dtype)
+        return hidden_BTW + self.after_gap(torch.cat((hidden_BTW, times_BTF), dim=-1))
+
+    def presence_nll(self, hidden_NW: Tensor, batch: EventBatch) -> Tensor:
+        present_NV = torch.zeros(len(hidden_NW), self.presence.out_features, dtype=torch.bool, device=hidden_NW.device)
+        present_NV[batch.steps_E, batch.variables_E] = True
+        return by_rows(self.bernoulli, self.presence.out_features, hidden_NW, present_NV)
+
+    def bernoulli(self, hidden_NW: Tensor, present_NV: Tensor) -> Tensor:
+        scores_NV = self.presence(hidden_NW).float()
+        return (F.softplus(scores_NV) - scores_NV * present_NV).sum(dim=-1)
+
+    def values_nll(self, hidden_NW: Tensor, batch: EventBatch) -> Tensor:
+        offsets = step_offsets(batch.steps_E, len(hidden_NW))
+        moments_E2 = self.value_moments(hidden_NW, batch.steps_E, batch.variables_E, offsets)
+        mean_E, logvar_E = moments_E2.unbind(dim=-1)
+        nll_E = robust_nll(batch.values_E, mean_E, bounded(logvar_E, LOGVAR_LIMIT)) * batch.has_value_E
+        return sum_by_step(nll_E[:, None], batch.steps_E, offsets).squeeze(-1)
+
+    def event_means(self, hidden_BTW: Tensor, batch: EventBatch) -> Tensor:
+        """The mean of each event's value, (E,), knowing the gap before its step."""
+        hidden_NW = self.knowing_gaps(hidden_BTW, batch.gaps_BT).flatten(0, 1)
+        offsets = step_offsets(batch.steps_E, len(hidden_NW))
+        return self.value_moments(hidden_NW, batch.steps_E, batch.variables_E, offsets)[:, 0]
+
+    def sample(
+        self,
+        hidden_BW: Tensor,
+        gaps_B: Tensor,
+        temperature: float,
+        generator: torch.Generator,
+        present_BV: Tensor | None = None,
+    ) -> DrawnSet:
+        """The events of a step, knowing the gap before it; where it is known which variables are present, their values."""
+        hidden_BW = self.knowing_gaps(hidden_BW, gaps_B)
+        if present_BV is None:
+            present_BV = draw_presence(self.presence(hidden_BW), temperature, generator)
+        values_BV = draw_gaussian(*self.predict_values(hidden_BW), temperature, generator)
+        return DrawnSet(present_BV, values_BV.masked_fill(~(present_BV & self.valued_V), math.nan))
+
+    def sample_gap(self, hidden_BW: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+        """Time since the step before; at temperature 0 its median."""
+        drawn_B = draw_gaussian(*self.predict_gaps(hidden_BW), temperature, generator)
+        log_gaps_B = drawn_B * self.gap_scale.log_std + self.gap_scale.log_mean
+        return log_gaps_B.clamp(max=LONGEST_LOG_GAP).exp()
+
+
+class MomentsOfAll(nn.Module):
+    """For few variables: mean and log-variance of all of them at each step, from which those of the events are picked."""
+
+    def __init__(self, variables: int, width: int) -> None:
+        super().__init__()
+        self.moments = nn.Linear(width, 2 * variables)
+
+    def forward(self, hidden_NW: Tensor, steps_E: Tensor, variables_E: Tensor, offsets: Tensor) -> Tensor:
+        return self.of_all(hidden_NW)[steps_E, variables_E]
+
+    def of_all(self, hidden_NW: Tensor) -> Tensor:
+        """(N, V, 2)"""
+        return in_float32(self.moments, hidden_NW).unflatten(-1, (-1, 2))
+
+
+class MomentsOfPresent(nn.Module):
+    """For many variables: products of a code of the event's step and two vectors of its variable. The cost grows with the
+    events that came, not with the variables that there are."""
+
+    def __init__(self, variables: int, width: int) -> None:
+        super().__init__()
+        code_width = width // 2
+        self.code = nn.Linear(width, code_width)
+        self.weights = nn.Embedding(variables, 2 * code_width)
+        self.bias = nn.Embedding(variables, 2)
+        nn.init.normal_(self.weights.weight, std=1 / math.sqrt(code_width))
+        nn.init.zeros_(self.bias.weight)
+
+    def forward(self, hidden_NW: Tensor, steps_E: Tensor, variables_E: Tensor, offsets: Tensor) -> Tensor:
+        code_ER = spread_to_events(in_float32(self.code, hidden_NW), steps_E, offsets)
+        weights_E2R = self.weights(variables_E).unflatten(-1, (2, -1))
+        return (code_ER[:, None] * weights_E2R).sum(dim=-1) + self.bias(variables_E)
+
+    def of_all(self, hidden_NW: Tensor) -> Tensor:
+        """(N, V, 2)"""
+        code_NR = in_float32(self.code, hidden_NW)
+        weights = self.weights.weight.view(-1, code_NR.shape[-1])
+        return F.linear(code_NR, weights, self.bias.weight.flatten()).unflatten(-1, (-1, 2))
+
+
+def by_rows(function: Callable[..., Tensor], scores_per_row: int, *tensors_N: Tensor) -> Tensor:
+    """Call `function` on slices of the rows, so that no more than SCORES_AT_ONCE scores exist at a time.
+
+    Each slice forgets its scores and computes them anew on the way back: one more product, but none of the memory traffic
+    of a batch of scores, which costs more than arithmetic.
+    """
+    rows = rows_at_once(scores_per_row)
+    if len(tensors_N[0]) <= rows:
+        return function(*tensors_N)
+    slices = zip(*(tensor.split(rows) for tensor in tensors_N), strict=True)
+    return torch.cat([checkpoint(function, *part, use_reentrant=False, preserve_rng_state=False) for part in slices])

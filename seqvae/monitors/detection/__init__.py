@@ -1,0 +1,1 @@
+"""Readings to verdicts: plain Python, no torch, no clock, no files."""

@@ -1,0 +1,251 @@
+"""How fast a run goes, as a Lightning callback: real steps a second, and where the rest of the time and of the machine goes.
+
+    Trainer(callbacks=[..., ThroughputMonitor(every_n_steps=100)])
+
+In: how many steps each micro-batch had, from what `training_step` returns. Out: one line of throughput.jsonl a report, and
+`throughput/...` in the Trainer's loggers. Between two reports nothing waits for a device.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import torch
+from lightning import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from seqvae.json_lines import JsonLines
+from seqvae.monitors.cadence import is_due, planned_steps
+from seqvae.monitors.flops import FlopCount, has_compiled_parts, product_dtype, product_peak
+from seqvae.monitors.step_counts import Count, Counts, add, checked, from_training_step, padding_share
+from seqvae.monitors.utilisation import Machine, TrainingTime
+
+NAME = "throughput.jsonl"
+DIGITS = 6
+NO_STEPS = Counts(0, 0, 0)
+
+
+class Throughput(NamedTuple):
+    """A stretch of training, from the report before to this one.
+
+    Training time is all time but validation, from the beginning of a save until training goes on, and the first micro-batch
+    of a session, to which everything is new. Shares are between 0 and 1. None: this machine, or this run, does not tell.
+    """
+
+    step: int
+    """Optimizer steps done."""
+    seconds: float
+    """Of training."""
+    real_steps_per_second: float
+    """Of all processes, like the next two."""
+    sequences_per_second: float
+    padding_share: float
+    """Of the steps that were computed on."""
+    waiting_share: float
+    """Of training time: from the end of one micro-batch to the beginning of the next. That is the loader and the way to the
+    device, and what callbacks behind this one, loggers and schedules do there. A GPU may be at work meanwhile. From here on
+    all numbers are those of the first process."""
+    cpu_utilisation: float
+    """Of the cores that the process may use, by itself; other processes that it started for loading are not in it."""
+    machine_cpu_utilisation: float | None
+    """By everybody, of all cores."""
+    gpu_utilisation: float | None
+    peak_memory_gib: float | None
+    """Since the process began, like the next."""
+    gpu_peak_memory_gib: float | None
+    flops_per_second: float | None
+    """Work on padding included."""
+    share_of_peak: float | None
+    """Of what large products of matrices reached before training."""
+
+
+class ThroughputMonitor(Callback):
+    """Stands last among the callbacks, so that what others do in a step counts as the step."""
+
+    def __init__(
+        self,
+        *,
+        every_n_steps: int = 100,
+        log_dir: str | Path | None = None,
+        measure_peak: bool = True,
+        count: Count | None = None,
+        machine: Machine | None = None,
+    ) -> None:
+        """`every_n_steps` is in optimizer steps, however many micro-batches make one.
+
+        `log_dir` is where throughput.jsonl goes, by default the Trainer's default_root_dir. It belongs to one run: a run that
+        starts at step 0 starts the file anew.
+        `measure_peak`: time products of matrices before training (0.3 s), and count the FLOPs of a few micro-batches. Where parts
+        of the module are compiled, their FLOPs cannot be counted, and there is no share of the peak.
+        """
+        if every_n_steps < 1:
+            raise ValueError(f"every_n_steps must be 1 or more, got {every_n_steps}")
+        self.every_n_steps = every_n_steps
+        self.log_dir = log_dir
+        self.measure_peak = measure_peak
+        self.count = count or from_training_step
+        self.machine = machine or Machine()
+        self.throughput: Throughput | None = None
+        """The latest."""
+        self._peak: float | None = None
+        self._flop_count = FlopCount()
+        self._has_counted = False
+        self._begin_session()
+
+    def describe(self, total_steps: int) -> str:
+        """For the header of a run of so many optimizer steps."""
+        every = min(self.every_n_steps, total_steps)
+        steps = "step" if every == 1 else f"{every:,} steps"
+        peak = ", beside the peak of the machine" if self.measure_peak else ""
+        return f"speed, waiting, padding and memory every {steps}{peak}"
+
+    # --- Hooks ------------------------------------------------------------------------------------------------------
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._peak = None
+        if self.measure_peak and not has_compiled_parts(pl_module):
+            device = trainer.strategy.root_device
+            self._peak = product_peak(device, product_dtype(trainer.precision_plugin.forward_context(), device))
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begin_session()
+        self._has_counted = False
+        self.throughput = None
+        self._last_step = planned_steps(trainer)
+        self._step_reported = trainer.global_step
+        self._file = JsonLines(Path(self.log_dir or trainer.default_root_dir) / NAME)
+        if trainer.is_global_zero:
+            self._file.start_after(trainer.global_step)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._time.go_on()
+        self._time.stop_waiting()
+        self._micro_batches += 1
+        if self._peak is not None and is_counted(self._micro_batches):
+            self._flop_count.begin()
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if pl_module.automatic_optimization:  # else there may be more to come
+            self._end_flop_count()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._end_flop_count()
+        if outputs or not self._has_counted:
+            counts = checked(pl_module, self.count(pl_module, outputs, batch))
+            self._has_counted = True
+        else:
+            counts = NO_STEPS  # training_step left this batch out
+        if self._micro_batches == 1:
+            self._time.begin()
+        else:
+            self._time.go_on()
+            self._take_in(counts)
+            self._report_if_due(trainer)
+        self._time.wait()
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._time.pause()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._time.go_on()
+        self._time.wait()
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._time.pause()  # nothing tells when a save is done
+        if trainer.is_global_zero:
+            self._file.try_again()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._flop_count.end()  # a module may end an epoch before a micro-batch that has begun
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            self._file.finish()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._flop_count.end()
+
+    def _begin_session(self) -> None:
+        self._time = TrainingTime(self.machine)
+        self._micro_batches = 0
+        self._sum = NO_STEPS
+        self._flops_of_batch: int | None = None
+        self._flops = 0
+        self._steps_of_flops: Tensor | int = 0
+
+    def _take_in(self, counts: Counts) -> None:
+        """Sums of tensors stay on their device."""
+        self._sum = add(self._sum, counts)
+        if self._flops_of_batch is not None:
+            self._flops += self._flops_of_batch
+            self._steps_of_flops = self._steps_of_flops + counts.real
+            self._flops_of_batch = None
+
+    def _end_flop_count(self) -> None:
+        flops = self._flop_count.end()
+        if flops is not None:
+            self._flops_of_batch = flops
+
+    # --- Reports ----------------------------------------------------------------------------------------------------
+
+    def _report_if_due(self, trainer: Trainer) -> None:
+        step = trainer.global_step
+        if not is_due(step, self._step_reported, self.every_n_steps, self._last_step):
+            return
+        self._step_reported = step
+        self.throughput = self._take_report(trainer)
+        if trainer.is_global_zero:
+            self._file.append(self.throughput._asdict())
+            told = {name: value for name, value in self.throughput._asdict().items() if value is not None}
+            metrics = {f"throughput/{name}": value for name, value in told.items() if name != "step"}
+            for logger in trainer.loggers:
+                logger.log_metrics(metrics, step=step)
+
+    def _take_report(self, trainer: Trainer) -> Throughput:
+        device, machine = trainer.strategy.root_device, self.machine
+        own = _stacked([*self._sum, self._steps_of_flops], device)
+        everybodys = trainer.strategy.reduce(own[:3].clone(), reduce_op="sum")
+        numbers = torch.cat((everybodys, own)).tolist()  # sync: one a report, before the clock is read
+        real, padded, sequences, own_real, _, _, steps_of_flops = numbers
+        self._sum = NO_STEPS
+        lap, waited = self._time.end_lap()
+        flops = own_real / lap.wall * self._flops / steps_of_flops if self._flops and steps_of_flops else None
+        return Throughput(
+            step=trainer.global_step,
+            seconds=_rounded(lap.wall),
+            real_steps_per_second=_rounded(real / lap.wall),
+            sequences_per_second=_rounded(sequences / lap.wall),
+            padding_share=_rounded(padding_share(real, padded)),
+            waiting_share=_rounded(waited / lap.wall),
+            cpu_utilisation=_rounded(lap.process / lap.wall / machine.cores()),
+            machine_cpu_utilisation=_rounded(lap.machine_busy / lap.machine_total) if lap.machine_total else None,
+            gpu_utilisation=machine.gpu_utilisation(device),
+            peak_memory_gib=_rounded(machine.peak_memory_gib()),
+            gpu_peak_memory_gib=_rounded(machine.gpu_peak_memory_gib(device)),
+            flops_per_second=_rounded(flops),
+            share_of_peak=_rounded(None if flops is None or self._peak is None else flops / self._peak),
+        )
+
+
+def is_counted(micro_batch: int) -> bool:
+    """The 4th, 16th, 64th ... of a session: counting costs less and less, and rests on more and more batches.
+
+    A micro-batch of 400 ms takes 50 ms more, as it goes through Python operation by operation.
+
+    >>> [number for number in range(1, 1000) if is_counted(number)]
+    [4, 16, 64, 256]
+    """
+    return micro_batch > 1 and micro_batch.bit_count() == 1 and micro_batch.bit_length() % 2 == 1
+
+
+def _stacked(values: list[Tensor | int], device: torch.device) -> Tensor:
+    return torch.stack([torch.as_tensor(value, dtype=torch.int64, device=device) for value in values])
+
+
+@overload
+def _rounded(value: float) -> float: ...
+@overload
+def _rounded(value: float | None) -> float | None: ...
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.{DIGITS}g}")

@@ -1,0 +1,170 @@
+"""The last posteriors of a run, kept where they were computed: micro-batches in, nothing out until a reading asks.
+
+Taking in a micro-batch is one copy on the device, two with an NLL. It never waits for the device: padding is taken in with its
+mask and sorted out by whoever reads.
+
+Shapes: B sequences, S steps, Z latent dimensions, N posteriors, C rows that there is room for, W numbers in a row.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from seqvae.monitors.reading import Scope
+
+MICRO_BATCHES = 4
+"""The fewest micro-batches that a full window is made of. One of them alone is no fair sample: its sequences may be of one
+length, or its posteriors those of the neighbouring steps of a few sequences."""
+
+
+class LastRows:
+    """The last `capacity` rows, in the blocks that they came in.
+
+    After a training step nothing of a monitor is left in the processor's caches, and each call of torch takes ten times as long
+    as in a loop of pushes: to write a block into its place in one tensor, too, took 1.5 to 2 times as long as to keep it.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"there must be room for 1 row or more, got {capacity}")
+        self.capacity = capacity
+        self._blocks: deque[Tensor] = deque()
+        self._held = 0
+
+    def push(self, rows_NW: Tensor) -> None:
+        """Keep a block of rows, and let go of those that no reading will see again."""
+        self._blocks.append(rows_NW.detach())
+        self._held += len(rows_NW)
+        while self._held - len(self._blocks[0]) >= self.capacity:
+            self._held -= len(self._blocks.popleft())
+
+    @property
+    def rows_CW(self) -> Tensor | None:
+        """In float32, on the device of the last push, the oldest first. Rows that were never pushed are 0 and stand before them.
+
+        None before the first push.
+        """
+        if not self._blocks:
+            return None
+        device = self._blocks[-1].device  # a checkpoint's come back on the CPU
+        rows_NW = torch.cat([block.to(device) for block in self._blocks])[-self.capacity :].float()
+        missing = self.capacity - len(rows_NW)
+        return pad(rows_NW, (0, 0, missing, 0)) if missing else rows_NW
+
+
+class MicroBatch(NamedTuple):
+    """As it was handed over."""
+
+    mean: Tensor
+    logvar: Tensor
+    mask: Tensor | None
+    nll_B: Tensor | None
+
+
+MOST_NUMBERS_WAITING = 2**16
+"""In its means: what waits is kept whole, with all that its tensors are views of."""
+MOST_WAITING = 16
+"""Micro-batches of a CPU that are taken in together: one after the other, just after a training step, cost three times as much."""
+
+
+class PosteriorWindow:
+    """The posteriors that a reading is made of, and the reconstruction NLL of as many sequences."""
+
+    def __init__(self, capacity: int = 1024) -> None:
+        self.scope: Scope = "sequence"
+        self._posteriors, self._nll = LastRows(capacity), LastRows(capacity)
+        self._waiting: list[tuple[MicroBatch, list[int]]] = []
+        """With the versions of its tensors."""
+        self._most = max(1, capacity // MICRO_BATCHES)
+        self._pushes = 0
+
+    @property
+    def posteriors(self) -> LastRows:
+        """Rows: Z means, Z log-variances, 1 or 0 for real or padding."""
+        self._take_in_waiting()
+        return self._posteriors
+
+    @property
+    def nll(self) -> LastRows:
+        """Rows: nats, 1 or 0 for real or padding. Stays empty where a module does not tell its NLL."""
+        self._take_in_waiting()
+        return self._nll
+
+    def push(self, mean: Tensor, logvar: Tensor, mask: Tensor | None = None, nll_B: Tensor | None = None) -> None:
+        """Take in (B, Z), or (B, S, Z); `mask`, (B,) or (B, S), is true for what is real."""
+        self.scope = "sequence" if mean.dim() == 2 else "step"
+        batch = MicroBatch(mean.detach(), logvar.detach(), mask, None if nll_B is None else nll_B.detach())
+        self._waiting.append((batch, versions_of(batch)))
+        # A GPU may use the memory of a batch again for the next one (CUDA graphs).
+        may_wait = mean.device.type == "cpu" and mean.numel() <= MOST_NUMBERS_WAITING
+        if len(self._waiting) >= MOST_WAITING or not may_wait:
+            self._take_in_waiting()
+
+    def _take_in_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for batch, versions in waiting:
+            if versions_of(batch) != versions:
+                raise ValueError("training_step returned a posterior that was changed in place later: return a copy")
+            self._take_in(*batch)
+
+    def _take_in(self, mean: Tensor, logvar: Tensor, mask: Tensor | None, nll_B: Tensor | None) -> None:
+        if mask is None:
+            mask = torch.ones(mean.shape[:-1], dtype=torch.bool, device=mean.device)
+        parts = [self._taken(part.flatten(0, -2)) for part in (mean, logvar, mask[..., None])]
+        self._posteriors.push(torch.cat(parts, dim=1))
+        if nll_B is not None:
+            real_B = mask if mask.dim() == 1 else mask.any(dim=1)
+            self._nll.push(torch.stack((self._taken(nll_B), self._taken(real_B)), dim=1))
+        self._pushes += 1
+
+    def real_posteriors(self) -> tuple[Tensor, Tensor]:
+        """Return means and log-variances, (N, Z), on the CPU. A window that nothing was pushed to has none."""
+        rows_CW = self.posteriors.rows_CW
+        assert rows_CW is not None, "nothing was pushed"
+        mean_NZ, logvar_NZ = real_rows(rows_CW.cpu()).chunk(2, dim=1)  # sync: whoever asks knows
+        return mean_NZ, logvar_NZ
+
+    def is_finite(self) -> bool:
+        """Whether no posterior holds NaN or infinity."""
+        return self.posteriors.rows_CW is None or all(bool(part.isfinite().all()) for part in self.real_posteriors())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything that later readings depend on; empty before the first push. Tensors only, so that it can be gathered."""
+        posteriors_CW, nll_CW = self.posteriors.rows_CW, self.nll.rows_CW
+        if posteriors_CW is None:
+            return {}
+        return {
+            "posteriors": posteriors_CW,
+            "nll": posteriors_CW.new_zeros((0, 2)) if nll_CW is None else nll_CW,
+            "numbers": torch.tensor((self._pushes, int(self.scope == "step"))),
+        }
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        capacity = self._posteriors.capacity
+        if len(state["posteriors"]) != capacity:
+            raise ValueError(f"the state holds {len(state['posteriors'])} rows, this window {capacity}")
+        self._waiting = []
+        self._posteriors, self._nll = LastRows(capacity), LastRows(capacity)
+        self._posteriors.push(state["posteriors"])
+        if len(state["nll"]):
+            self._nll.push(state["nll"])
+        self._pushes, by_step = state["numbers"].tolist()
+        self.scope = "step" if by_step else "sequence"
+
+    def _taken(self, rows: Tensor) -> Tensor:
+        """Take all of a micro-batch, or, where they are too many, every n-th, from another one on each time."""
+        every = -(-len(rows) // self._most)
+        return rows if every <= 1 else rows[self._pushes % every :: every]
+
+
+def versions_of(batch: MicroBatch) -> list[int]:
+    """What changes when a tensor is changed in place."""
+    return [part._version for part in batch if part is not None]
+
+
+def real_rows(rows_NW: Tensor) -> Tensor:
+    """Leave out the rows whose last number says that they are padding, and that number. Waits for a device."""
+    return rows_NW[rows_NW[:, -1] > 0, :-1]

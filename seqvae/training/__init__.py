@@ -1,0 +1,1 @@
+"""Training: from settings to a trained model in a run directory."""

@@ -1,0 +1,1 @@
+"""The Lightning callbacks that belong to every run."""

@@ -1,0 +1,207 @@
+"""Shows what a network makes of a few sequences: a Lightning callback that writes a small file after a validation.
+
+In: a fixed validation batch. Out: `samples/step-<n>.txt` for tokens, `samples/step-<n>.png` for vectors and events: originals,
+their reconstructions from the posterior means, and sequences drawn from the prior. It draws with a generator of its own and
+leaves the network as it was: training goes on as without it.
+"""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lightning
+import torch
+from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+
+from seqvae.data.batches import Batch, EventBatch, TokenBatch, VectorBatch
+from seqvae.data.description import DataDescription
+from seqvae.data.records import Record, to_records
+from seqvae.exit_codes import harmless
+from seqvae.models.sampling import reconstruct, sample_prior
+from seqvae.models.sequence_vae import SequenceVAE
+from seqvae.patience import FULL, Patience
+from seqvae.reports.preview_figure import PreviewRow, Track, write_preview_figure
+from seqvae.reports.preview_text import preview_page
+from seqvae.training.module import TrainingModule
+
+MOST_STEPS = 100
+"""Of each sequence: what a preview has room for."""
+MOST_SEQUENCES = 6
+MOST_COLUMNS = MOST_ROWS = 4
+"""Of a figure: sequences and features that are shown."""
+MOST_FILES = 20
+TITLES = {
+    "tokens": "reconstructed from the posterior mean, the most likely token at each step",
+    "vectors": "reconstructed from the posterior mean",
+    "events": "values reconstructed from the posterior mean, at the times of the originals",
+}
+SHARE_OF_TIME = 0.02
+"""Of the time since the last preview: a validation that comes too soon for that goes without."""
+
+
+class Shown(NamedTuple):
+    """What a preview consists of, as plain data."""
+
+    originals: list[Record]
+    reconstructions: list[Record]
+    samples: list[Record]
+
+
+class Previews(lightning.Callback):
+    """For a `SequenceVAE` in a `TrainingModule`."""
+
+    def __init__(
+        self,
+        description: DataDescription,
+        *,
+        batch: Batch,
+        seed: int,
+        every_n_validations: int = 1,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`batch` holds a few validation sequences; MOST_SEQUENCES of them and MOST_STEPS of each are used."""
+        self.description = description
+        self.batch = beginning(batch, MOST_SEQUENCES, MOST_STEPS)
+        self.seed = seed
+        self.every_n_validations = every_n_validations
+        self.clock = clock
+        self._validations = 0
+        self._not_before = -math.inf
+        self._told_of_error = False
+        self._patience = Patience("samples")
+
+    def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        if trainer.sanity_checking or not trainer.is_global_zero:
+            return
+        self._validations += 1
+        started = self.clock()
+        is_end = trainer.state.fn == TrainerFn.VALIDATING  # what a run came to is always shown
+        if not is_end and ((self._validations - 1) % self.every_n_validations or started < self._not_before):
+            return
+        if not math.isfinite(trainer.callback_metrics["valid_elbo"]):
+            return  # there are no probabilities to draw from; whoever watches the run will say so
+        assert isinstance(pl_module, TrainingModule)
+        assert isinstance(pl_module.network, SequenceVAE)
+        shown = draw_preview(pl_module.network, self.batch, self.description, self.seed)
+        try:
+            write_preview(Path(trainer.default_root_dir) / "samples", trainer.global_step, shown, self.description)
+        except OSError as error:  # a run is worth more than its pictures
+            if error.errno not in FULL:
+                self._tell(error)
+            elif not self._patience.bears(str(error.strerror)):
+                raise
+        else:
+            self._patience.succeeded()
+        now = self.clock()
+        self._not_before = now + (now - started) / SHARE_OF_TIME
+
+    def _tell(self, error: OSError) -> None:
+        if not self._told_of_error:
+            print(harmless(f"note: samples cannot be written ({error}); training goes on without"), flush=True)
+        self._told_of_error = True
+
+
+def draw_preview(network: SequenceVAE, batch: Batch, description: DataDescription, seed: int) -> Shown:
+    """The same seed draws the same latents each time, so that what changes from preview to preview is the network."""
+    device = network.begin_W.device
+    batch = move_data_to_device(batch, device)
+    generator = torch.Generator(device).manual_seed(seed)
+    samples = sample_prior(network, asked_lengths(batch), generator=generator)
+    reconstructions = reconstruct(network, batch, generator=generator, values_only=True)
+    return Shown(*(to_records(one, description) for one in (batch, reconstructions, samples)))
+
+
+def asked_lengths(batch: Batch) -> Tensor:
+    """Of samples: as long as the originals; tokens find their end themselves."""
+    if isinstance(batch, TokenBatch):
+        return torch.full_like(batch.lengths_B, MOST_STEPS)
+    return batch.lengths_B
+
+
+def write_preview(directory: Path, step: int, shown: Shown, description: DataDescription) -> None:
+    """Whole or not at all; of older previews the newest stay."""
+    directory.mkdir(exist_ok=True)
+    path = directory / f"step-{step:07}.{'txt' if description.kind == 'tokens' else 'png'}"
+    beside = path.with_name(f".{path.name}.new")
+    title = f"Step {step:,}: {TITLES[description.kind]}"
+    try:
+        if description.kind == "tokens":
+            texts = [[as_text(record) for record in records] for records in shown]
+            beside.write_text(preview_page(title, *texts), encoding="utf-8")
+        else:
+            rows = preview_rows(shown, description)
+            write_preview_figure(beside, rows, title=title, time_label=time_label(description))
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    ours = [one for one in directory.glob(f"step-*{path.suffix}") if one.stem.removeprefix("step-").isdecimal()]
+    for old in sorted(ours, key=step_of)[:-MOST_FILES]:
+        old.unlink(missing_ok=True)
+
+
+def step_of(path: Path) -> int:
+    """
+    >>> step_of(Path("samples/step-0001200.txt"))
+    1200
+    """
+    return int(path.stem.removeprefix("step-"))
+
+
+def as_text(record: Record) -> str:
+    return record if isinstance(record, str) else " ".join(str(token) for token in record)
+
+
+def time_label(description: DataDescription) -> str:
+    return f"{description.time_unit} since the first step" if description.kind == "events" else "step"
+
+
+def preview_rows(shown: Shown, description: DataDescription) -> list[PreviewRow]:
+    """The features that the originals have most values of, in the order of the data."""
+    tracks = [[tracks_of(record, description) for record in records[:MOST_COLUMNS]] for records in shown]
+    seen = Counter({name: sum(len(of[name].values) for of in tracks[0]) for name in description.names})
+    frequent = {name for name, values in seen.most_common(MOST_ROWS) if values}
+    names = [name for name in description.names if name in frequent]
+    return [PreviewRow(name, *([of[name] for of in some] for some in tracks)) for name in names]
+
+
+def tracks_of(record: Any, description: DataDescription) -> dict[str, Track]:
+    """What a record of `to_records` has of each feature, without what is missing."""
+    if description.kind == "vectors":
+        points = [(step, name, value) for step, values in enumerate(record) for name, value in values.items()]
+    else:
+        points = [(event["time"], event["variable"], event["value"]) for event in record]
+    tracks = {name: Track([], []) for name in description.names}
+    for time_of, name, value in points:
+        if not math.isnan(value):
+            tracks[name].times.append(time_of)
+            tracks[name].values.append(value)
+    return tracks
+
+
+def beginning(batch: Batch, sequences: int, steps: int) -> Batch:
+    """The first sequences of a batch, and the first steps of each."""
+    lengths_B = batch.lengths_B[:sequences].clamp(max=steps)
+    labels_B = None if batch.labels_B is None else batch.labels_B[:sequences]
+    batch = batch._replace(lengths_B=lengths_B, sequences_B=batch.sequences_B[:sequences], labels_B=labels_B)
+    match batch:
+        case TokenBatch():
+            return batch._replace(tokens_BT=batch.tokens_BT[:sequences, :steps])
+        case VectorBatch():
+            first = {name: getattr(batch, name)[:sequences, :steps] for name in ("values_BTD", "observed_BTD")}
+            return batch._replace(**first)
+        case EventBatch():
+            length = batch.gaps_BT.shape[1]
+            rows_E, within_E = batch.steps_E // length, batch.steps_E % length
+            kept_E = (rows_E < sequences) & (within_E < steps)
+            return batch._replace(
+                gaps_BT=batch.gaps_BT[:sequences, :steps],
+                steps_E=(rows_E * min(steps, length) + within_E)[kept_E],
+                variables_E=batch.variables_E[kept_E],
+                values_E=batch.values_E[kept_E],
+                has_value_E=batch.has_value_E[kept_E],
+            )

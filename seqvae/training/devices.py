@@ -1,0 +1,83 @@
+"""What a run computes on, and how several processes share the work: what the user asked for in, Lightning's arguments out."""
+
+import os
+from typing import Literal, NamedTuple
+
+import torch
+from lightning.pytorch.plugins import MixedPrecision, Precision
+from lightning.pytorch.strategies import DDPStrategy, Strategy
+
+from seqvae.config.training_settings import ComputeSettings
+from seqvae.exit_codes import UsageError
+from seqvae.training.precision import InForce
+
+
+class Devices(NamedTuple):
+    """The processes of a run: one for each device."""
+
+    accelerator: Literal["cpu", "cuda", "mps"]
+    per_node: int
+    nodes: int
+
+    @property
+    def world(self) -> int:
+        return self.per_node * self.nodes
+
+    def __str__(self) -> str:
+        name = {"cpu": "CPU", "cuda": "GPU", "mps": "Apple GPU"}[self.accelerator]
+        if self.world == 1:
+            return f"one {name}"
+        processes = f"{self.world} processes" if self.accelerator == "cpu" else f"{self.world} {name}s"
+        return processes if self.nodes == 1 else f"{processes} on {self.nodes} machines"
+
+
+def resolve_devices(compute: ComputeSettings) -> Devices:
+    """What there is of what was asked for. Under torchrun the processes are there already, and their number holds."""
+    accelerator = _accelerator(compute.accelerator)
+    if started_by_torchrun():
+        world, per_node = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+        return Devices(accelerator, per_node, world // per_node)
+    there = torch.cuda.device_count() if accelerator == "cuda" else 1
+    if compute.devices == "auto":
+        return Devices(accelerator, there, compute.num_nodes)
+    if accelerator != "cpu" and compute.devices > there:
+        raise UsageError(f"--devices {compute.devices}: this machine has {there} of them")
+    return Devices(accelerator, compute.devices, compute.num_nodes)
+
+
+def started_by_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def _accelerator(asked: str) -> Literal["cpu", "cuda", "mps"]:
+    if asked == "cpu":
+        return "cpu"
+    if asked in ("auto", "gpu") and torch.cuda.is_available():
+        return "cuda"
+    if asked in ("auto", "gpu", "mps") and torch.backends.mps.is_available():
+        return "mps"
+    if asked == "auto":
+        return "cpu"
+    raise UsageError(f"--accelerator {asked}: there is none here that torch can use")
+
+
+def make_strategy(asked: str, devices: Devices, *, static_graph: bool = False) -> Strategy | str:
+    """Processes that average their gradients; any other strategy of Lightning's goes by its name.
+
+    `static_graph`: every batch uses all weights in the same way, and is an optimizer step of its own. Where several batches make
+    one, torch 2.13 fails, as the first of them would have to tell it what the graph is like.
+    """
+    if asked not in ("auto", "ddp"):
+        return asked
+    if devices.world == 1:
+        return "auto"
+    backend = "nccl" if devices.accelerator == "cuda" else "gloo"
+    return DDPStrategy(process_group_backend=backend, gradient_as_bucket_view=True, static_graph=static_graph)
+
+
+def make_precision(precision: InForce, devices: Devices, initial_loss_scale: float) -> Precision | None:
+    """The one precision that takes a setting of its own; None: Lightning makes it from the name."""
+    if precision.precision != "16-mixed":
+        return None
+    scaler = torch.amp.GradScaler(devices.accelerator, init_scale=initial_loss_scale)
+    return MixedPrecision("16-mixed", devices.accelerator, scaler)

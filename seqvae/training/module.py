@@ -1,0 +1,268 @@
+"""A network and its settings -> what Lightning calls: training and validation steps, optimizer, clipping.
+
+Training logs and prints nothing: `training_step` hands out all that a callback may see, detached.
+
+Shapes: B sequences, C classes.
+"""
+
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import lightning
+import numpy as np
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from seqvae.config.training_settings import RATE_TOKENS, ObjectiveSettings, OptimizerSettings
+from seqvae.data.batches import Batch, padded_steps
+from seqvae.models.sequence_vae import Posterior, VAEOutput
+from seqvae.training.callbacks.nonfinite import StepJudge, scaler_of
+from seqvae.training.kl_weight import KLWeight
+from seqvae.training.label_metrics import LabelMetrics
+from seqvae.training.micro_batches import MicroBatches
+from seqvae.training.objective import Objective, classification_loss, free_bits_in_force, negative_elbo
+from seqvae.training.run_directory.events import RunEvents
+from seqvae.training.schedules import learning_rate_factor, scheduled_kl_weight
+
+TRAINING, VALIDATION = 0, 1
+"""Two streams of noise, so that validation is the same however often it runs."""
+
+
+class Sums(NamedTuple):
+    """Sums over sequences, in nats. They add up over batches and processes; whoever wants a mean divides at the end."""
+
+    loss: Tensor
+    nll: Tensor
+    kl: Tensor
+    predicted_steps: Tensor
+    """With end marks."""
+    real_steps: Tensor
+    """Without."""
+    sequences: Tensor
+
+
+class TrainingModule(lightning.LightningModule):
+    """Trains a network that turns a batch into a `VAEOutput`."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        objective: ObjectiveSettings,
+        optimizer: OptimizerSettings,
+        *,
+        total_steps: int,
+        seed: int,
+        origin: dict[str, Any],
+        classes: int = 0,
+    ) -> None:
+        """`origin` goes into every checkpoint: what it takes to build the network again, in types of JSON."""
+        super().__init__()
+        self.network = network
+        self.objective = objective
+        self.optimizer = optimizer
+        self.total_steps = total_steps
+        self.seed = seed
+        self.origin = origin
+        self.kl_weight = KLWeight(objective, total_steps)
+        self.label_metrics = LabelMetrics(classes)
+        self.gradient_norm = torch.full((), float("nan"))
+        """Before clipping, in the last optimizer step."""
+        self.validated_at_step = -1
+        self.judge = StepJudge()
+        self.micro_batches = MicroBatches(self)
+        self.events: RunEvents | None = None
+        """Where is told what a step survived."""
+        self._validated: list[Sums] = []
+        self._kl_of_step: list[Tensor] = []
+        """Of the micro-batches of the present optimizer step: the KL and the sequences that it belongs to."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Lightning notes the name of each hook that it calls, forty times a micro-batch; torch would ask each time whether that is
+        a parameter (40 us a micro-batch together)."""
+        if name == "_current_fx_name":
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
+        begins_step = batch_idx % self.trainer.accumulate_grad_batches == 0
+        return self.micro_batches.forward(batch, begins_step=begins_step)
+
+    def backward(self, loss: Tensor, *arguments: Any, **named: Any) -> None:
+        self.micro_batches.backward(loss)
+
+    def optimizer_zero_grad(self, *_: Any) -> None:
+        """`begin_step` has done it: where a micro-batch is computed in parts, `training_step` leaves gradients behind."""
+
+    def begin_step(self) -> None:
+        for optimizer in self.trainer.optimizers:
+            optimizer.zero_grad()
+        self.judge.begin()
+        self._kl_of_step.clear()
+
+    def compute(self, batch: Batch, part: int) -> dict[str, Any]:
+        """Forward, to the loss. All else that is told is detached."""
+        seed_noise(noise_seed(self.seed, TRAINING, batch.position, part), batch.lengths_B.device)
+        output: VAEOutput = self.network(batch)
+        kl_weight = self.kl_weight(self.global_step)
+        free_bits = free_bits_in_force(self.objective, "step" if output.posterior_mean.dim() == 3 else "sequence")
+        objective = negative_elbo(output, kl_weight, free_bits)
+        loss = objective.loss + self.objective.label_weight * classification_loss(output, batch.labels_B)
+        self.judge.take_in(loss, batch.sequences_B)
+        sums = sums_of(objective, output, batch)
+        if self.kl_weight.wants_feedback:
+            self._kl_of_step.append(torch.stack((sums.kl, sums.sequences.float())))
+        # Lightning divides by the micro-batches of a step and averages over the processes. Both are undone here, so that
+        # the loss is the sum over the whole optimizer step divided by its number of steps, however it is split up.
+        parts = self.trainer.world_size * self.trainer.accumulate_grad_batches
+        return {
+            "loss": loss * (parts / batch.step_tokens),
+            "sums": sums,
+            "kl_weight": kl_weight,
+            "posterior_mean": output.posterior_mean.detach(),
+            "posterior_logvar": output.posterior_logvar.detach(),
+            "posterior_mask": output.posterior_mask
+            & loss.detach().isfinite(),  # a step that is not taken tells nothing
+            "nll": output.nll_B.detach(),
+            "steps_B": output.steps_B,
+            "real_steps": sums.real_steps,
+            "padded_steps": padded_steps(batch),
+            "sequences": sums.sequences,
+        }
+
+    def tell_of_parts(self, said: str) -> None:
+        if self.events is not None:
+            self.events.survived("out_of_memory", self.global_step, said)
+
+    def kl_weight_at(self, step: int) -> float | None:
+        """What the schedule says of an optimizer step, for whoever watches; None: --target_kl decides as it goes."""
+        return None if self.kl_weight.wants_feedback else scheduled_kl_weight(step, self.total_steps, self.objective)
+
+    def optimizer_step(self, *arguments: Any, **named: Any) -> None:
+        """Then tell the controller of the KL what the step came to, over all its micro-batches and processes."""
+        super().optimizer_step(*arguments, **named)
+        if self._kl_of_step:
+            kl, sequences = self.trainer.strategy.reduce(torch.stack(self._kl_of_step).sum(dim=0), reduce_op="sum")
+            self.kl_weight.update(kl / sequences)
+            self._kl_of_step.clear()
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        for sums, class_scores_BC, labels_B in self.micro_batches.without_gradients(batch, self._validate):
+            self._validated.append(sums)
+            self.label_metrics.update(class_scores_BC, labels_B)
+
+    def _validate(self, batch: Batch, part: int) -> tuple[Sums, Tensor | None, Tensor | None]:
+        seed_noise(noise_seed(self.seed, VALIDATION, batch.position, part), batch.lengths_B.device)
+        output: VAEOutput = self.network(batch)
+        sums = sums_of(negative_elbo(output, kl_weight=1.0, free_bits=0.0), output, batch)
+        return sums, output.class_scores_BC, batch.labels_B
+
+    def on_validation_epoch_end(self) -> None:
+        total = add_up(self._validated, self.trainer)
+        self._validated.clear()
+        metrics = {
+            "valid_elbo": -total.loss / total.sequences,
+            "valid_nll": total.nll / total.sequences,
+            "valid_kl": total.kl / total.sequences,
+            "valid_nll_per_step": total.nll / total.predicted_steps,
+            "valid_sequences": total.sequences,
+        }
+        metrics |= self.label_metrics.compute_and_reset()
+        self.log_dict(metrics, sync_dist=True, logger=False)  # it is Progress that tells the loggers
+        self.validated_at_step = self.global_step
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["origin"] = self.origin
+        checkpoint["parts"] = self.micro_batches.parts.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.micro_batches.parts.load_state_dict(checkpoint.get("parts", {}))  # older ones were never split
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        settings = self.optimizer
+        optimizer = make_optimizer(self.network, settings)
+        schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, self.total_steps, settings))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """By hand: Lightning refuses to clip for a fused optimizer under mixed precision, where nobody has unscaled yet."""
+        scaler = scaler_of(self.trainer)
+        if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
+            scaler.unscale_(optimizer)  # for others Lightning has done it
+        longest = self.optimizer.gradient_clip or float("inf")
+        self.gradient_norm = nn.utils.clip_grad_norm_(self.network.parameters(), longest)
+        self.judge.refuse_if_spoilt(optimizer, self.gradient_norm, self.trainer)
+
+
+@runtime_checkable
+class Probeable(Protocol):
+    """A network that can be asked what it makes of a latent that is not its own."""
+
+    def encode(self, batch: Any) -> Posterior: ...
+
+    def nll_given_z(self, batch: Any, z: Tensor) -> Tensor: ...
+
+
+class ProbeableModule(TrainingModule):
+    """Hands on what a monitor asks to see whether the decoder listens to z."""
+
+    network: Any
+
+    def posterior_of(self, batch: Batch) -> Posterior:
+        return self.network.encode(batch)
+
+    def nll_given_z(self, batch: Batch, z: Tensor) -> Tensor:
+        return self.network.nll_given_z(batch, z)
+
+
+def make_optimizer(network: nn.Module, settings: OptimizerSettings) -> AdamW:
+    weights = [p for p in network.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in weights if p.dim() >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in weights if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return AdamW(groups, lr=settings.rate(RATE_TOKENS), betas=(0.9, 0.98), fused=settings.fused_optimizer)
+
+
+def sums_of(objective: Objective, output: VAEOutput, batch: Batch) -> Sums:
+    """What a batch adds, detached; stays on the device."""
+    return Sums(
+        loss=objective.loss.detach(),
+        nll=objective.nll.detach(),
+        kl=objective.kl.detach(),
+        predicted_steps=output.steps_B.sum(),
+        real_steps=batch.lengths_B.sum(),
+        sequences=(batch.lengths_B > 0).sum(),
+    )
+
+
+def add_up(parts: list[Sums], trainer: lightning.Trainer) -> Sums:
+    """Over batches, then over processes."""
+    total = torch.stack([torch.stack(column).sum().float() for column in zip(*parts, strict=True)])
+    return Sums(*trainer.strategy.reduce(total, reduce_op="sum"))
+
+
+def seed_noise(seed: int, device: torch.device) -> None:
+    """What `torch.manual_seed` does, for the one device that draws.
+
+    Torch's own seeds all kinds of devices there could be, and keeps a stack trace for each kind that has not been used so far:
+    0.4 ms from within a Trainer, before every micro-batch.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(seed)
+
+
+def noise_seed(seed: int, stream: int, position: int, part: int = 0) -> int:
+    """A seed for each micro-batch, and each part of it. Mixed into 32 bits, because a CPU generator ignores the rest."""
+    entropy = (seed, stream, position, part) if part else (seed, stream, position)
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0])

@@ -1,0 +1,65 @@
+"""The negative evidence lower bound, in nats: what the model says about a batch in, what is minimised out.
+
+Shapes: B sequences, P posteriors (one for each sequence, or for each step of each), Z latent dimensions, C classes.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from seqvae.config.training_settings import ObjectiveSettings
+from seqvae.models.sequence_vae import VAEOutput
+from seqvae.monitors.formulas import gaussian_kl
+
+NO_LABEL = -1
+
+FREE_BITS = {"sequence": 0.1, "step": 0.01}
+"""Nats of each dimension that cost nothing, for a latent of each sequence and of each step: `docs/training.md` has the reason."""
+
+
+class Objective(NamedTuple):
+    """Sums over the sequences of a batch, in nats."""
+
+    loss: Tensor
+    """What is minimised: NLL + weight * KL, each dimension's KL taken for no less than the free bits."""
+    nll: Tensor
+    kl: Tensor
+    """The true KL: neither weighted nor raised to the free bits."""
+    kl_weight: Tensor | float
+
+
+def negative_elbo(output: VAEOutput, kl_weight: Tensor | float, free_bits: float) -> Objective:
+    """NLL + weight * sum_z max(KL_z, free bits), with KL_z the mean of a dimension's KL over the batch (Kingma et al. 2016).
+
+    The mean is over the real posteriors of this micro-batch, and the floor is paid once for each of them. Of few
+    sequences the mean is noisy, and that is right as it stands: a dimension is pushed down only in batches where it is
+    above its floor, whichever sequences they hold. A batch of one makes the floor one for each sequence instead of one for
+    their mean, and a noisy mean is something in between; no batch ever pushes a dimension that it finds below its floor.
+    """
+    real_P = output.posterior_mask.flatten()
+    kl_PZ = gaussian_kl(output.posterior_mean, output.posterior_logvar).flatten(0, -2) * real_P[:, None]
+    kl_Z, nll = kl_PZ.sum(dim=0), output.nll_B.sum()
+    paid_kl = torch.maximum(kl_Z, free_bits * real_P.sum()).sum()
+    return Objective(nll + kl_weight * paid_kl, nll, kl_Z.sum(), kl_weight)
+
+
+def free_bits_in_force(settings: ObjectiveSettings, latent_scope: Literal["sequence", "step"]) -> float:
+    """What --free_bits says, or a protective amount where it says nothing.
+
+    A step is worth but a few nats, and its latent would copy it for free: hence less for a latent of each step. Below free
+    bits --target_kl could not bring the KL.
+    """
+    if settings.free_bits is not None:
+        return settings.free_bits
+    if settings.target_kl is not None:
+        return 0.0
+    return FREE_BITS[latent_scope]
+
+
+def classification_loss(output: VAEOutput, labels_B: Tensor | None) -> Tensor:
+    """Sum of the cross entropies of the sequences that have a label; 0 where there are none, or nothing that guesses them."""
+    if output.class_scores_BC is None or labels_B is None:
+        return output.nll_B.new_zeros(())
+    return functional.cross_entropy(output.class_scores_BC.float(), labels_B, ignore_index=NO_LABEL, reduction="sum")

@@ -1,1 +1,0 @@
-"""Settings, command line, objective, Lightning module, run and checkpoints: everything between a command and the fit."""
