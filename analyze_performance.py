@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import train_optimized
 import train_with_collapse_detection
 from seqvae.cli.command_line import parse_command_line
-from seqvae.config.config_files import to_flat_dict
 from seqvae.config.flags import values_of
-from seqvae.config.profiling_settings import MeasuringSettings
-from seqvae.config.training_settings import TrainingSettings
+from seqvae.config.profiling import MeasuringSettings
+from seqvae.config.training import TrainingSettings
+from seqvae.config.yaml_files import to_flat_dict
 from seqvae.console import set_up_output, share_machine
-from seqvae.exit_codes import UsageError, harmless, run_command
+from seqvae.errors import UsageError, harmless, run_command
 from train_optimized import OptimizedSettings
 from train_with_collapse_detection import ReferenceSettings
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from seqvae.data.datamodule import SequenceDataModule
     from seqvae.profiling.contestant import Recipe
-    from seqvae.terminal import Ink
+    from seqvae.text import Ink
 
 PROG = "analyze_performance.py"
 NUMBERS, FIGURE, TRACE = "analysis.json", "analysis.png", "trace{}.json"
@@ -83,8 +83,8 @@ def main() -> None:
     share_machine()
 
     from seqvae.profiling.contestant import Recipe  # only now: torch and Lightning take seconds, which --help must not
-    from seqvae.terminal import ink_for
-    from seqvae.training.run import make_data
+    from seqvae.text import ink_for
+    from seqvae.training.fit import make_data
 
     set_up_output()
     recipes = [Recipe(name, training_settings(name, one), COMMANDS[name].callbacks) for name, one in asked.items()]

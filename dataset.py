@@ -1,6 +1,6 @@
 """The LightningDataModule over Parquet and its settings; the code is in `seqvae.data`."""
 
-from seqvae.config.data_settings import BatchSettings, CacheSettings, LengthSettings, LoadingSettings, SourceSettings
+from seqvae.config.data import BatchSettings, CacheSettings, LengthSettings, LoadingSettings, SourceSettings
 from seqvae.data.datamodule import SequenceDataModule
 
 __all__ = [

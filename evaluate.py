@@ -15,15 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqvae.cli.action_words import leading
-from seqvae.cli.command_line import parse_command_line
-from seqvae.config.inference_settings import DataChoices, MachineChoices
+from seqvae.cli.command_line import leading, parse_command_line
+from seqvae.config.inference import DataChoices, MachineChoices
 from seqvae.console import set_up_output, share_machine
-from seqvae.exit_codes import UsageError, run_command
-from seqvae.local_paths import refuse_no_paths
+from seqvae.errors import UsageError, run_command
+from seqvae.files import refuse_no_paths
 
 if TYPE_CHECKING:
-    from seqvae.inference.evaluation_numbers import Weighted
+    from seqvae.inference.evaluate import Weighted
 
 PROG = "evaluate.py"
 EXAMPLE = "python evaluate.py CHECKPOINT [--split test], or python evaluate.py --compare RUN RUN"
@@ -74,10 +73,9 @@ def main() -> None:
     refuse_no_file(settings.evaluation.json)
     set_up_output()
 
-    from seqvae.inference.comparison import compare
-    from seqvae.inference.evaluation_record import append_record
+    from seqvae.inference.evaluate import append_record, compare
     from seqvae.reports.evaluation_page import comparison_lines, evaluation_lines  # only now: torch takes seconds
-    from seqvae.terminal import ink_for
+    from seqvae.text import ink_for
 
     ink = ink_for(sys.stdout, os.environ)
     found = [evaluate_one(place, settings) for place in places]
@@ -130,12 +128,9 @@ def refuse_no_file(path: str | None) -> None:
 
 def evaluate_one(place: str, settings: EvaluateCommand) -> "tuple[dict[str, Any], Weighted | None, Path | None]":
     """The record of a model, and the directory of its run."""
-    from seqvae.inference.data import Labels, open_data
-    from seqvae.inference.evaluation_numbers import evaluate, weighted_nll
-    from seqvae.inference.evaluation_record import place_and_time
+    from seqvae.inference.evaluate import evaluate, place_and_time, weighted_nll
+    from seqvae.inference.model import Labels, chosen_splits, open_data, open_trained
     from seqvae.inference.probe import probe, refuse_no_probe
-    from seqvae.inference.splits import chosen_splits
-    from seqvae.inference.trained import open_trained
 
     own, seed = settings.evaluation, settings.machine.seed
     trained = open_trained(place, settings.machine)
@@ -153,8 +148,8 @@ def evaluate_one(place: str, settings: EvaluateCommand) -> "tuple[dict[str, Any]
 def write_json(path: str, content: dict[str, Any]) -> None:
     import json
 
+    from seqvae.files import to_json
     from seqvae.inference.output import new_file
-    from seqvae.json_lines import to_json
 
     with new_file(Path(path).expanduser()) as partial:
         text = json.dumps(to_json(content), indent=1, ensure_ascii=False, allow_nan=False)

@@ -16,19 +16,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seqvae.cli.command_line import parse_command_line
-from seqvae.config.data_settings import BatchSettings, CacheSettings, LengthSettings, SourceSettings
+from seqvae.config.data import BatchSettings, CacheSettings, LengthSettings, SourceSettings
 from seqvae.config.flags import values_of
-from seqvae.config.training_settings import TrainingSettings
+from seqvae.config.training import TrainingSettings
 from seqvae.console import set_up_output, shell_word
-from seqvae.errors import DamagedFileError, DataError, StorageError
-from seqvae.exit_codes import ExitCode, harmless, run_command
-from seqvae.local_paths import refuse_no_paths
+from seqvae.errors import DamagedFileError, DataError, ExitCode, StorageError, harmless, run_command
+from seqvae.files import refuse_no_paths
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     from seqvae.data.cache import SequenceData
-    from seqvae.terminal import Ink
+    from seqvae.text import Ink
 
 PROG = "inspect_data.py"
 
@@ -86,7 +85,7 @@ def main() -> ExitCode:
     from seqvae.data.parquet.file_check import survey_files
     from seqvae.data.parquet.side_tables import read_variable_embeddings
     from seqvae.reports.data_page import refusal_page  # only now: torch and others take seconds, which --help must not
-    from seqvae.terminal import ink_for
+    from seqvae.text import ink_for
 
     ink = ink_for(sys.stdout, os.environ)
     try:
@@ -104,9 +103,8 @@ def main() -> ExitCode:
 
 def report(data: "SequenceData", settings: InspectSettings, ink: "Ink") -> ExitCode:
     """Of data that would train."""
+    from seqvae.data.batching import cut_batches, resolve_limits
     from seqvae.data.inspection import inspect_cache
-    from seqvae.data.limits import resolve_limits
-    from seqvae.data.plan import cut_batches
     from seqvae.reports.data_numbers import Heading
     from seqvae.reports.data_page import data_page
 

@@ -15,11 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from seqvae.cli.command_line import parse_command_line
-from seqvae.config.data_settings import BatchSettings
-from seqvae.config.run_settings import Watch
-from seqvae.config.training_settings import ComputeSettings, OptimizerSettings, TrainingSettings
+from seqvae.config.data import BatchSettings
+from seqvae.config.run import Watch
+from seqvae.config.training import ComputeSettings, OptimizerSettings, TrainingSettings
 from seqvae.console import set_up_output, share_machine
-from seqvae.exit_codes import run_command
+from seqvae.errors import run_command
 
 if TYPE_CHECKING:
     from lightning import Callback
@@ -43,7 +43,7 @@ def main() -> None:
     settings = parse_command_line(ReferenceSettings, sys.argv[1:], prog=PROG, description=__doc__ or "")
     share_machine()
 
-    from seqvae.training.run import fit  # only now: torch and Lightning take seconds, which --help must not
+    from seqvae.training.fit import fit  # only now: torch and Lightning take seconds, which --help must not
 
     set_up_output()  # after Lightning, which sets the levels of its loggers when it is imported
     fit(settings, callbacks(settings))

@@ -19,12 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from seqvae.cli.action_words import leading
-from seqvae.cli.command_line import parse_command_line
-from seqvae.cli.flag_words import did_you_mean
-from seqvae.config.inference_settings import DataChoices, Encode, Export, Impute, Interpolate, Reconstruct, Sample
+from seqvae.cli.command_line import did_you_mean, leading, parse_command_line
+from seqvae.config.inference import DataChoices, Encode, Export, Impute, Interpolate, Reconstruct, Sample
 from seqvae.console import set_up_output, share_machine
-from seqvae.exit_codes import ExitCode, UsageError, harmless, run_command
+from seqvae.errors import ExitCode, UsageError, harmless, run_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from seqvae.data.datamodule import SequenceDataModule
-    from seqvae.inference.trained import Trained
+    from seqvae.inference.model import Trained
 
 PROG = "use_model.py"
 ORDER = ("train", "valid", "test", "pool")
@@ -43,13 +41,13 @@ ORDER = ("train", "valid", "test", "pool")
 
 
 def encode(trained: "Trained", asked: Encode, _: list[str]) -> "Iterator[pa.Table]":
-    from seqvae.inference import encoding
+    from seqvae.inference import encode as encoding
 
     return encoding.encode(trained, *opened(trained, asked.data))
 
 
 def reconstruct(trained: "Trained", asked: Reconstruct, _: list[str]) -> "Iterator[pa.Table]":
-    from seqvae.inference import sampling
+    from seqvae.inference import sample as sampling
 
     data, splits = opened(trained, asked.data)
     temperature, seed = asked.drawing.temperature, asked.machine.seed
@@ -57,14 +55,14 @@ def reconstruct(trained: "Trained", asked: Reconstruct, _: list[str]) -> "Iterat
 
 
 def sample(trained: "Trained", asked: Sample, _: list[str]) -> "Iterator[pa.Table]":
-    from seqvae.inference import sampling
+    from seqvae.inference import sample as sampling
 
     own, seed = asked.sampling, asked.machine.seed
     return sampling.sampled(trained, own.count, temperature=own.temperature, length=own.length, seed=seed)
 
 
 def interpolate(trained: "Trained", asked: Interpolate, ids: list[str]) -> "Iterator[pa.Table]":
-    from seqvae.inference import sampling
+    from seqvae.inference import sample as sampling
 
     data, splits = opened(trained, asked.data)
     temperature, seed = asked.drawing.temperature, asked.machine.seed
@@ -72,7 +70,7 @@ def interpolate(trained: "Trained", asked: Interpolate, ids: list[str]) -> "Iter
 
 
 def impute(trained: "Trained", asked: Impute, _: list[str]) -> "Iterator[pa.Table]":
-    from seqvae.inference import imputing
+    from seqvae.inference import impute as imputing
 
     data, splits = opened(trained, asked.data)
     names = asked.imputing.variables
@@ -148,8 +146,8 @@ def main() -> None:
     share_machine()  # only now: what follows imports torch, which --help must not
     set_up_output()
 
+    from seqvae.inference.model import open_trained
     from seqvae.inference.output import refuse_foreign_file
-    from seqvae.inference.trained import open_trained
 
     output = Path(asked.output.output or action.default).expanduser()
     if action.run is None:
@@ -163,7 +161,7 @@ def main() -> None:
 
 def opened(trained: "Trained", choices: DataChoices) -> "tuple[SequenceDataModule, list[str]]":
     """The data, and the splits to go through: all of them, where none is named."""
-    from seqvae.inference.data import chosen_split, open_data
+    from seqvae.inference.model import chosen_split, open_data
 
     data = open_data(trained, choices)
     there = [name for name in ORDER if name in data.data.splits]
@@ -202,8 +200,8 @@ def told(tables: "Iterator[pa.Table]") -> "Iterator[pa.Table]":
 
 
 def export(place: str, output: Path) -> None:
-    from seqvae.inference.exported import refuse_foreign, write_exported
-    from seqvae.inference.trained import open_trained
+    from seqvae.inference.export import refuse_foreign, write_exported
+    from seqvae.inference.model import open_trained
 
     refuse_foreign(output)
     trained = open_trained(place)

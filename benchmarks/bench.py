@@ -16,12 +16,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.pages import FIGURES, read_figures, rewrite_pages
-from seqvae.exit_codes import run_command
+from seqvae.errors import run_command
 
 
 class Form(NamedTuple):
-    """The words that a benchmark is called with."""
+    """Where a benchmark stands, and the words that it is called with."""
 
+    area: str
     short: tuple[str, ...] = ("--short",)
     full: tuple[str, ...] = ()
     is_usual: bool = True
@@ -31,25 +32,25 @@ class Form(NamedTuple):
 
 
 DATA_SETS = ("demo", "moses_smiles", "japanese_vowels", "physionet2012")
-"""Of `benchmarks.results`, which takes torch to ask."""
+"""Of `benchmarks.quality.results`, which takes torch to ask."""
 
 FORMS = {
-    "step": Form(),
-    "ablation": Form(),
-    "time_to_quality": Form(),
-    "scaling": Form(),
-    "loading": Form(short=("--sequences", "200000"), full=("--large_gb", "5")),
-    "chaos": Form(short=("--kills", "10"), is_usual=False),
-    "bad_inputs": Form(short=("--cases", "60"), is_usual=False),
-    "long_run": Form(short=("--steps", "2000"), is_usual=False),
-    "results": Form(short=("--samples", "50"), is_usual=False, sets=DATA_SETS),
-    "event_throughput": Form(short=("--rounds", "3"), is_usual=False),
-    "latents": Form(is_usual=False, short=(), sets=("japanese_vowels", "physionet2012")),
-    "molecules": Form(short=("--limit", "20000", "--max_steps", "100"), is_usual=False),
-    "encoding": Form(is_usual=False),
-    "evaluation_cost": Form(is_usual=False),
-    "collapse_zoo": Form(short=("--half", "scored"), is_usual=False),
-    "monitor_cost": Form(short=("--stop_after", "100"), is_usual=False),
+    "step": Form("speed"),
+    "ablation": Form("speed"),
+    "time_to_quality": Form("speed"),
+    "scaling": Form("speed"),
+    "loading": Form("speed", short=("--sequences", "200000"), full=("--large_gb", "5")),
+    "chaos": Form("reliability", short=("--kills", "10"), is_usual=False),
+    "bad_inputs": Form("reliability", short=("--cases", "60"), is_usual=False),
+    "long_run": Form("reliability", short=("--steps", "2000"), is_usual=False),
+    "results": Form("quality", short=("--samples", "50"), is_usual=False, sets=DATA_SETS),
+    "event_throughput": Form("speed", short=("--rounds", "3"), is_usual=False),
+    "latents": Form("quality", is_usual=False, short=(), sets=("japanese_vowels", "physionet2012")),
+    "molecules": Form("quality", short=("--limit", "20000", "--max_steps", "100"), is_usual=False),
+    "encoding": Form("speed", is_usual=False),
+    "evaluation_cost": Form("speed", is_usual=False),
+    "collapse_zoo": Form("detection", short=("--half", "scored"), is_usual=False),
+    "monitor_cost": Form("detection", short=("--stop_after", "100"), is_usual=False),
 }
 
 
@@ -81,7 +82,7 @@ def _of_each_set(form: Form, words: tuple[str, ...]) -> list[tuple[str, ...]]:
 
 
 def _succeeds(name: str, words: tuple[str, ...]) -> bool:
-    module = f"benchmarks.{name}"
+    module = f"benchmarks.{FORMS[name].area}.{name}"
     last_line = output_of([sys.executable, "-u", "-m", module, *words])  # -u: its tables are to be seen as they come
     if last_line is None:
         return False

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from seqvae.console import shell_word
-from seqvae.exit_codes import Stopped
+from seqvae.errors import Stopped
 
 ROOT = Path(__file__).parent.parent
 

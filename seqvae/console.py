@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 
-from seqvae.exit_codes import harmless
+from seqvae.errors import harmless
 
 
 class _Harmless(logging.Formatter):

@@ -9,9 +9,9 @@ import hypothesis
 import pytest
 import torch
 
-from seqvae.config.data_settings import CacheSettings, LengthSettings, SourceSettings
+from seqvae.config.data import CacheSettings, LengthSettings, SourceSettings
 from seqvae.data.cache import SequenceData, open_cache, prepare_cache
-from tests.parquet_files import Load
+from tests.support.parquet_files import Load
 
 REAL_DATA = "SEQVAE_REAL_DATA"
 

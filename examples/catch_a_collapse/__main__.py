@@ -11,7 +11,7 @@ from examples.catch_a_collapse.picture import draw
 from examples.catch_a_collapse.verdicts import Told, flag_of, last_verdict, with_flag
 from examples.steps import run, say
 from seqvae.data.demo.demo import write_demo
-from seqvae.exit_codes import UsageError, run_command
+from seqvae.errors import UsageError, run_command
 
 PROG = "python -m examples.catch_a_collapse"
 SEQUENCES, MEAN_LENGTH, LONGEST = 4000, 8, 24

@@ -11,11 +11,11 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from examples.catch_a_collapse.verdicts import Told, last_verdict
-from seqvae.exit_codes import UsageError
+from seqvae.errors import UsageError
 from seqvae.monitors.figure_data import History, read_history
 from seqvae.monitors.figure_style import DARK, LIGHT, MIDDLE, count_steps, new_figure
 from seqvae.monitors.figure_timeline import Band, bands_of
-from seqvae.monitors.readings_file import NAME
+from seqvae.monitors.reading import NAME
 
 WIDTH, HEIGHT, DOTS_PER_INCH = 8.0, 3.7, 180
 """Shown 800 pixels wide on a page: a point is then as large there as in print."""

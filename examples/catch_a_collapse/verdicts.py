@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from seqvae.exit_codes import UsageError
+from seqvae.errors import UsageError
 from seqvae.reports.run_files import EVENTS, read_events
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from examples.icu_stays.meds import LABEL, make_meds
 from examples.icu_stays.results import VARIABLES, show_deaths, show_stay
 from examples.steps import run, say
-from seqvae.exit_codes import run_command
+from seqvae.errors import run_command
 
 PROG = "python -m examples.icu_stays"
 

@@ -12,7 +12,7 @@ from examples.icu_stays.meds import LABEL
 from examples.icu_stays.pictures import Curve, Filled, draw_roc, draw_stay, roc_of
 from examples.latents import Latents, read_latents
 from seqvae.errors import DataError
-from seqvae.inference.logistic import fit_classifier
+from seqvae.inference.probe import fit_classifier
 
 HELD_OUT = ("valid", "test")
 VARIABLES = ("HR", "SysABP", "Temp", "RespRate", "GCS")

@@ -12,7 +12,7 @@ from examples.molecules.data import WHEEL, make_parquet
 from examples.molecules.results import ends_of, judge, latent_line, show_way
 from examples.molecules.tokens import make_tokenizer
 from examples.steps import run, say
-from seqvae.exit_codes import run_command
+from seqvae.errors import run_command
 
 PROG = "python -m examples.molecules"
 STEPS = 8300

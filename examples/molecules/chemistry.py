@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from seqvae.exit_codes import UsageError
-from seqvae.terminal import visible
+from seqvae.errors import UsageError
+from seqvae.text import visible
 
 CELL, FOOT = 220, 18
 """Pixels that a molecule takes in the picture, and of these for the line below it."""

@@ -5,9 +5,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from examples.molecules.chemistry import Quality, draw_molecules, quality
-from seqvae.exit_codes import UsageError
+from seqvae.errors import UsageError
 from seqvae.monitors.figure_data import read_history
-from seqvae.monitors.readings_file import NAME
+from seqvae.monitors.reading import NAME
 
 SHOWN, COLUMNS = 24, 6
 

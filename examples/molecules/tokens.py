@@ -11,8 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from seqvae.errors import DataError
-from seqvae.exit_codes import UsageError
+from seqvae.errors import DataError, UsageError
 
 TOKENS = 512
 LEARNT_FROM = 100_000

@@ -10,12 +10,12 @@ import torch
 
 from examples.own_model.model import BagToGRU
 from seqvae.cli.command_line import parse_command_line
-from seqvae.config.run_settings import Watch
-from seqvae.config.training_settings import TrainingSettings
+from seqvae.config.run import Watch
+from seqvae.config.training import TrainingSettings
 from seqvae.console import set_up_output
-from seqvae.exit_codes import UsageError, run_command
+from seqvae.errors import UsageError, run_command
 from seqvae.monitors import PosteriorMetricsMonitor
-from seqvae.training.run import fit, make_data
+from seqvae.training.fit import fit, make_data
 
 PROG = "python -m examples.own_model"
 WATCH = Watch(every_n_steps=100, plot_every_n_steps=1000, window=50, probe_every_n_readings=4)

@@ -1,4 +1,4 @@
-"""Somebody's own VAE: any `nn.Module` that turns one of our batches (`seqvae/data/batches.py`) into a `VAEOutput`.
+"""Somebody's own VAE: any `nn.Module` that turns one of our batches (`seqvae/data/batch.py`) into a `VAEOutput`.
 
 This one is for tokens: a bag of words for an encoder, a GRU for a decoder. Only `forward` is compulsory; with `encode` and
 `nll_given_z` the monitor can also ask whether the decoder listens to z.
@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqvae.data.batches import TokenBatch
-from seqvae.models.sequence_vae import Posterior, VAEOutput, draw
+from seqvae.data.batch import TokenBatch
+from seqvae.models.vae import Posterior, VAEOutput, draw
 
 
 class BagToGRU(nn.Module):

@@ -10,7 +10,7 @@ from pathlib import Path
 from examples.spoken_vowels.data import WHEEL, make_parquet
 from examples.spoken_vowels.results import ends_of, show_speakers, show_way
 from examples.steps import run, say
-from seqvae.exit_codes import run_command
+from seqvae.errors import run_command
 
 PROG = "python -m examples.spoken_vowels"
 ROOM = ("--target_kl", 20, "--latent_size", 32)

@@ -11,7 +11,7 @@ import numpy as np
 
 from examples.latents import project
 from seqvae.monitors.figure_style import COLOUR_MAP, head, new_figure
-from seqvae.terminal import percent
+from seqvae.text import percent
 
 MARKS = "osv^D<P>X"
 """One for each speaker, since nine colours alone are hard to tell apart."""

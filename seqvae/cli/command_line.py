@@ -4,24 +4,108 @@ In: a command's settings type and `sys.argv[1:]`. Out: the settings, or a `Usage
 flag as it was typed. `--help`, `--print_config` and `--version` print and leave. Nothing heavy is imported on this way.
 """
 
+import difflib
 import re
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from jsonargparse import ArgumentParser
 
 import seqvae
-from seqvae.cli.flag_words import Given, did_you_mean, read_words
-from seqvae.config.config_files import Entry, read_settings_file, to_yaml
 from seqvae.config.flags import Flag, build_parser, convert, flags_of, flags_of_group, values_of
-from seqvae.exit_codes import ExitCode, UsageError
-from seqvae.local_paths import why_no_path
+from seqvae.config.yaml_files import Entry, read_settings_file, to_yaml
+from seqvae.errors import ExitCode, UsageError
+from seqvae.files import why_no_path
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+
+# Words as typed behind a command -> flags with their texts, not yet converted; and the messages about wrong words.
+#
+# The grammar: `--name value`, `--name=value`, `--switch`, `--switch false`, `--no_switch`. Hyphens in names stand for
+# underscores, names are never abbreviated, and a value that begins with `--` needs the form with `=`.
+
+
+class Given(NamedTuple):
+    """A flag as it was given, on the command line or in a file."""
+
+    flag: Flag
+    text: str | None
+    """None stands for null."""
+    label: str
+    """How to speak of it: `--batch-size` as typed, or `run.yaml, line 3: batch_size`."""
+    place: str | None = None
+    """File and line; None for the command line."""
+
+
+class _Spelling(NamedTuple):
+    flag: Flag
+    text: str | None
+    """What the bare word means; None where a value has to follow."""
+    takes_value: bool
+
+
+def read_words(words: Sequence[str], flags: Sequence[Flag], controls: Sequence[Flag]) -> list[Given]:
+    """The flags in the order they were typed. `controls` are no settings: their switches are never negated."""
+    spellings = _spellings(flags, controls)
+    rest = deque(words)
+    given: list[Given] = []
+    while rest:
+        word = rest.popleft()
+        typed, equals, text = word.partition("=")
+        spelling = spellings.get(typed[2:].replace("-", "_")) if typed.startswith("--") else None
+        if spelling is None:
+            raise UsageError(_about_unknown(word, given, spellings))
+        flag, bare_text, takes_value = spelling
+        if equals and not takes_value:
+            raise UsageError(f"{typed} takes no value, got {text!r}")
+        if not equals and takes_value and rest and not rest[0].startswith("-" if flag.is_switch else "--"):
+            text = rest.popleft()
+        elif not equals:
+            if bare_text is None:
+                raise UsageError(f"{typed} wants {flag.wanted}, but nothing follows it")
+            text = bare_text
+        is_null = flag.optional and text.lower() in ("null", "none")
+        given.append(Given(flag, None if is_null else text, typed))
+    return given
+
+
+def did_you_mean(word: str, names: Collection[str], prefix: str = "") -> str:
+    """`; did you mean ...?` where one of the names comes close, else nothing."""
+    close = difflib.get_close_matches(word.lower(), names, n=1)
+    return f"; did you mean {prefix}{close[0]}?" if close else ""
+
+
+def _spellings(flags: Sequence[Flag], controls: Sequence[Flag]) -> dict[str, _Spelling]:
+    spellings = {flag.name: _Spelling(flag, "true" if flag.is_switch else None, True) for flag in flags}
+    for flag in flags:
+        if flag.is_switch:
+            spellings[f"no_{flag.name}"] = _Spelling(flag, "false", False)
+    for flag in controls:
+        spellings[flag.name] = _Spelling(flag, "true" if flag.is_switch else None, not flag.is_switch)
+    return spellings
+
+
+def _about_unknown(word: str, before: list[Given], spellings: dict[str, _Spelling]) -> str:
+    """Either a misspelled flag or a value too many."""
+    typed, equals, _ = word.partition("=")
+    name = typed.lstrip("-")
+    names = [known.replace("_", "-") for known in spellings] if "-" in name else list(spellings)
+    guess = did_you_mean(name, names, "--")
+    if word.startswith("-") or (equals and guess):
+        return f"{typed} is not a flag{guess or '; --help lists them'}"
+    if not before:
+        return f"{word!r} is not a flag{guess or ': flags begin with --, values follow them'}"
+    label, text = before[-1].label, before[-1].text
+    if not spellings[label[2:].replace("-", "_")].takes_value:
+        return f"{label} takes no value, got {word!r}"
+    return f"{label} takes one value, got {text!r} and {word!r}: put quotes around spaces and patterns"
+
 
 Settings = TypeVar("Settings", bound="DataclassInstance")
 
@@ -205,3 +289,24 @@ def _as_given(message: str, given: Sequence[Given]) -> str:
     mentioned = set(_MENTION.findall(message))
     places = [one.label for name, one in last.items() if name in mentioned and one.place is not None]
     return _MENTION.sub(spell, message) + (f" ({'; '.join(places)})" if places else "")
+
+
+# What stands before the flags of a command: `use_model.py encode CHECKPOINT --data_dir my_data`.
+
+ASKS = {"--help", "-h", "--version", "--print_config", "--print-config"}
+"""Whoever asks for these need not say what is to be used."""
+
+
+def leading(words: Sequence[str], names: Sequence[str], example: str) -> tuple[list[str], list[str]]:
+    """As many words as there are names, and the flags behind them.
+
+    >>> leading(["last.ckpt", "--count", "5"], ["CHECKPOINT"], "sample CHECKPOINT")
+    (['last.ckpt'], ['--count', '5'])
+    """
+    first_flag = next((place for place, word in enumerate(words) if word.startswith("--") or word == "-h"), len(words))
+    given, flags = list(words[:first_flag]), list(words[first_flag:])
+    if len(given) == len(names) or not ASKS.isdisjoint(flags):
+        return given, flags
+    if len(given) > len(names):
+        raise UsageError(f"{given[len(names)]!r}: nothing more is wanted before the flags. Wanted: {example}")
+    raise UsageError(f"{names[len(given)]} is missing, which stands before the flags. Wanted: {example}")

@@ -18,16 +18,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from seqvae.config.data_settings import CacheSettings, LengthSettings, SourceSettings
-from seqvae.data.building.build import build
-from seqvae.data.building.encoded import counted
+from seqvae.config.data import CacheSettings, LengthSettings, SourceSettings
+from seqvae.data.building.builder import build
+from seqvae.data.dataset import SequenceSet, read_meta
 from seqvae.data.demo.demo import write_demo
-from seqvae.data.description import DataDescription, Learnt
+from seqvae.data.description import DataDescription, FittedPreprocessing
 from seqvae.data.flat_file import META, OFFSETS, checksum_of, described
-from seqvae.data.parquet.files import DataFiles, Fingerprint, find_files, fingerprint
-from seqvae.data.sequence_set import SequenceSet, read_meta
+from seqvae.data.parquet.discovery import DataFiles, Fingerprint, find_files, fingerprint
 from seqvae.errors import DataError, StorageError
-from seqvae.locking import exclusive, is_held
+from seqvae.files import exclusive, is_held
+from seqvae.text import counted
 
 log = logging.getLogger(__name__)
 FORMAT = 5
@@ -65,7 +65,7 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "seqvae"
 
 
-def prepare_cache(source: SourceSettings, cache: CacheSettings, learnt: Learnt | None = None) -> Path:
+def prepare_cache(source: SourceSettings, cache: CacheSettings, learnt: FittedPreprocessing | None = None) -> Path:
     """The directory of the cache for these data, which is built first where it is not there or not whole.
 
     With `learnt`, the data are read as a trained network knows such data, and no split has to be there.
@@ -164,7 +164,9 @@ def _fingerprints(data: DataFiles) -> list[Fingerprint]:
     return prints
 
 
-def _cache_name(source: SourceSettings, data: DataFiles, fingerprints: list[Fingerprint], learnt: Learnt | None) -> str:
+def _cache_name(
+    source: SourceSettings, data: DataFiles, fingerprints: list[Fingerprint], learnt: FittedPreprocessing | None
+) -> str:
     """<readable part>-<what was asked for>-<of which files>: a changed file changes the last part alone."""
     options = {key: value for key, value in asdict(source).items() if key not in NOT_IN_KEY}
     beside = [path for flag in SIDE_FILES if (path := getattr(source, flag)) and Path(path).is_file()]
@@ -201,7 +203,7 @@ def _build_into(
     data: DataFiles,
     source: SourceSettings,
     fingerprints: list[Fingerprint],
-    learnt: Learnt | None,
+    learnt: FittedPreprocessing | None,
 ) -> None:
     for leftover in root.glob(f".{name}.building-*"):  # of builders that were killed: the lock is ours
         shutil.rmtree(leftover, ignore_errors=True)

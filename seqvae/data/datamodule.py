@@ -16,29 +16,30 @@ import lightning
 import numpy as np
 import torch
 
-from seqvae.config.data_settings import BatchSettings, CacheSettings, LengthSettings, LoadingSettings, SourceSettings
-from seqvae.data.batches import Batch
-from seqvae.data.cache import SequenceData, open_cache, prepare_cache
-from seqvae.data.description import DataDescription, Learnt
-from seqvae.data.grid import OnGrid, grid_efficiency, grid_lengths, rounded_up
-from seqvae.data.limits import Limits, resolve_evaluation_limits, resolve_limits
-from seqvae.data.loader import BatchLoader, rounds
-from seqvae.data.making import Gathers
-from seqvae.data.parquet.side_tables import read_variable_embeddings
-from seqvae.data.places import place_of
-from seqvae.data.plan import (
+from seqvae.config.data import BatchSettings, CacheSettings, LengthSettings, LoadingSettings, SourceSettings
+from seqvae.data.batch import Batch, Gathers
+from seqvae.data.batching import (
     Cut,
+    Limits,
+    OnGrid,
     Plan,
     choose_batches,
     cut_batches,
+    grid_efficiency,
+    grid_lengths,
     padding_efficiency,
     plan_epoch,
     plan_in_order,
+    resolve_evaluation_limits,
+    resolve_limits,
+    rounded_up,
     spread_out,
 )
-from seqvae.data.restarts import warn
-from seqvae.data.sequence_set import SequenceSet
-from seqvae.data.workers import resolve_loading
+from seqvae.data.cache import SequenceData, open_cache, prepare_cache
+from seqvae.data.dataset import SequenceSet, place_of
+from seqvae.data.description import DataDescription, FittedPreprocessing
+from seqvae.data.loader import BatchLoader, resolve_loading, rounds, warn
+from seqvae.data.parquet.side_tables import read_variable_embeddings
 from seqvae.errors import DataError, SettingsError
 
 PROBE_SEQUENCES, FEWEST_PROBE_SEQUENCES = 32, 8
@@ -73,7 +74,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         limit_val_batches: float | int = 1.0,
         predict_split: str = "test",
         attention_steps: float | None = None,
-        learnt: Learnt | None = None,
+        learnt: FittedPreprocessing | None = None,
     ) -> None:
         super().__init__()
         self.source = source

@@ -46,7 +46,7 @@ class DataDescription:
     """What the labels 0, 1, ... stand for, where the data have labels."""
 
 
-class Learnt(NamedTuple):
+class FittedPreprocessing(NamedTuple):
     """What a trained network knows of data: others are read with its vocabulary and its moments, and teach it nothing."""
 
     description: DataDescription

@@ -11,16 +11,14 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from seqvae.data.batches import Batch
-from seqvae.data.building.moments import some
+from seqvae.data.batch import Batch
+from seqvae.data.batching import Cut, Limits, cut_batches, padding_efficiency, plan_epoch
 from seqvae.data.cache import SequenceData
+from seqvae.data.dataset import read_meta
 from seqvae.data.description import UNKNOWN
-from seqvae.data.limits import Limits
-from seqvae.data.name_rows import Names, describe_names
-from seqvae.data.name_statistics import FlatSplit, time_spans
+from seqvae.data.names import FlatSplit, Names, describe_names, time_spans
 from seqvae.data.parquet.file_check import ColumnRow
-from seqvae.data.plan import Cut, cut_batches, padding_efficiency, plan_epoch
-from seqvae.data.sequence_set import read_meta
+from seqvae.text import some
 
 NO_LABEL = "(none)"
 PLAIN_BATCHES = (64, 4)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from seqvae.data.batches import Batch, EventBatch, TokenBatch, VectorBatch
+from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch
 from seqvae.data.description import DataDescription
 
 Record = str | list[int] | list[dict[str, float]] | list[dict[str, str | float]]

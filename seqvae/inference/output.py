@@ -1,4 +1,4 @@
-"""Files that are there in full or not at all, and Parquet that grows row group by row group at constant memory."""
+"""Output files that are complete or absent, and Parquet written row group by row group at constant memory."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -7,8 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from seqvae.errors import StorageError
-from seqvae.exit_codes import UsageError
+from seqvae.errors import StorageError, UsageError
 
 MADE_BY = "SeqVAE"
 

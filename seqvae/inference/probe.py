@@ -8,22 +8,184 @@ Shapes: N sequences, P numbers, C classes.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from lightning.fabric.utilities import move_data_to_device
+from torch import Tensor
 
-from seqvae.data.batches import Batch
+from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch
 from seqvae.data.datamodule import SequenceDataModule
-from seqvae.errors import DataError
-from seqvae.exit_codes import UsageError
-from seqvae.inference.bootstrap import Drawn, Interval, draw_score
-from seqvae.inference.logistic import fit_classifier
-from seqvae.inference.splits import joined_batches
-from seqvae.inference.summaries import Summarise, frequent_tokens
-from seqvae.inference.trained import Trained, at_work
-from seqvae.models.sequence_vae import mean_over_steps
+from seqvae.errors import DataError, UsageError
+from seqvae.inference.model import Trained, at_work, joined_batches
+from seqvae.models.vae import mean_over_steps
+
+# How well classes are told apart, and how far chance goes: scores and classes in, a score with its 95 % interval out.
+#
+# The bootstrap draws the scored sequences anew, with the same draws for every method, so that two methods are compared on the same
+# sequences. The seed is fixed.
+#
+# Shapes: N sequences, C classes, R draws.
+
+DRAWS = 2000
+AT_ONCE = 100
+"""Draws; their weights of 20,000 sequences are 16 MB."""
+
+
+class Interval(NamedTuple):
+    value: float
+    low: float
+    high: float
+
+
+class Drawn(NamedTuple):
+    """A score of the sequences as they are, and of each draw of them."""
+
+    value: float
+    values_R: np.ndarray
+    """NaN where a draw came to one class alone."""
+
+    @property
+    def interval(self) -> Interval:
+        """95 %, by percentiles."""
+        low, high = np.nanquantile(self.values_R, [0.025, 0.975])
+        return Interval(self.value, float(low), float(high))
+
+    def minus(self, other: "Drawn") -> "Drawn":
+        return Drawn(self.value - other.value, self.values_R - other.values_R)
+
+
+def draw_score(log_p_NC: np.ndarray, classes_N: np.ndarray, draws: int = DRAWS, seed: int = 0) -> Drawn:
+    """AUROC of the second of two classes; of more classes, accuracy."""
+    generator = np.random.default_rng(seed)
+    count = len(classes_N)
+    pieces = [
+        _score(
+            log_p_NC,
+            classes_N,
+            generator.multinomial(count, np.full(count, 1 / count), size=min(AT_ONCE, draws - done)),
+        )
+        for done in range(0, draws, AT_ONCE)
+    ]
+    return Drawn(float(_score(log_p_NC, classes_N, np.ones((1, count), np.int64))[0]), np.concatenate(pieces))
+
+
+def auroc(scores_N: np.ndarray, positive_N: np.ndarray, weights_RN: np.ndarray) -> np.ndarray:
+    """The probability that a positive scores above a negative, ties counted half; for each row of how often each counts.
+
+    >>> auroc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([False, False, True, True]), np.ones((1, 4)))
+    array([0.75])
+    """
+    order_N = np.argsort(scores_N, kind="stable")
+    first_G = np.flatnonzero(np.diff(scores_N[order_N], prepend=-np.inf))  # where a group of equal scores begins
+    weights_RN = weights_RN[:, order_N].astype(np.float64)
+    positive_RG, negative_RG = (
+        np.add.reduceat(weights_RN * is_N, first_G, axis=1) for is_N in (positive_N[order_N], ~positive_N[order_N])
+    )
+    below_RG = np.cumsum(negative_RG, axis=1) - 0.5 * negative_RG
+    pairs_R = positive_RG.sum(axis=1) * negative_RG.sum(axis=1)
+    wins_R = (positive_RG * below_RG).sum(axis=1)
+    return np.divide(wins_R, pairs_R, out=np.full(len(wins_R), np.nan), where=pairs_R > 0)
+
+
+def _score(log_p_NC: np.ndarray, classes_N: np.ndarray, weights_RN: np.ndarray) -> np.ndarray:
+    if log_p_NC.shape[1] == 2:
+        return auroc(log_p_NC[:, 1] - log_p_NC[:, 0], classes_N == 1, weights_RN)
+    return weights_RN @ (log_p_NC.argmax(axis=1) == classes_N) / len(classes_N)
+
+
+# What anybody can tell of a sequence without a model: simple numbers of its raw steps, for a probe's latents to be measured
+# against. A batch in, one row of numbers a sequence out; NaN where nothing was measured.
+#
+# vectors: of each feature mean, deviation, first and last value;  events: of each variable mean, whether it was measured, and how
+# often (logarithm);  tokens: shares of the most frequent tokens, and the length (logarithm). Values are normalised.
+#
+# Shapes: B sequences, T steps, D features, V variables or tokens, E events, P numbers.
+
+MOST_TOKENS = 1000
+
+
+class Summary(NamedTuple):
+    means: np.ndarray | None
+    """(B, D) of each feature or variable; tokens have none."""
+    rest: np.ndarray
+    """(B, P), all else that is told."""
+
+
+class Summarise:
+    """`tokens_V`: those whose share is told; `names`: how many variables there are."""
+
+    def __init__(self, names: int, tokens_V: np.ndarray | None = None) -> None:
+        self.names, self.tokens_V = names, tokens_V
+
+    def __call__(self, batch: Batch) -> Summary:
+        match batch:
+            case VectorBatch():
+                return _of_vectors(batch)
+            case EventBatch():
+                return _of_events(batch, self.names)
+            case TokenBatch():
+                assert self.tokens_V is not None
+                return Summary(None, _of_tokens(batch, self.tokens_V))
+
+
+def frequent_tokens(batches: Iterable[Batch], vocabulary: int) -> np.ndarray:
+    """The ids that come most often, ascending."""
+    counts_V = np.zeros(vocabulary, np.int64)
+    for batch in batches:
+        assert isinstance(batch, TokenBatch)
+        counts_V += np.bincount(batch.tokens_BT[_real(batch.tokens_BT, batch.lengths_B)].numpy(), minlength=vocabulary)
+    return np.sort(np.argsort(-counts_V, kind="stable")[:MOST_TOKENS])
+
+
+def _of_vectors(batch: VectorBatch) -> Summary:
+    known_BTD, values_BTD = batch.observed_BTD, batch.values_BTD.double()
+    count_BD = known_BTD.sum(dim=1)
+    mean_BD = _ratio((values_BTD * known_BTD).sum(dim=1), count_BD)
+    off_BTD = (values_BTD - mean_BD.nan_to_num()[:, None]) * known_BTD
+    std_BD = _ratio(off_BTD.square().sum(dim=1), count_BD).sqrt()
+    steps = values_BTD.shape[1]
+    first_BD = known_BTD.int().argmax(dim=1)
+    last_BD = steps - 1 - known_BTD.flip(1).int().argmax(dim=1)
+    first, last = (
+        values_BTD.gather(1, step_BD[:, None]).squeeze(1).masked_fill(count_BD == 0, torch.nan)
+        for step_BD in (first_BD, last_BD)
+    )
+    return Summary(mean_BD.numpy(), torch.cat((std_BD, first, last), dim=1).numpy())
+
+
+def _of_events(batch: EventBatch, names: int) -> Summary:
+    sequences, steps = batch.gaps_BT.shape
+    cell_E = batch.steps_E // steps * names + batch.variables_E
+
+    def added(values_E: Tensor) -> Tensor:
+        flat = torch.zeros(sequences * names, dtype=torch.float64).index_add(0, cell_E, values_E.double())
+        return flat.view(sequences, names)
+
+    events_BV = added(torch.ones_like(batch.values_E))
+    mean_BV = _ratio(added(batch.values_E * batch.has_value_E), added(batch.has_value_E))
+    return Summary(mean_BV.numpy(), torch.cat((events_BV > 0, events_BV.log1p()), dim=1).numpy())
+
+
+def _of_tokens(batch: TokenBatch, tokens_V: np.ndarray) -> np.ndarray:
+    shares_BV = np.zeros((len(batch.lengths_B), len(tokens_V)))
+    for row_V, ids_T, length in zip(shares_BV, batch.tokens_BT.numpy(), batch.lengths_B.tolist(), strict=True):
+        place_T = np.minimum(np.searchsorted(tokens_V, ids_T[:length]), len(tokens_V) - 1)
+        np.add.at(row_V, place_T[tokens_V[place_T] == ids_T[:length]], 1 / max(length, 1))
+    return np.column_stack((shares_BV, np.log1p(batch.lengths_B.numpy())))
+
+
+def _ratio(sums: Tensor, counts: Tensor) -> Tensor:
+    """NaN of nothing."""
+    return torch.where(counts > 0, sums / counts, torch.nan)
+
+
+def _real(tokens_BT: Tensor, lengths_B: Tensor) -> Tensor:
+    return torch.arange(tokens_BT.shape[1]) < lengths_B[:, None]
+
 
 MOST_SEQUENCES = 20_000
 """Of each side; more would change the third digit."""
@@ -192,3 +354,113 @@ def _latents(trained: Trained, batch: Batch) -> np.ndarray:
         posterior = trained.network.encode(move_data_to_device(batch, trained.device))
     mean_BZ = mean_over_steps(posterior.mean, posterior.mask) if posterior.mean.dim() == 3 else posterior.mean
     return np.asarray(mean_BZ.float().cpu().numpy())
+
+
+# Logistic regression with an L2 penalty, for two classes or more, in float64: features and classes in, class scores out.
+#
+#     loss = mean cross entropy + strength / 2 * |weights|^2        (the biases are free)
+#
+# The strength is chosen by cross-validation on the same sequences, so that whoever is scored afterwards has no part in it. Nothing
+# is drawn but the folds, from a fixed seed.
+#
+# Shapes: N sequences, P features, C classes.
+
+STRENGTHS = tuple(10.0**power for power in (1, 0, -1, -2, -3, -4, -5))
+"""From strong to weak, each beginning where the one before it ended."""
+FOLDS = 5
+MOST_ROUNDS = 200
+FARTHEST = 10.0
+"""Standard deviations; a pH of 735 must not lead the fit."""
+
+
+class Standardiser(NamedTuple):
+    """Each feature to mean 0 and deviation 1 over the training sequences; what is missing (NaN) becomes the mean."""
+
+    mean_P: np.ndarray
+    std_P: np.ndarray
+
+    def __call__(self, features_NP: np.ndarray) -> Tensor:
+        standard_NP = (features_NP - self.mean_P) / self.std_P
+        return torch.from_numpy(np.clip(np.nan_to_num(standard_NP, nan=0.0), -FARTHEST, FARTHEST))
+
+
+class Classifier(NamedTuple):
+    """As fitted, with the standardising that goes before it."""
+
+    standardise: Standardiser
+    weights_PC: Tensor
+    bias_C: Tensor
+    strength: float
+
+    def scores(self, features_NP: np.ndarray) -> np.ndarray:
+        """log p(class), (N, C)."""
+        return F.log_softmax(self.standardise(features_NP) @ self.weights_PC + self.bias_C, dim=1).numpy()
+
+
+def fit_classifier(features_NP: np.ndarray, classes_N: np.ndarray, classes: int, seed: int = 0) -> Classifier:
+    standardise = standardiser_of(features_NP)
+    x_NP, y_N = standardise(features_NP), torch.from_numpy(classes_N)
+    strength = _choose_strength(x_NP, y_N, classes, seed)
+    weights_PC, bias_C = _begin(x_NP, classes)
+    for stronger in (one for one in STRENGTHS if one >= strength):
+        weights_PC, bias_C = minimise(x_NP, y_N, stronger, weights_PC, bias_C)
+    return Classifier(standardise, weights_PC, bias_C, strength)
+
+
+def standardiser_of(features_NP: np.ndarray) -> Standardiser:
+    known_NP = ~np.isnan(features_NP)
+    count_P = np.maximum(known_NP.sum(axis=0), 1)
+    mean_P = np.where(known_NP, features_NP, 0.0).sum(axis=0) / count_P
+    std_P = np.sqrt(np.where(known_NP, (features_NP - mean_P) ** 2, 0.0).sum(axis=0) / count_P)
+    return Standardiser(mean_P, np.where(std_P > 1e-12 * (1 + np.abs(mean_P)), std_P, 1.0))
+
+
+def folds_of(classes_N: np.ndarray, seed: int) -> np.ndarray:
+    """Which fold each sequence is in: each class shared out evenly, at random."""
+    shuffled_N = np.random.default_rng(seed).permutation(len(classes_N))
+    by_class_N = shuffled_N[np.argsort(classes_N[shuffled_N], kind="stable")]
+    folds_N = np.empty(len(classes_N), np.int64)
+    folds_N[by_class_N] = np.arange(len(classes_N)) % FOLDS
+    return folds_N
+
+
+def minimise(x_NP: Tensor, y_N: Tensor, strength: float, weights_PC: Tensor, bias_C: Tensor) -> tuple[Tensor, Tensor]:
+    """From the weights given to those where the loss is least; it is convex."""
+    weights_PC, bias_C = weights_PC.clone().requires_grad_(), bias_C.clone().requires_grad_()
+    optimizer = torch.optim.LBFGS(
+        [weights_PC, bias_C],
+        max_iter=MOST_ROUNDS,
+        tolerance_grad=1e-6,
+        tolerance_change=1e-9,
+        line_search_fn="strong_wolfe",
+    )
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(x_NP @ weights_PC + bias_C, y_N) + 0.5 * strength * weights_PC.square().sum()
+        loss.backward()
+        return loss
+
+    with torch.enable_grad():
+        optimizer.step(closure)
+    return weights_PC.detach(), bias_C.detach()
+
+
+def _choose_strength(x_NP: Tensor, y_N: Tensor, classes: int, seed: int) -> float:
+    """The one with the least cross entropy on sequences left out."""
+    fold_N = torch.from_numpy(folds_of(y_N.numpy(), seed))
+    losses = dict.fromkeys(STRENGTHS, 0.0)
+    for fold in range(FOLDS):
+        inside_N, outside_N = fold_N != fold, fold_N == fold
+        if not bool(outside_N.any()) or not bool(inside_N.any()):
+            continue
+        weights_PC, bias_C = _begin(x_NP, classes)
+        for strength in STRENGTHS:
+            weights_PC, bias_C = minimise(x_NP[inside_N], y_N[inside_N], strength, weights_PC, bias_C)
+            scores_NC = x_NP[outside_N] @ weights_PC + bias_C
+            losses[strength] += float(F.cross_entropy(scores_NC, y_N[outside_N], reduction="sum"))
+    return min(losses, key=losses.__getitem__)
+
+
+def _begin(x_NP: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    return x_NP.new_zeros(x_NP.shape[1], classes), x_NP.new_zeros(classes)

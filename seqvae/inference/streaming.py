@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 from lightning.fabric.utilities import move_data_to_device
 
-from seqvae.data.batches import Batch
+from seqvae.data.batch import Batch
 from seqvae.data.datamodule import SequenceDataModule
-from seqvae.inference.evaluation import STEPS_AT_ONCE, cut_ascending
-from seqvae.inference.trained import Trained
+from seqvae.inference.estimates import STEPS_AT_ONCE, cut_ascending
+from seqvae.inference.model import Trained
 
 WINDOW = 8192
 """Sequences; sorted among so many, 98 to 99 % of what a batch holds is real."""
@@ -72,3 +72,6 @@ def windows(lengths_N: np.ndarray, most_steps: int = WINDOW_CELLS) -> Iterator[t
         behind = first + max(1, int(np.searchsorted(steps_W, most_steps, side="right")))
         yield first, behind
         first = behind
+
+
+# Files that are there in full or not at all, and Parquet that grows row group by row group at constant memory.

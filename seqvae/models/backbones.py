@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from seqvae.config.model_settings import Architecture, ModelSettings
+from seqvae.config.model import Architecture, ModelSettings
 from seqvae.models.blocks.lstm import BidirectionalBlock, RecurrentBlock, opposite_steps
 from seqvae.models.blocks.tcn import ConvolutionBlock
 from seqvae.models.blocks.transformer import Block
-from seqvae.models.cpu_kernels.attention import Sight, sight, sight_of_step
+from seqvae.models.cpu_kernels.attention import AttentionContext, sight, sight_of_step
 
 LONGEST_WAVE = 10_000.0
 """Positions of the parallel decoder are waves with periods from 2 pi steps up to 2 pi times this."""
@@ -116,7 +116,7 @@ class Blocks(nn.ModuleList):
         return block(hidden_BTW, around)
 
     def step(
-        self, block: Any, hidden_BW: Tensor, step: int, around: Sight | None, past: tuple[Tensor, ...]
+        self, block: Any, hidden_BW: Tensor, step: int, around: AttentionContext | None, past: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         hidden_BW, past = block.step(hidden_BW, step, around, past)
         return hidden_BW, past

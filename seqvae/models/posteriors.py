@@ -9,7 +9,7 @@ import torch
 import torch.distributed.nn.functional as over_processes
 from torch import Tensor, nn
 
-from seqvae.config.model_settings import ModelSettings
+from seqvae.config.model import ModelSettings
 from seqvae.models.blocks.pieces import bounded, in_float32
 
 POSTERIOR_LOGVAR_LIMIT = 12.0

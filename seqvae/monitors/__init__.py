@@ -9,28 +9,27 @@ from typing import TYPE_CHECKING, Any
 
 from seqvae.monitors.detection.thresholds import Thresholds
 from seqvae.monitors.detection.verdict import Verdict
-from seqvae.monitors.reading import Reading
-from seqvae.monitors.readings_file import read_readings
+from seqvae.monitors.reading import Reading, read_readings
 
 if TYPE_CHECKING:
-    from seqvae.monitors.ask_decoder import OffersProbeBatches as OffersProbeBatches
+    from seqvae.monitors.callback import PosteriorCollapsed as PosteriorCollapsed
     from seqvae.monitors.callback import PosteriorMetricsMonitor as PosteriorMetricsMonitor
     from seqvae.monitors.contract import StepOutputs as StepOutputs
-    from seqvae.monitors.decoder_probe import Probeable as Probeable
-    from seqvae.monitors.decoder_probe import TellsPosterior as TellsPosterior
+    from seqvae.monitors.decoder_use import OffersProbeBatches as OffersProbeBatches
+    from seqvae.monitors.decoder_use import Probeable as Probeable
+    from seqvae.monitors.decoder_use import TellsPosterior as TellsPosterior
     from seqvae.monitors.step_counts import Counts as Counts
-    from seqvae.monitors.stopping import PosteriorCollapsed as PosteriorCollapsed
     from seqvae.monitors.throughput import Throughput as Throughput
     from seqvae.monitors.throughput import ThroughputMonitor as ThroughputMonitor
 
 _NEED_TORCH = {
     "Counts": ".step_counts",
-    "OffersProbeBatches": ".ask_decoder",
-    "PosteriorCollapsed": ".stopping",
+    "OffersProbeBatches": ".decoder_use",
+    "PosteriorCollapsed": ".callback",
     "PosteriorMetricsMonitor": ".callback",
-    "Probeable": ".decoder_probe",
+    "Probeable": ".decoder_use",
     "StepOutputs": ".contract",
-    "TellsPosterior": ".decoder_probe",
+    "TellsPosterior": ".decoder_use",
     "Throughput": ".throughput",
     "ThroughputMonitor": ".throughput",
 }

@@ -6,24 +6,22 @@ In: what `training_step` returns (`contract.py` says what). Out: what `publisher
 the same with and without it, unless it is told to stop a run that has collapsed.
 """
 
+import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from seqvae.monitors.ask_decoder import DecoderProbe
-from seqvae.monitors.cadence import is_due, planned_steps, schedule_of, steps_between_readings
 from seqvae.monitors.contract import ReadOutputs, StepOutputs, checked, from_training_step
-from seqvae.monitors.decoder_probe import DecoderUse
+from seqvae.monitors.decoder_use import DecoderProbe, DecoderUse
 from seqvae.monitors.detection.detector import FEWEST_IN_WINDOW, Detector
 from seqvae.monitors.detection.thresholds import Thresholds
+from seqvae.monitors.detection.trends import KLSchedule
 from seqvae.monitors.detection.verdict import COLLAPSES, UNHARMED, Verdict
-from seqvae.monitors.publisher import Publisher
+from seqvae.monitors.publish import Publisher
 from seqvae.monitors.reading import Reading
-from seqvae.monitors.stopping import PosteriorCollapsed, save
-from seqvae.monitors.take_reading import Moment, take_reading, with_decoder_use
-from seqvae.monitors.window import PosteriorWindow
+from seqvae.monitors.window import Moment, PosteriorWindow, take_reading, with_decoder_use
 
 DRAWING_SECONDS, HURRIED_SECONDS = 30.0, 4.0
 """That a run's end waits for figures; the second where a signal asked it to end, and will not ask twice."""
@@ -284,3 +282,96 @@ def gathered(own: Tensor, trainer: Trainer) -> Tensor:
     rows = own.new_zeros((trainer.world_size, *own.shape), device=trainer.strategy.root_device)
     rows[trainer.global_rank] = own
     return trainer.strategy.reduce(rows, reduce_op="sum")
+
+
+# What is known of a run beforehand: how long it is, how many steps lie between two readings, what its KL will weigh.
+
+FEWEST_READINGS = 50
+"""Of a run whose length is known: a short one is read more often than asked."""
+
+
+@runtime_checkable
+class KnowsKLSchedule(Protocol):
+    """A module that can say beforehand what the KL will weigh; the monitor then knows when to begin to judge."""
+
+    def kl_weight_at(self, step: int) -> float | None:
+        """Return the weight in an optimizer step; None: a controller steers it towards some KL."""
+
+
+def planned_steps(trainer: Trainer) -> int | None:
+    """Return the optimizer steps that the whole run will have, where that is known."""
+    known = [trainer.max_steps] if trainer.max_steps > 0 else []
+    epochs, batches = trainer.max_epochs or -1, trainer.num_training_batches
+    if epochs > 0 and math.isfinite(batches):
+        known.append(epochs * math.ceil(batches / trainer.accumulate_grad_batches))
+    return min(known, default=None)
+
+
+def steps_between_readings(update_frequency: int, last_step: int | None) -> int:
+    """
+    >>> steps_between_readings(100, None), steps_between_readings(100, 1_000), steps_between_readings(100, 20)
+    (100, 20, 1)
+    """
+    if last_step is None:
+        return update_frequency
+    return max(1, min(update_frequency, last_step // FEWEST_READINGS))
+
+
+def schedule_of(module: LightningModule, total_steps: int | None) -> KLSchedule:
+    """What the module knows."""
+    if not isinstance(module, KnowsKLSchedule):
+        return KLSchedule(total_steps)
+    if module.kl_weight_at(0) is None:
+        return KLSchedule(total_steps, is_steered=True)
+    return KLSchedule(total_steps, lambda step: float(module.kl_weight_at(step) or 0.0))
+
+
+def is_due(step: int, before: int, every_n_steps: int, last_step: int | None) -> bool:
+    """At each multiple, or at the first step behind it that is seen, and at the last: some training steps take two optimizer steps.
+
+    `before` is the step of the last time.
+
+    >>> [step for step in (1, 3, 5, 6, 7, 9) if is_due(step, before=step - 2, every_n_steps=4, last_step=7)]
+    [5, 7, 9]
+    """
+    if step == before:
+        return False
+    return step // every_n_steps > before // every_n_steps or step == last_step
+
+
+# on_collapse="stop": a run that has collapsed is saved and ended.
+#
+# In: a Trainer right behind an optimizer step, in all processes alike. Out: a checkpoint to go on from, and `PosteriorCollapsed`.
+
+COLLAPSED_EXIT_CODE = 7
+CHECKPOINT = "collapsed.ckpt"
+
+
+class PosteriorCollapsed(SystemExit):
+    """Raised out of `Trainer.fit` once a checkpoint is saved. Ends a script with exit code 7.
+
+    Processes that a Trainer spawned (`strategy="ddp_spawn"`) end with that code, too, but torch tells it in an exception of its
+    own, `ProcessExitedException`.
+    """
+
+    def __init__(self, verdict: Verdict, code: int = COLLAPSED_EXIT_CODE) -> None:
+        super().__init__(code)
+        self.verdict = verdict
+
+
+@runtime_checkable
+class SavesLast(Protocol):
+    """A callback that saves runs where they can be resumed from."""
+
+    def save_last(self, trainer: Trainer) -> bool:
+        """Whether this state is saved now."""
+
+
+def save(trainer: Trainer, directory: Path) -> str:
+    """By whoever saves this run, or else as a checkpoint of its own; return what became of the step, in words."""
+    savers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, SavesLast)]
+    if not savers:
+        trainer.save_checkpoint(directory / CHECKPOINT)
+        return f"is saved as {directory / CHECKPOINT}"
+    saved = [saver.save_last(trainer) for saver in savers]
+    return "is saved" if all(saved) else "could not be saved"

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from seqvae.monitors.readings_file import NAME
+from seqvae.monitors.reading import NAME
 
 PLOTS = "plots"
 """The folder of figures in a run directory."""

@@ -13,7 +13,7 @@ from seqvae.monitors.figure_data import PLOTS, POSTERIORS, read_history, read_po
 from seqvae.monitors.figure_dimensions import draw_active_units, draw_kl_per_dim
 from seqvae.monitors.figure_posteriors import draw_posterior_means, draw_posterior_pca
 from seqvae.monitors.figure_timeline import draw_timeline
-from seqvae.monitors.readings_file import NAME
+from seqvae.monitors.reading import NAME
 
 OF_READINGS = {
     "timeline.png": draw_timeline,

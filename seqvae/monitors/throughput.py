@@ -13,11 +13,10 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from seqvae.json_lines import JsonLines
-from seqvae.monitors.cadence import is_due, planned_steps
-from seqvae.monitors.flops import FlopCount, has_compiled_parts, product_dtype, product_peak
+from seqvae.files import JsonLines
+from seqvae.monitors.callback import is_due, planned_steps
+from seqvae.monitors.hardware import FlopCount, Machine, TrainingTime, has_compiled_parts, product_dtype, product_peak
 from seqvae.monitors.step_counts import Count, Counts, add, checked, from_training_step, padding_share
-from seqvae.monitors.utilisation import Machine, TrainingTime
 
 NAME = "throughput.jsonl"
 DIGITS = 6

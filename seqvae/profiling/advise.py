@@ -17,12 +17,12 @@ import torch
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.profiling.candidates import Facts, changes_for
 from seqvae.profiling.changes import Change, combined, with_flags
-from seqvae.profiling.contestant import Contestant, Recipe
+from seqvae.profiling.contestant import MeasuredRun, Recipe
 from seqvae.profiling.memory import available_memory
 from seqvae.profiling.messages import Lap, Ready
 from seqvae.profiling.rounds import LEAST_GAIN, RULE, Pace, Rounds, Start, Trial, Verdict
-from seqvae.training.precision import cpu_has_bf16_units
-from seqvae.training.run import make_data, with_few_shapes
+from seqvae.training.devices import cpu_has_bf16_units
+from seqvae.training.fit import make_data, with_few_shapes
 from seqvae.training.trainer import UNITS
 
 GIB = 2**30
@@ -71,7 +71,7 @@ def advise(
     seconds_per_turn: float = Pace().seconds_per_turn,
     rounds: int = Pace().rounds,
     say: Callable[[str], object] = print,
-    start: Start = Contestant,
+    start: Start = MeasuredRun,
 ) -> Advice:
     """`words` are what was typed behind `prog` for the recipe's settings; `say` hears what is under way."""
     begun = time.perf_counter()

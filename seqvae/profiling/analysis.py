@@ -15,19 +15,18 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from seqvae.config.training_settings import TrainingSettings
-from seqvae.data.batches import EventBatch
+from seqvae.config.training import TrainingSettings
+from seqvae.data.batch import EventBatch
 from seqvae.data.datamodule import SequenceDataModule
-from seqvae.monitors.flops import product_peak
-from seqvae.monitors.utilisation import Machine, difference
-from seqvae.profiling.contestant import Contestant, Recipe
+from seqvae.monitors.hardware import Machine, difference, product_peak
+from seqvae.profiling.contestant import MeasuredRun, Recipe
 from seqvae.profiling.messages import Lap, Validation
 from seqvae.profiling.stages import STAGES
 from seqvae.profiling.whole_run import Costs, whole_run
 from seqvae.reports.performance_numbers import STAGE_NAMES, Comparison, Speed
 from seqvae.reports.performance_table import span
-from seqvae.training.precision import DTYPES
-from seqvae.training.run import make_data
+from seqvae.training.devices import DTYPES
+from seqvae.training.fit import make_data
 from seqvae.training.trainer import UNITS
 
 TURNS = 5
@@ -40,7 +39,7 @@ EVENTS_SAMPLE = 512
 """Sequences that are looked at for the events of a step."""
 
 Say = Callable[[str], None]
-Start = Callable[[Recipe], Contestant]
+Start = Callable[[Recipe], MeasuredRun]
 
 
 class Effort(NamedTuple):
@@ -76,7 +75,7 @@ class SharedLap(NamedTuple):
 class Begun(NamedTuple):
     """A run that is warm."""
 
-    contestant: Contestant
+    contestant: MeasuredRun
     data: SequenceDataModule
     settings: TrainingSettings
     """As the command would run."""
@@ -87,7 +86,7 @@ class Begun(NamedTuple):
 
 
 def analyse(
-    recipes: Sequence[Recipe], effort: Effort, say: Say, traces: Sequence[Path] = (), start: Start = Contestant
+    recipes: Sequence[Recipe], effort: Effort, say: Say, traces: Sequence[Path] = (), start: Start = MeasuredRun
 ) -> Analysis:
     """`traces`: where to write that of each recipe, if they are wanted."""
     with ExitStack() as stack:
@@ -150,7 +149,7 @@ def take_turns(begun: Sequence[Begun], effort: Effort, say: Say) -> tuple[dict[s
     return turns, {precision: statistics.median(values) for precision, values in peaks.items()}
 
 
-def take_one(contestant: Contestant, steps: int) -> SharedLap:
+def take_one(contestant: MeasuredRun, steps: int) -> SharedLap:
     machine = Machine()
     before = machine.spent()
     lap = contestant.turn(steps=steps, lead_steps=LEAD_STEPS)

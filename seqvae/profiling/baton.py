@@ -11,18 +11,17 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from torch.profiler import ProfilerActivity, profile
 
-from seqvae.data.batches import Batch, padded_steps
+from seqvae.data.batch import Batch, padded_steps
 from seqvae.data.datamodule import SequenceDataModule
-from seqvae.monitors.flops import FlopCount
-from seqvae.monitors.utilisation import Machine
+from seqvae.monitors.hardware import FlopCount, Machine
 from seqvae.profiling import messages
 from seqvae.profiling.messages import Lap, Ready, Saved, Traced, Validation, Work
 from seqvae.profiling.stages import StageClock
-from seqvae.training.callbacks.checkpoints import is_between_steps
-from seqvae.training.callbacks.compiling import compiled_graphs, is_compiled
+from seqvae.training.callbacks.checkpoint import is_between_steps
+from seqvae.training.callbacks.compile import compiled_graphs, is_compiled
 from seqvae.training.module import TrainingModule, add_up, sums_of
 from seqvae.training.objective import negative_elbo
-from seqvae.training.plan import Plan
+from seqvae.training.schedules import Plan
 
 Activity = Generator[None, None, Lap | Work | Traced]
 """Trains on for one optimizer step with each `yield`, and ends with what there is to say."""
@@ -32,7 +31,7 @@ class Closed(BaseException):
     """The run is not wanted any more. No Exception, so that nothing on the way takes it for a fault."""
 
 
-class Baton(Callback):
+class MeasurementCallback(Callback):
     """Stands last among the callbacks that a command gives; holds the run before its first step and after each request."""
 
     def __init__(

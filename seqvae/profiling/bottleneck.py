@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from seqvae.config.training_settings import TrainingSettings
+from seqvae.config.training import TrainingSettings
 from seqvae.reports.performance_numbers import Bottleneck, Speed, WholeRun
-from seqvae.terminal import measure, percent
+from seqvae.text import measure, percent
 
 NOTABLE = {
     "waiting for data": 0.05,

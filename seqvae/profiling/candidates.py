@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from seqvae.config.flags import values_of
-from seqvae.config.training_settings import TrainingSettings
+from seqvae.config.training import TrainingSettings
 from seqvae.profiling.changes import Change, Value
 
 WORTH_WORKERS = 0.02

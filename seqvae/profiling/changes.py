@@ -7,7 +7,7 @@ from operator import or_
 from typing import NamedTuple
 
 from seqvae.config.flags import values_of
-from seqvae.config.training_settings import TrainingSettings
+from seqvae.config.training import TrainingSettings
 
 Value = bool | int | str | None
 """Of a setting."""

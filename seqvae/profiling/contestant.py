@@ -23,9 +23,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
-from seqvae.config.training_settings import TrainingSettings
-from seqvae.errors import DataError, SettingsError, StorageError, is_out_of_memory
-from seqvae.exit_codes import DivergedError, UsageError
+from seqvae.config.training import TrainingSettings
+from seqvae.errors import DataError, DivergedError, SettingsError, StorageError, UsageError, is_out_of_memory
 from seqvae.profiling.messages import (
     Answer,
     Close,
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
 OUTPUT = "output.txt"
 LONG_RUN = 1_000_000
 """Optimizer steps of a run that shall not end while it is measured."""
-PRELOADED = ["seqvae.training.run", "seqvae.profiling.baton", "seqvae.monitors.callback", "seqvae.monitors.throughput"]
+PRELOADED = ["seqvae.training.fit", "seqvae.profiling.baton", "seqvae.monitors.callback", "seqvae.monitors.throughput"]
 """What all runs import: once for all of them, where processes can be forked."""
 PATIENCE_SECONDS = 10.0
 """For a run to end when it is told to."""
@@ -69,17 +68,17 @@ class Recipe(NamedTuple):
     """Any stretch of its batches stands for all; False: they come as the command has them, which matters to what is learnt."""
 
 
-class ContestantError(Exception):
+class MeasuredRunError(Exception):
     """A training process failed, or ended, and it is not known to be the user's to mend."""
 
 
-ENDINGS = (ContestantError, DivergedError, MemoryError)
+ENDINGS = (MeasuredRunError, DivergedError, MemoryError)
 """What ends a training process that settings and data did not refuse."""
 KILLED = -9
 """The exit code of a process for which the system had no memory left. Not every system has a name for that signal."""
 
 
-class Contestant:
+class MeasuredRun:
     """One run. What went wrong there is raised here."""
 
     def __init__(self, recipe: Recipe) -> None:
@@ -159,7 +158,7 @@ class Contestant:
         last = f": {output[-1]}" if output else ""
         code = self._process.exitcode
         said = f"{self.name}: its process ended with code {code}{last}"
-        return MemoryError(f"({said})") if code == KILLED else ContestantError(said)
+        return MemoryError(f"({said})") if code == KILLED else MeasuredRunError(said)
 
 
 def _context() -> Any:
@@ -180,7 +179,7 @@ def _as_raised(name: str, failed: Failed) -> Exception:
         return DivergedError(f"{name}: {failed.said}")
     if failed.kind == MemoryError.__name__:
         return MemoryError(f"({name}: {failed.said})")
-    return ContestantError(f"{name}: {failed.kind}: {failed.said}\n{failed.traceback}")
+    return MeasuredRunError(f"{name}: {failed.kind}: {failed.said}\n{failed.traceback}")
 
 
 # --- In the other process ----------------------------------------------------------------------------------------------
@@ -209,14 +208,16 @@ def _run(connection: Connection, recipe: Recipe, directory: str) -> None:
 
 def _train(connection: Connection, recipe: Recipe, directory: str, started: float) -> None:
     from seqvae.console import set_up_output
-    from seqvae.profiling.baton import Baton
-    from seqvae.training.plan import plan_run
-    from seqvae.training.run import fit, make_data
+    from seqvae.profiling.baton import MeasurementCallback
+    from seqvae.training.fit import fit, make_data
+    from seqvae.training.schedules import plan_run
 
     set_up_output()
     settings = measurable(recipe.settings, directory)
     asked = plan_run(recipe.settings, make_data(recipe.settings), world=1)
-    baton = Baton(connection, asked, recipe.settings.validation.limit_val_batches, recipe.is_spread, started)
+    baton = MeasurementCallback(
+        connection, asked, recipe.settings.validation.limit_val_batches, recipe.is_spread, started
+    )
     fit(settings, [*recipe.callbacks(settings), baton])
 
 

@@ -12,16 +12,16 @@ import time
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from seqvae.config.training_settings import TrainingSettings
-from seqvae.exit_codes import UsageError
+from seqvae.config.training import TrainingSettings
+from seqvae.errors import UsageError
 from seqvae.profiling.memory import Available, available_memory
 from seqvae.profiling.size_search import largest_that_fits
 from seqvae.profiling.trial_run import settings_of_trials, train_what_is_asked, with_budget
 from seqvae.profiling.trials import Ready, Trials, Try
 from seqvae.profiling.worst_batches import LengthRange, WorstBatch, WorstBatches
-from seqvae.terminal import Ink, heading, note, size, table
+from seqvae.text import Ink, heading, note, size, table
 from seqvae.training.devices import Devices, resolve_devices
-from seqvae.training.run import make_data
+from seqvae.training.fit import make_data
 
 RANGES = 8
 """Of lengths, in which the worst batch is looked for under each budget."""

@@ -4,33 +4,12 @@ Knows nothing of torch: a command reads a flag through here.
 """
 
 import os
-import re
 import sys
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-"""G is short for GB, as in other programs."""
-
-_SIZE = re.compile(r"(\d+(?:\.\d*)?(?:e\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
-
 RESIDENT_NOW = "5"
 """Written to clear_refs: the peak of resident memory is to be what is resident now."""
-
-
-def parse_size(text: str, flag: str = "--memory_limit") -> int:
-    """Bytes.
-
-    >>> parse_size("6GB"), parse_size("1.5 GiB"), parse_size("900MB"), parse_size("6e9")
-    (6000000000, 1610612736, 900000000, 6000000000)
-    """
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        raise ValueError(f"{flag} must be a size like 6GB, 6GiB or 900MB, got {text!r}")
-    number = float(found[1]) * FACTORS[(found[2] or "").lower()]
-    if not 1 <= number < 2**63:
-        raise ValueError(f"{flag} must be above 0 and a size that memory can have, got {text!r}")
-    return round(number)
 
 
 # --- What is left ------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from seqvae.training.plan import Plan
+from seqvae.training.schedules import Plan
 
 
 class Ready(NamedTuple):

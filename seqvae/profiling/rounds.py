@@ -14,10 +14,9 @@ from enum import StrEnum
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
-from seqvae.errors import SettingsError
-from seqvae.exit_codes import UsageError
+from seqvae.errors import SettingsError, UsageError
 from seqvae.profiling.changes import Change
-from seqvae.profiling.contestant import ENDINGS, Contestant, Recipe
+from seqvae.profiling.contestant import ENDINGS, MeasuredRun, Recipe
 from seqvae.profiling.messages import Lap, Ready
 
 LEAST_GAIN = 1.02
@@ -114,7 +113,7 @@ class Rounds:
         self,
         recipe: Recipe,
         pace: Pace,
-        start: Start = Contestant,
+        start: Start = MeasuredRun,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._recipe, self._pace, self._start, self._now = recipe, pace, start, now

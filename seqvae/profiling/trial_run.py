@@ -15,21 +15,19 @@ import numpy as np
 import torch
 from lightning import Trainer
 
-from seqvae.config.run_settings import ValidationSettings
-from seqvae.config.training_settings import TrainingSettings
+from seqvae.config.run import ValidationSettings
+from seqvae.config.training import TrainingSettings
 from seqvae.console import set_up_output
-from seqvae.data.batches import Batch
+from seqvae.data.batch import Batch
 from seqvae.data.datamodule import SequenceDataModule
-from seqvae.errors import DataError, SettingsError, StorageError, is_out_of_memory
-from seqvae.exit_codes import ExitCode, UsageError
+from seqvae.errors import DataError, ExitCode, SettingsError, StorageError, UsageError, is_out_of_memory
 from seqvae.profiling.memory import Meter, process_meter
 from seqvae.profiling.trials import Ready, Try
 from seqvae.training.callbacks.memory import keep_freed_memory, malloc_trim
-from seqvae.training.devices import Devices, resolve_devices
+from seqvae.training.devices import Devices, precision_in_force, resolve_devices
+from seqvae.training.fit import make_data, make_module
 from seqvae.training.network import build_network, make_ready
-from seqvae.training.plan import plan_run
-from seqvae.training.precision import precision_in_force
-from seqvae.training.run import make_data, make_module
+from seqvae.training.schedules import plan_run
 from seqvae.training.trainer import make_trainer
 
 ENDLESS = 1_000_000_000

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from seqvae.exit_codes import ExitCode
+from seqvae.errors import ExitCode
 
 PATIENCE_SECONDS = 5.0
 """For a process to end by itself."""

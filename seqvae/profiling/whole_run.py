@@ -2,10 +2,10 @@
 
 from typing import NamedTuple
 
-from seqvae.config.run_settings import ValidationSettings
+from seqvae.config.run import ValidationSettings
 from seqvae.reports.performance_numbers import WholeRun
-from seqvae.training.plan import Plan
-from seqvae.training.validation import Cadence, validation_cadence
+from seqvae.training.schedules import Plan
+from seqvae.training.trainer import Cadence, validation_cadence
 
 
 class Costs(NamedTuple):

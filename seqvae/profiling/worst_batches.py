@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seqvae.data.batches import Batch, EventBatch
-from seqvae.data.plan import Cut
+from seqvae.data.batch import Batch, EventBatch
+from seqvae.data.batching import Cut
 
 NEARLY_FULL = 0.95
 """A batch of so large a share of the most steps is taken for a full one, and of those the longest sequences are worst."""

@@ -18,7 +18,7 @@ from seqvae.reports.compare_page import compare_page
 from seqvae.reports.run_directory import is_run_directory, read_run
 from seqvae.reports.run_files import REPORT
 from seqvae.reports.run_page import run_page
-from seqvae.terminal import visible
+from seqvae.text import visible
 
 COMPARISON = "comparison.html"
 DONE, USAGE, STORAGE, INTERRUPTED = 0, 2, 6, 130

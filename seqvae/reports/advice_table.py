@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from seqvae.terminal import Ink, heading, note, percent, table, visible
+from seqvae.text import Ink, heading, note, percent, table, visible
 
 FASTER = "faster"
 STEADY = 0.1

@@ -14,7 +14,7 @@ from seqvae.reports.run_story import Story, moment, tell
 from seqvae.reports.run_tables import shown, six_numbers
 from seqvae.reports.svg_chart import Chart, Line, draw
 from seqvae.reports.svg_scale import robust_span, spanned, ticks
-from seqvae.terminal import clip, visible
+from seqvae.text import clip, visible
 
 COLOURS, DASHES = 6, ("", " dashed", " dotted")
 NAME_WIDTH = 40

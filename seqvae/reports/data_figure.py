@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from seqvae.reports.data_numbers import DataNumbers, Heading
 from seqvae.reports.histogram import LONG_TAIL, bin_edges
-from seqvae.terminal import clip, percent, size, visible
+from seqvae.text import clip, percent, size, visible
 
 DARK, MIDDLE, LIGHT = "#00437a", "#d55e00", "#8ecae6"
 """Blue, vermilion and light blue: of lightness 28, 55 and 78."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from seqvae.reports.data_numbers import DataNumbers, FileNumbers, Heading
 from seqvae.reports.histogram import bar, draw_histogram
-from seqvae.terminal import Ink, cells, heading, measure, note, percent, section, size, visible
+from seqvae.text import Ink, cells, heading, measure, note, percent, section, size, visible
 
 FORMATS = {
     **dict.fromkeys(("share", "in_sequences", "missing", "unknown", "efficiency"), percent),

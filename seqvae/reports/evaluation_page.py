@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from seqvae.terminal import Ink, cells, clip, heading, measure, note, percent, section, table, visible
+from seqvae.text import Ink, cells, clip, heading, measure, note, percent, section, table, visible
 
 BARS, PLAIN_BARS = " ▁▂▃▄▅▆▇█", " .:-=+*%#"
 MOST_FEATURES = 50

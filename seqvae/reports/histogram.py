@@ -8,7 +8,7 @@ from itertools import count, pairwise
 
 import numpy as np
 
-from seqvae.terminal import Ink
+from seqvae.text import Ink
 
 MOST_BINS = 16
 LONG_TAIL = 5.0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from seqvae.reports.page_style import STYLE
-from seqvae.terminal import visible
+from seqvae.text import visible
 
 MOST_BYTES = 2_000_000
 """Of a page."""

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from seqvae.reports.performance_numbers import STAGE_NAMES, Comparison, Speed
-from seqvae.terminal import measure, percent
+from seqvae.text import measure, percent
 
 COLOURS = {
     "data": "#d55e00",

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from seqvae.reports.histogram import bar
 from seqvae.reports.performance_numbers import STAGE_NAMES, Bottleneck, Comparison, Speed
-from seqvae.terminal import Ink, cells, heading, measure, note, percent, visible
+from seqvae.text import Ink, cells, heading, measure, note, percent, visible
 
 BAR = 20
 """Characters."""

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
 
 from seqvae.reports.data_figure import DARK, FONTS, GREY, MIDDLE, STYLE
-from seqvae.terminal import clip, visible
+from seqvae.text import clip, visible
 
 NAME_WIDTH = 16
 SAMPLE_STYLES = ((DARK, "-"), (MIDDLE, "--"), (GREY, "-."), ("black", ":"))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from seqvae.terminal import visible
+from seqvae.text import visible
 
 WIDTH = 110
 INDENT = 22

@@ -31,7 +31,7 @@ class Run(NamedTuple):
 
     directory: Path
     facts: Row
-    """What the newest session said of itself when it began (`seqvae/training/run_directory/run_facts.py`)."""
+    """What the newest session said of itself when it began (`seqvae/training/run_directory/facts.py`)."""
     environment: Row
     settings: Mapping[str, str | None]
     """As they stand in config.yaml."""

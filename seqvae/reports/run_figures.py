@@ -12,7 +12,7 @@ from seqvae.reports.run_story import TONES, spoken
 from seqvae.reports.svg_chart import Chart, Line, Span, draw
 from seqvae.reports.svg_figures import MOST_COLUMNS, draw_bars, draw_cloud, draw_shades
 from seqvae.reports.svg_scale import robust_span, spanned
-from seqvae.terminal import percent
+from seqvae.text import percent
 
 STEP = "optimizer step"
 MOST_BARS = 64

@@ -8,7 +8,7 @@ from seqvae.reports.run_directory import Run
 from seqvae.reports.run_files import EVENTS
 from seqvae.reports.run_lines import Row, number, numbers, row_in, rows_in, text, texts, whole
 from seqvae.reports.run_story import duration
-from seqvae.terminal import percent
+from seqvae.text import percent
 
 MOST_TOLD = 40
 """Events of one kind."""

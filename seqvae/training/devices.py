@@ -4,12 +4,54 @@ import os
 from typing import Literal, NamedTuple
 
 import torch
-from lightning.pytorch.plugins import MixedPrecision, Precision
+from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 
-from seqvae.config.training_settings import ComputeSettings
-from seqvae.exit_codes import UsageError
-from seqvae.training.precision import InForce
+from seqvae.config.training import ComputeSettings
+from seqvae.errors import UsageError
+
+# What precision a device really computes with: what the user asked for in, what is in force out.
+
+Precision = Literal["32-true", "16-mixed", "bf16-mixed"]
+
+NAMES: dict[str, Precision] = {
+    "32-true": "32-true",
+    "16-mixed": "16-mixed",
+    "bf16-mixed": "bf16-mixed",
+    "32": "32-true",
+    "16": "16-mixed",
+    "bf16": "bf16-mixed",
+}
+"""What a user may type, and what it stands for."""
+
+DTYPES: dict[str, torch.dtype] = {
+    "32-true": torch.float32,
+    "16-mixed": torch.float16,
+    "bf16-mixed": torch.bfloat16,
+}
+"""What matrices are multiplied in."""
+
+
+class ResolvedPrecision(NamedTuple):
+    """The precision that a run gets, and why, where that is not what was asked for."""
+
+    precision: Precision
+    reason: str = ""
+
+
+def precision_in_force(asked: str, device_type: str) -> ResolvedPrecision:
+    """A CPU has no fast half precision, but some have bf16 units."""
+    precision = NAMES[asked]
+    if device_type != "cpu" or precision != "16-mixed":
+        return ResolvedPrecision(precision)
+    if cpu_has_bf16_units():
+        return ResolvedPrecision("bf16-mixed", "a CPU has no fast 16-mixed")
+    return ResolvedPrecision("32-true", "this CPU has no bf16 units")
+
+
+def cpu_has_bf16_units() -> bool:
+    """Without them bf16 runs, but slower than float32."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 class Devices(NamedTuple):
@@ -75,7 +117,7 @@ def make_strategy(asked: str, devices: Devices, *, static_graph: bool = False) -
     return DDPStrategy(process_group_backend=backend, gradient_as_bucket_view=True, static_graph=static_graph)
 
 
-def make_precision(precision: InForce, devices: Devices, initial_loss_scale: float) -> Precision | None:
+def make_precision(precision: ResolvedPrecision, devices: Devices, initial_loss_scale: float) -> MixedPrecision | None:
     """The one precision that takes a setting of its own; None: Lightning makes it from the name."""
     if precision.precision != "16-mixed":
         return None

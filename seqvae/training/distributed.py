@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from seqvae.exit_codes import UsageError
+from seqvae.errors import UsageError
 from seqvae.training.devices import Devices, started_by_torchrun
 
 Decision = TypeVar("Decision")

@@ -5,6 +5,7 @@ Training logs and prints nothing: `training_step` hands out all that a callback 
 Shapes: B sequences, C classes.
 """
 
+import warnings
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import lightning
@@ -14,17 +15,17 @@ from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.classification import MulticlassAUROC, MulticlassAveragePrecision
 
-from seqvae.config.training_settings import RATE_TOKENS, ObjectiveSettings, OptimizerSettings
-from seqvae.data.batches import Batch, padded_steps
-from seqvae.models.sequence_vae import Posterior, VAEOutput
+from seqvae.config.training import RATE_TOKENS, ObjectiveSettings, OptimizerSettings
+from seqvae.data.batch import Batch, padded_steps
+from seqvae.models.vae import Posterior, VAEOutput
 from seqvae.training.callbacks.nonfinite import StepJudge, scaler_of
-from seqvae.training.kl_weight import KLWeight
-from seqvae.training.label_metrics import LabelMetrics
 from seqvae.training.micro_batches import MicroBatches
-from seqvae.training.objective import Objective, classification_loss, free_bits_in_force, negative_elbo
+from seqvae.training.objective import NO_LABEL, Objective, classification_loss, free_bits_in_force, negative_elbo
 from seqvae.training.run_directory.events import RunEvents
-from seqvae.training.schedules import learning_rate_factor, scheduled_kl_weight
+from seqvae.training.schedules import KLWeight, learning_rate_factor, scheduled_kl_weight
 
 TRAINING, VALIDATION = 0, 1
 """Two streams of noise, so that validation is the same however often it runs."""
@@ -266,3 +267,64 @@ def noise_seed(seed: int, stream: int, position: int, part: int = 0) -> int:
     """A seed for each micro-batch, and each part of it. Mixed into 32 bits, because a CPU generator ignores the rest."""
     entropy = (seed, stream, position, part) if part else (seed, stream, position)
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+
+
+# How well the supervised head tells the classes apart: AUROC and AUPRC over a whole validation, by torchmetrics.
+#
+# In: the head's scores and the labels, batch by batch. Out: two numbers. Of two classes they are those of the second; of more,
+# the mean over the classes that occur, and do not alone occur: the others have neither.
+#
+# Shapes: B sequences, C classes.
+
+
+class ClassCounts(Metric):
+    """How often each class came, over batches and processes."""
+
+    counts_C: Tensor
+
+    def __init__(self, classes: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.add_state("counts_C", torch.zeros(classes, dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, scores_BC: Tensor, labels_B: Tensor) -> None:
+        classes_C = torch.arange(len(self.counts_C), device=labels_B.device)
+        self.counts_C += (labels_B[:, None] == classes_C).sum(dim=0)
+
+    def compute(self) -> Tensor:
+        return self.counts_C
+
+
+class LabelMetrics(nn.Module):
+    """Nothing at all where there are fewer than two classes."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.metrics: MetricCollection | None = None
+        if classes >= 2:
+            options: dict[str, Any] = {"num_classes": classes, "average": None, "ignore_index": NO_LABEL}
+            self.metrics = MetricCollection(
+                {
+                    "valid_auroc": MulticlassAUROC(**options),
+                    "valid_auprc": MulticlassAveragePrecision(**options),
+                    "counts": ClassCounts(classes),
+                },
+                compute_groups=False,
+            )
+
+    def update(self, scores_BC: Tensor | None, labels_B: Tensor | None) -> None:
+        if self.metrics is not None and scores_BC is not None and labels_B is not None:
+            self.metrics.update(scores_BC.float().softmax(dim=-1), labels_B)
+
+    def compute_and_reset(self) -> dict[str, Tensor]:
+        """Over all batches and processes since the last time; NaN where the labels that came are all of one class."""
+        if self.metrics is None:
+            return {}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="torchmetrics")  # of classes that did not come, which are left out
+            values = self.metrics.compute()
+        self.metrics.reset()
+        counts_C = values.pop("counts")
+        told_apart_C = (counts_C > 0) & (counts_C < counts_C.sum())
+        if len(counts_C) == 2:
+            told_apart_C[0] = False
+        return {name: value_C.float()[told_apart_C].mean() for name, value_C in values.items()}

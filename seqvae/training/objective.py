@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from seqvae.config.training_settings import ObjectiveSettings
-from seqvae.models.sequence_vae import VAEOutput
+from seqvae.config.training import ObjectiveSettings
+from seqvae.models.vae import VAEOutput
 from seqvae.monitors.formulas import gaussian_kl
 
 NO_LABEL = -1

@@ -13,21 +13,19 @@ from typing import NamedTuple
 from lightning import Callback, Trainer
 from torch import nn
 
-from seqvae.config.training_settings import TrainingSettings
+from seqvae.config.training import TrainingSettings
 from seqvae.console import shell_word
 from seqvae.data.datamodule import SequenceDataModule
-from seqvae.exit_codes import ExitCode, Stopped, harmless
-from seqvae.models.sequence_vae import SequenceVAE
+from seqvae.errors import ExitCode, Stopped, harmless
+from seqvae.models.vae import SequenceVAE
 from seqvae.reports.run_files import command_line
 from seqvae.training.callbacks.progress import Progress
-from seqvae.training.devices import Devices
+from seqvae.training.devices import Devices, ResolvedPrecision
 from seqvae.training.module import TrainingModule
-from seqvae.training.plan import Plan
-from seqvae.training.precision import InForce
-from seqvae.training.run_directory.checkpoint_files import HEALTHY, read_lazily
-from seqvae.training.run_directory.events import RunEvents
-from seqvae.training.run_directory.outcome import EndedBy, RunResult, result_of
+from seqvae.training.run_directory.checkpoint_file import HEALTHY, read_lazily
+from seqvae.training.run_directory.events import EndedBy, RunEvents, RunResult, result_of
 from seqvae.training.run_directory.resume import Start
+from seqvae.training.schedules import Plan
 from seqvae.training.trainer import all_callbacks, make_trainer
 
 
@@ -55,7 +53,9 @@ class Session(NamedTuple):
     start: Start
 
 
-def make_session(run: Prepared, module: TrainingModule, plan: Plan, precision: InForce, start: Start) -> Session:
+def make_session(
+    run: Prepared, module: TrainingModule, plan: Plan, precision: ResolvedPrecision, start: Start
+) -> Session:
     module.events = run.events
     run.data.on_trouble = lambda said: run.events.survived("loader_restarted", module.global_step, said)
     everything = all_callbacks(run.callbacks, run.settings, run.data, plan, module, start.directory, run.resume_command)

@@ -1,36 +1,64 @@
-"""Lightning's Trainer for a run, with everything that watches it, shows it and saves it."""
+"""When to validate: what the user said in, what Lightning counts out."""
 
+import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from lightning import Callback, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.profilers import PassThroughProfiler
 
-from seqvae.config.training_settings import ComputeSettings, TrainingSettings
+from seqvae.config.run import RunSettings
+from seqvae.config.training import ComputeSettings, TrainingSettings
 from seqvae.data.datamodule import SequenceDataModule
-from seqvae.exit_codes import UsageError
-from seqvae.training.callbacks.checkpoints import Checkpoints, KnowsHealth
-from seqvae.training.callbacks.compiling import CompilerTrial
-from seqvae.training.callbacks.interrupts import StopWhenAsked
+from seqvae.errors import UsageError
+from seqvae.training.callbacks.checkpoint import Checkpoints, KnowsHealth
+from seqvae.training.callbacks.compile import CompilerTrial
+from seqvae.training.callbacks.interrupt import StopWhenAsked, TimeLimit
 from seqvae.training.callbacks.memory import FlatMemory
 from seqvae.training.callbacks.nonfinite import SkippedSteps
 from seqvae.training.callbacks.previews import Previews
 from seqvae.training.callbacks.progress import Progress
-from seqvae.training.callbacks.time_limit import TimeLimit
-from seqvae.training.devices import Devices, make_precision, make_strategy
-from seqvae.training.loggers import make_logger
+from seqvae.training.devices import Devices, ResolvedPrecision, make_precision, make_strategy
 from seqvae.training.module import TrainingModule
-from seqvae.training.plan import Plan
-from seqvae.training.precision import InForce
-from seqvae.training.run_directory.checkpoint_files import AtomicCheckpointIO
+from seqvae.training.run_directory.checkpoint_file import AtomicCheckpointIO
 from seqvae.training.run_directory.resume import OptimizerAsSet
-from seqvae.training.validation import validation_cadence
+from seqvae.training.schedules import Plan
+
+
+class Cadence(NamedTuple):
+    """Every so many batches within an epoch, in every so many epochs."""
+
+    batches: int | None
+    """Of one process; None: at the end of the epoch."""
+    epochs: int
+
+
+def validation_cadence(interval: float | int, *, batches_per_epoch: int, accumulate: int) -> Cadence:
+    """Validation always falls between two optimizer steps, where a checkpoint holds no half-added gradients.
+
+    Counted from the beginning of each epoch, because an epoch's last optimizer step may be of fewer batches.
+
+    >>> validation_cadence(0.1, batches_per_epoch=100, accumulate=2)
+    Cadence(batches=10, epochs=1)
+    >>> validation_cadence(150, batches_per_epoch=100, accumulate=2)
+    Cadence(batches=None, epochs=3)
+    """
+    steps_per_epoch = -(-batches_per_epoch // accumulate)
+    steps = interval if isinstance(interval, int) else max(1, round(interval * steps_per_epoch))
+    if steps >= steps_per_epoch or steps * accumulate > batches_per_epoch:
+        return Cadence(None, max(1, round(steps / steps_per_epoch)))
+    return Cadence(steps * accumulate, 1)
+
+
+# Lightning's Trainer for a run, with everything that watches it, shows it and saves it.
 
 PREVIEWED_SEQUENCES = 6
 
@@ -52,7 +80,7 @@ def make_trainer(
     data: SequenceDataModule,
     plan: Plan,
     devices: Devices,
-    precision: InForce,
+    precision: ResolvedPrecision,
     directory: Path,
     callbacks: Sequence[Callback],
     *,
@@ -160,3 +188,41 @@ def previews_of(data: SequenceDataModule, seed: int) -> Previews:
 def wants_benchmark(compute: ComputeSettings, use_dynamic_padding: bool) -> bool:
     """Trying out algorithms pays where the same shape comes again and again."""
     return not use_dynamic_padding if compute.cudnn_benchmark is None else compute.cudnn_benchmark
+
+
+# --logger -> a logger of Lightning's, beside metrics.csv, which every run writes.
+#
+# Where each of them sends to is its own affair: WANDB_MODE, WANDB_PROJECT, MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME are
+# respected. A resumed run goes on in the same TensorBoard; in Weights & Biases and MLflow it is a new run of the same name,
+# unless WANDB_RUN_ID or MLFLOW_RUN_ID says which one to continue.
+
+PROJECT = "seqvae"
+"""What runs are collected under, where the environment names nothing else."""
+
+
+def make_logger(run: RunSettings, directory: Path, run_name: str) -> Logger | None:
+    """None: metrics.csv is all that was asked for. `directory` is the run's, the default of --log_dir."""
+    if run.logger == "csv":
+        return None
+    if find_spec(run.logger) is None:
+        raise UsageError(f"--logger {run.logger} needs the extra 'loggers': pip install -e '.[loggers]'")
+    place = Path(run.log_dir).expanduser() if run.log_dir else directory
+    if run.logger == "tensorboard":
+        # Runs that share a --log_dir are told apart by their folders.
+        folder = run_name if run.log_dir else "tensorboard"
+        return TensorBoardLogger(place, name=folder, version="", default_hp_metric=False)
+    if run.logger == "wandb":
+        place.mkdir(parents=True, exist_ok=True)  # where it is missing, wandb takes a temporary directory in silence
+        return WandbLogger(run_name, place, project=os.environ.get("WANDB_PROJECT", PROJECT))
+    tracking_uri = os.environ.get("MLFLOW_TRACKING_URI")
+    if not tracking_uri:
+        tracking_uri = (place / "mlruns").absolute().as_uri()
+        os.environ.setdefault(
+            "MLFLOW_ALLOW_FILE_STORE", "true"
+        )  # else MLflow 3 wants a database for what is but one run
+    return MLFlowLogger(
+        os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT),
+        run_name,
+        tracking_uri=tracking_uri,
+        run_id=os.environ.get("MLFLOW_RUN_ID"),
+    )

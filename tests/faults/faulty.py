@@ -108,7 +108,7 @@ def out_of_memory(most_padded_steps: int, on_the_way: str = "forward", from_posi
     """There is room for so many padded steps and no more. A CPU's allocator says it in these words."""
     import torch
 
-    from seqvae.data.batches import padded_steps
+    from seqvae.data.batch import padded_steps
     from seqvae.training.module import TrainingModule
 
     compute = TrainingModule.compute
@@ -150,14 +150,14 @@ def full_disk(most_bytes: int, hook: str = "on_fit_start", at: int = 0, until: i
 
 def impatient(seconds: float = 0.0) -> None:
     """What cannot be written ends a run after a few tries, however short a time they took."""
-    from seqvae import patience
+    from seqvae import files as patience
 
     patience.LEAST_SECONDS = seconds
 
 
 def gather(what: str, at: int) -> None:
     """The loader's `at`-th batch: its maker raises, hangs, or its process dies; once."""
-    from seqvae.data.sequence_set import SequenceSet
+    from seqvae.data.dataset import SequenceSet
 
     make, calls = SequenceSet.gather, counter()
     parent = os.getpid()

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 import pytest
 
-from benchmarks.same_run import differences_of_runs
-from seqvae.json_lines import read_rows
+from benchmarks.reliability.same_run import differences_of_runs
+from seqvae.files import read_rows
 
 ROOT = Path(__file__).parent.parent.parent
 SECONDS = 240

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.same_run import metrics_of
+from benchmarks.reliability.same_run import metrics_of
 from tests.faults.runs import Place, assert_done, assert_same
 
 pytestmark = pytest.mark.slow

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.parquet_files import write_splits
-from tests.unprivileged import run_unprivileged
+from tests.support.parquet_files import write_splits
+from tests.support.unprivileged import run_unprivileged
 
 ROOT = Path(__file__).parent.parent.parent
 PRODUCT = ("seqvae", "monitors")

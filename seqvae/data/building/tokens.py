@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from seqvae.data.building.encoded import BlockCheck, Encoded, Problems, list_lengths
+from seqvae.data.building.encoders import BlockCheck, Encoded, Problems, list_lengths
 from seqvae.data.description import UNKNOWN
-from seqvae.data.parquet.layout import Layout
-from seqvae.data.parquet.reading import Block
+from seqvae.data.parquet.reader import Block
+from seqvae.data.parquet.schema import Layout
 from seqvae.errors import DataError
 
 TEXTS_AT_ONCE = 1000

@@ -27,7 +27,7 @@ from seqvae.data.demo.demo_shared import LengthLaw, from_json, offsets_of, to_js
 from seqvae.data.demo.demo_tokens import TokenSample, TokenTruth
 from seqvae.data.demo.demo_vectors import VectorSample, VectorTruth
 from seqvae.data.description import Kind
-from seqvae.locking import exclusive
+from seqvae.files import exclusive
 
 VERSION = 1
 """Of the generator; to be raised with every change that changes the files."""

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from seqvae.data.building.hashing import hash_ids
-from seqvae.data.parquet.reading import Block, BlockReader, concat_blocks
+from seqvae.data.hashing import hash_ids
+from seqvae.data.parquet.reader import Block, BlockReader, concat_blocks
 from seqvae.errors import DataError
 
 SPILL_ROWS = 1_000_000

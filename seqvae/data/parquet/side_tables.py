@@ -12,9 +12,8 @@ import pyarrow.csv as pa_csv
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 
-from seqvae.data.parquet.detection import ID_NAMES
-from seqvae.data.parquet.files import SPLIT_NAMES, SUFFIXES
-from seqvae.data.parquet.layout import closest
+from seqvae.data.parquet.discovery import SPLIT_NAMES, SUFFIXES
+from seqvae.data.parquet.schema import ID_NAMES, closest
 from seqvae.errors import DataError
 
 WHOLE = re.compile(r"-?\d+", re.ASCII)

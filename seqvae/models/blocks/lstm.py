@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seqvae.config.model_settings import ModelSettings
+from seqvae.config.model import ModelSettings
 from seqvae.models.blocks.pieces import Dropout
 
 

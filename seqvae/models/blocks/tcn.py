@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqvae.config.model_settings import ModelSettings
+from seqvae.config.model import ModelSettings
 from seqvae.models.blocks.pieces import Dropout, room_like, with_room
 
 CONVOLUTIONS = 3

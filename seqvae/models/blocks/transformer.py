@@ -8,9 +8,9 @@ Shapes: B sequences, T steps, W width.
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqvae.config.model_settings import ModelSettings
+from seqvae.config.model import ModelSettings
 from seqvae.models.blocks.pieces import Dropout
-from seqvae.models.cpu_kernels.attention import Sight, attend_next, attention
+from seqvae.models.cpu_kernels.attention import AttentionContext, attend_next, attention
 
 
 class Block(nn.Module):
@@ -28,12 +28,12 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * width, width)
         self.dropout = Dropout(settings.dropout)
 
-    def forward(self, hidden_BTW: Tensor, sight: Sight) -> Tensor:
+    def forward(self, hidden_BTW: Tensor, sight: AttentionContext) -> Tensor:
         hidden_BTW = hidden_BTW + self.dropout(self.attend(self.attention_norm(hidden_BTW), sight))
         return hidden_BTW + self.dropout(self.feed_forward(hidden_BTW))
 
     def step(
-        self, hidden_BW: Tensor, step: int, sight: Sight, past: tuple[Tensor, ...]
+        self, hidden_BW: Tensor, step: int, sight: AttentionContext, past: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """As `forward` has it for one step; the past are the keys and values of those before it."""
         packed_BX = self.queries_keys_values(self.attention_norm(hidden_BW))
@@ -41,7 +41,7 @@ class Block(nn.Module):
         hidden_BW = hidden_BW + self.dropout(self.attention_out(attended_BW))
         return hidden_BW + self.dropout(self.feed_forward(hidden_BW)), past
 
-    def attend(self, hidden_BTW: Tensor, sight: Sight) -> Tensor:
+    def attend(self, hidden_BTW: Tensor, sight: AttentionContext) -> Tensor:
         """Without dropout on the attention itself: that would leave the fused kernels."""
         return self.attention_out(attention(self.queries_keys_values(hidden_BTW), sight, self.heads))
 

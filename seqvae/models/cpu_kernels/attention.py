@@ -20,7 +20,7 @@ LONGEST_WRITTEN_OUT = {"bf16": 1024, "others": 384}
 """Steps up to which attention is written out on a CPU, where the way back through torch's fused kernel is slow."""
 
 
-class Sight(NamedTuple):
+class AttentionContext(NamedTuple):
     """Where the steps of a batch stand and which of them may be seen, worked out once for all blocks."""
 
     cos_TP: Tensor
@@ -33,7 +33,7 @@ class Sight(NamedTuple):
     """What is then added to its scores; None: nothing, since all steps are seen."""
 
 
-def sight(steps_BTW: Tensor, heads: int, real_BT: Tensor | None = None, *, by_hand: bool = True) -> Sight:
+def sight(steps_BTW: Tensor, heads: int, real_BT: Tensor | None = None, *, by_hand: bool = True) -> AttentionContext:
     """One angle for each position and pair of numbers of a head; any length, no table.
 
     All real steps are seen, and each sequence needs one for its attention to be defined; without `real_BT`, those up to the
@@ -46,13 +46,13 @@ def sight(steps_BTW: Tensor, heads: int, real_BT: Tensor | None = None, *, by_ha
     longest = LONGEST_WRITTEN_OUT["bf16" if dtype == torch.bfloat16 else "others"]
     is_written_out = by_hand and is_plain_cpu(steps_BTW) and length <= longest
     bias = score_bias(visible_B11T, length, dtype) if is_written_out else None
-    return Sight(angles_TP.cos(), angles_TP.sin(), visible_B11T, is_written_out, bias)
+    return AttentionContext(angles_TP.cos(), angles_TP.sin(), visible_B11T, is_written_out, bias)
 
 
-def sight_of_step(step: int, hidden_BW: Tensor, heads: int) -> Sight:
+def sight_of_step(step: int, hidden_BW: Tensor, heads: int) -> AttentionContext:
     """Of one step alone, for `attend_next`."""
     angles_1P = angles(torch.tensor([step], device=hidden_BW.device), hidden_BW.shape[1] // heads)
-    return Sight(angles_1P.cos(), angles_1P.sin(), visible_B11T=None, is_written_out=False, bias=None)
+    return AttentionContext(angles_1P.cos(), angles_1P.sin(), visible_B11T=None, is_written_out=False, bias=None)
 
 
 def angles(positions_T: Tensor, size: int) -> Tensor:
@@ -70,7 +70,7 @@ def score_bias(visible_B11T: Tensor | None, length: int, dtype: torch.dtype) -> 
     return torch.zeros((), dtype=dtype).where(visible_B11T, -math.inf)
 
 
-def attention(packed_BTX: Tensor, sight: Sight, heads: int) -> Tensor:
+def attention(packed_BTX: Tensor, sight: AttentionContext, heads: int) -> Tensor:
     """Softmax of scaled products of turned queries and keys, times values: (B, T, W).
 
     Each head's query, key and value stand one behind the other.
@@ -81,7 +81,7 @@ def attention(packed_BTX: Tensor, sight: Sight, heads: int) -> Tensor:
 
 
 def attend_next(
-    packed_BX: Tensor, sight: Sight, step: int, past: tuple[Tensor, ...], heads: int
+    packed_BX: Tensor, sight: AttentionContext, step: int, past: tuple[Tensor, ...], heads: int
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """What `attention` says of one step, (B, W), and the past of the next one.
 
@@ -154,7 +154,7 @@ def _turn(vectors: Tensor, turns_TP: Tensor) -> None:
         vectors.copy_(pairs)
 
 
-def _as_torch_has_it(packed_BTX: Tensor, sight: Sight, heads: int) -> Tensor:
+def _as_torch_has_it(packed_BTX: Tensor, sight: AttentionContext, heads: int) -> Tensor:
     """With torch's fused kernel, or compiled. Compiled code on a CPU has one way for all lengths: a second would have to be
     compiled when the first long batch comes."""
     query_BHTK, key_BHTK, value_BHTK = packed_BTX.unflatten(-1, (heads, -1)).transpose(1, 2).chunk(3, dim=-1)
@@ -169,7 +169,7 @@ def _as_torch_has_it(packed_BTX: Tensor, sight: Sight, heads: int) -> Tensor:
     return attended_BHTK.transpose(1, 2).flatten(-2)
 
 
-def rotate(vectors_BHTK: Tensor, sight: Sight) -> Tensor:
+def rotate(vectors_BHTK: Tensor, sight: AttentionContext) -> Tensor:
     """Turn each pair of neighbours by its position's angle, so that products of two vectors see their distance alone."""
     if not is_plain_cpu(vectors_BHTK):  # compiled code has no complex numbers, and not every device has
         cos_TP, sin_TP = sight.cos_TP.to(vectors_BHTK.dtype), sight.sin_TP.to(vectors_BHTK.dtype)

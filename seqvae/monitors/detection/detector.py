@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 from seqvae.monitors.detection.advice import Situation, advice_on
 from seqvae.monitors.detection.findings import Finding, find
-from seqvae.monitors.detection.kl_schedule import KLSchedule, why_not_full
-from seqvae.monitors.detection.points import LONG, Point, is_faint, point_of
 from seqvae.monitors.detection.thresholds import OF_SEQUENCES, OF_STEPS, Thresholds
+from seqvae.monitors.detection.trends import LONG, KLSchedule, Point, is_faint, point_of, why_not_full
 from seqvae.monitors.detection.verdict import UNHARMED, Verdict, VerdictName, spoken
 from seqvae.monitors.reading import Reading, Scope
 

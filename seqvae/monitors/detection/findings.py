@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from seqvae.monitors.detection.advice import REASONS, UNHEARD
-from seqvae.monitors.detection.points import LONG, RECENT, Point, Seen, points_to_judge, seen_in, tells_information
 from seqvae.monitors.detection.thresholds import Thresholds
+from seqvae.monitors.detection.trends import LONG, RECENT, Point, Seen, points_to_judge, seen_in, tells_information
 from seqvae.monitors.detection.verdict import NO_NUMBERS, VerdictName
 
 BEGINNING, LONGEST_BEGINNING = 0.03, 500

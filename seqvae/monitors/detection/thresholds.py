@@ -1,6 +1,6 @@
 """Where a detector draws its lines, each with its reason. All nats are per posterior, but for decoder use, as in `Reading`.
 
-The lines were drawn on one half of the runs of `benchmarks/collapse_zoo.py` and checked on the other.
+The lines were drawn on one half of the runs of `benchmarks/detection/collapse_zoo.py` and checked on the other.
 """
 
 from dataclasses import dataclass

@@ -15,7 +15,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 from torch.optim import Optimizer
 
-from seqvae.exit_codes import DivergedError
+from seqvae.errors import DivergedError
 from seqvae.training.run_directory.events import RunEvents
 
 MOST_IN_A_ROW = 5

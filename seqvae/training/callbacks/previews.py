@@ -18,13 +18,13 @@ from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from seqvae.data.batches import Batch, EventBatch, TokenBatch, VectorBatch
+from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch
 from seqvae.data.description import DataDescription
 from seqvae.data.records import Record, to_records
-from seqvae.exit_codes import harmless
+from seqvae.errors import harmless
+from seqvae.files import FULL, Patience
 from seqvae.models.sampling import reconstruct, sample_prior
-from seqvae.models.sequence_vae import SequenceVAE
-from seqvae.patience import FULL, Patience
+from seqvae.models.vae import SequenceVAE
 from seqvae.reports.preview_figure import PreviewRow, Track, write_preview_figure
 from seqvae.reports.preview_text import preview_page
 from seqvae.training.module import TrainingModule

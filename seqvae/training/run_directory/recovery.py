@@ -11,7 +11,7 @@ import torch
 
 from seqvae.reports.run_files import read_events
 from seqvae.training.callbacks.nonfinite import NonFiniteError
-from seqvae.training.precision import DTYPES, InForce, cpu_has_bf16_units
+from seqvae.training.devices import DTYPES, ResolvedPrecision, cpu_has_bf16_units
 from seqvae.training.run_directory.events import RunEvents
 from seqvae.training.run_directory.resume import ROLLED_BACK
 
@@ -29,10 +29,10 @@ class Recovery(NamedTuple):
     """None: what was asked for."""
     precision: str | None = None
 
-    def precision_in_force(self, asked: InForce) -> InForce:
+    def precision_in_force(self, asked: ResolvedPrecision) -> ResolvedPrecision:
         if self.precision is None or self.precision == asked.precision:
             return asked
-        return InForce(
+        return ResolvedPrecision(
             "bf16-mixed" if self.precision == "bf16-mixed" else "32-true", "16-mixed came to NaN or infinity"
         )
 

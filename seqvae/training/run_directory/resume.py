@@ -18,14 +18,12 @@ from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from seqvae.config.run_settings import RunSettings
-from seqvae.errors import SettingsError, StorageError
-from seqvae.exit_codes import UsageError
-from seqvae.json_lines import JsonLines
+from seqvae.config.run import RunSettings
+from seqvae.errors import SettingsError, StorageError, UsageError
+from seqvae.files import JsonLines
 from seqvae.reports.run_files import EVENTS, read_events
 from seqvae.training.distributed import is_first_process
-from seqvae.training.run_directory.alone import LOCK, alone_in
-from seqvae.training.run_directory.checkpoint_files import (
+from seqvae.training.run_directory.checkpoint_file import (
     ASTRAY,
     BEST,
     HEALTHY,
@@ -37,6 +35,7 @@ from seqvae.training.run_directory.checkpoint_files import (
     read_lazily,
 )
 from seqvae.training.run_directory.differences import differences, some_of
+from seqvae.training.run_directory.directory import LOCK, lock_run_directory
 
 CONFIG = "config.yaml"
 ROLLED_BACK = "rolled_back"
@@ -260,7 +259,7 @@ def _is_used(directory: Path) -> bool:
 def _hold(directory: Path, held: ExitStack) -> None:
     """By the run's first process, for all: on other machines the same place is found by processes that are not."""
     if is_first_process():
-        held.enter_context(alone_in(directory))
+        held.enter_context(lock_run_directory(directory))
 
 
 def _refuse_what_is_no_run(directory: Path) -> None:

@@ -1,0 +1,181 @@
+"""Random SIGKILLs: a tiny run is killed again and again, at any moment of its life, goes on each time when the same command is
+typed, and at its end is compared with the run that was never killed.
+
+    python -m benchmarks.reliability.chaos --kills 100 [--seed 0] [flags of train_optimized.py]
+
+Out: how many kills and resumes, how many optimizer steps a kill cost at most, how many runs came to something else (0 is wanted,
+and the exit code is 1 otherwise). Where a run ends before the kills are used up, another one begins.
+"""
+
+import argparse
+import csv
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.measure import machine, print_table
+from benchmarks.reliability.same_run import MOST_TOLD, differences_of_runs
+from seqvae.errors import run_command
+from seqvae.files import read_rows
+from seqvae.training.run_directory.checkpoint_file import read_lazily
+from seqvae.training.run_directory.resume import find_checkpoint
+
+ROOT = Path(__file__).parent.parent.parent
+SHARE_EARLY = 0.15
+"""Of the kills that come while a process starts; the others come while it trains, validates and saves."""
+MOST_SECONDS = 3.0
+"""Of training before a kill."""
+SMALL = (
+    *(
+        "--width",
+        "16",
+        "--heads",
+        "2",
+        "--depth",
+        "1",
+        "--tokens_per_batch",
+        "1000",
+        "--dropout",
+        "0.2",
+        "--kind",
+        "tokens",
+    ),
+    *("--max_steps", "1500", "--log_every_n_steps", "1", "--checkpoint_every_n_steps", "20"),
+    *("--val_check_interval", "50", "--limit_val_batches", "2", "--monitor_every_n_steps", "10"),
+)
+
+
+class Tally(NamedTuple):
+    """What became of some runs."""
+
+    kills: int = 0
+    kills_while_starting: int = 0
+    resumes: int = 0
+    steps_lost_at_most: int = 0
+    runs: int = 0
+    mismatches: int = 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    options, words = parser.parse_known_args()
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as directory:
+        chaos = Chaos(Path(directory), words, random.Random(options.seed))
+        tally = chaos.cause(options.kills)
+    print_table(f"{options.kills} kills", [tally._asdict()])
+    minutes = round((time.monotonic() - started) / 60, 1)
+    print(json.dumps({"machine": machine(), "minutes": minutes, "seed": options.seed, "tally": tally._asdict()}))
+    return 1 if tally.mismatches else 0
+
+
+class Chaos:
+    """Runs of one command in one place."""
+
+    def __init__(self, directory: Path, words: Sequence[str], chance: random.Random) -> None:
+        self.directory = directory
+        self.words = words
+        self.chance = chance
+        self._start_seconds = 0.0
+
+    def cause(self, kills: int) -> Tally:
+        """The unbroken run first, then others that are killed until there were so many kills."""
+        started = time.monotonic()
+        with self._start("unbroken") as process:
+            self._wait_for_training(process)
+            self._start_seconds = time.monotonic() - started
+        if process.returncode:
+            raise SystemExit(f"the run that nobody kills ended with {process.returncode}: {self._said()}")
+        tally = Tally()
+        while tally.kills < kills:
+            tally = self._torment(f"run-{tally.runs}", tally, kills)
+            print(f"{tally.kills} kills, {tally.runs} runs, {tally.mismatches} mismatches", flush=True)
+        return tally
+
+    def _torment(self, name: str, tally: Tally, most_kills: int) -> Tally:
+        """One run to its end."""
+        while tally.kills < most_kills:
+            is_early = self.chance.random() < SHARE_EARLY
+            if not self._is_killed(name, is_early=is_early):
+                break
+            killed_at = last_step(self._run(name))
+            lost = killed_at - step_of_checkpoint(self._run(name))
+            tally = tally._replace(
+                kills=tally.kills + 1,
+                kills_while_starting=tally.kills_while_starting + is_early,
+                steps_lost_at_most=max(tally.steps_lost_at_most, lost),
+            )
+        with self._start(name) as process:  # to its end; where it is there already, it says so
+            pass
+        if process.returncode:
+            raise SystemExit(f"{name} ended with {process.returncode} where it should have gone on: {self._said()}")
+        found = differences_of_runs(self._run(name), self._run("unbroken"))
+        for line in found[:MOST_TOLD]:
+            print(f"{name}: {line}", file=sys.stderr)
+        resumes = sum(row["event"] == "resumed" for row in read_rows(self._run(name) / "events.jsonl"))
+        return tally._replace(
+            resumes=tally.resumes + resumes, runs=tally.runs + 1, mismatches=tally.mismatches + bool(found)
+        )
+
+    def _is_killed(self, name: str, *, is_early: bool) -> bool:
+        """False: it came to its end first."""
+        with self._start(name) as process:
+            if is_early:
+                time.sleep(self.chance.uniform(0, self._start_seconds))
+            else:
+                self._wait_for_training(process)
+                time.sleep(self.chance.uniform(0, MOST_SECONDS))
+            process.kill()
+        if process.returncode > 0:
+            raise SystemExit(f"{name} ended with {process.returncode} where it should have gone on: {self._said()}")
+        return process.returncode != 0
+
+    def _start(self, name: str) -> subprocess.Popen[bytes]:
+        places = ("--output_dir", str(self.directory / "runs"), "--cache_dir", str(self.directory / "cache"))
+        command = [sys.executable, "-u", str(ROOT / "train_optimized.py"), *SMALL, *places, "--run_name", name]
+        with self._log.open("wb") as log:
+            return subprocess.Popen([*command, *self.words], stdout=log, stderr=subprocess.STDOUT, cwd=self.directory)
+
+    def _wait_for_training(self, process: subprocess.Popen[bytes]) -> None:
+        """Until the first step is told, or the process has ended."""
+        while process.poll() is None and b"\nstep" not in self._log.read_bytes():
+            time.sleep(0.01)
+
+    def _run(self, name: str) -> Path:
+        return self.directory / "runs" / name
+
+    @property
+    def _log(self) -> Path:
+        return self.directory / "log.txt"
+
+    def _said(self) -> str:
+        return self._log.read_text(encoding="utf-8", errors="replace")[-2000:]
+
+
+def last_step(run: Path) -> int:
+    """Of the rows that were written before a kill."""
+    path = run / "metrics.csv"
+    if not path.exists():
+        return 0
+    with path.open(newline="", encoding="utf-8") as file:
+        return max((int(row["step"]) for row in csv.DictReader(file) if row["step"].isdigit()), default=0)
+
+
+def step_of_checkpoint(run: Path) -> int:
+    """That a run would go on from."""
+    checkpoint = find_checkpoint(run)
+    return 0 if checkpoint is None else int(read_lazily(checkpoint)["global_step"])
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, "benchmarks.reliability.chaos"))

@@ -1,0 +1,156 @@
+"""Encoding: how fast against nothing but the network on batches that lie ready, and what memory does meanwhile.
+
+    python -m benchmarks.speed.encoding [--rounds 7] [--short]
+
+A network of `train_optimized.py`'s defaults with two steps of training (how well it models does not matter here). One side goes
+through all batches of a set, which lie in memory, in the order and the sizes that encoding uses; the other is what `use_model.py
+encode` does: sequences out of the cache, the network, ids, and the rows of a Parquet file on disk. Both in turns in this process.
+
+Memory: encoding the same split again and again into one file, resident memory after a quarter of it and at its end.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from benchmarks.measure import as_commands_run, interleaved_seconds, machine, median, print_table, spread
+from seqvae.errors import UsageError, run_command
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from seqvae.data.datamodule import SequenceDataModule
+    from seqvae.inference.model import Trained
+
+SETS: dict[str, tuple[str, ...]] = {
+    "moses_smiles": ("--tokenizer", "characters"),
+    "japanese_vowels": (),
+    "physionet2012": (),
+}
+SPLITS = {"moses_smiles": "test", "japanese_vowels": "train", "physionet2012": "test"}
+"""Enough for a measurement each, and not more."""
+PASSES = 12
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--short", action="store_true", help="vowels alone, three rounds")
+    options = parser.parse_args()
+    as_commands_run()
+    with tempfile.TemporaryDirectory() as directory:
+        trained = {name: two_steps(name, directory) for name in (["japanese_vowels"] if options.short else SETS)}
+        rounds = 3 if options.short else options.rounds
+        rows = [speed_of(name, one, Path(directory), rounds) for name, one in trained.items()]
+        print_table("encoding, against the network alone", rows)
+        largest = next(iter(trained))
+        memory = memory_of(largest, trained[largest], Path(directory))
+    print_table("memory", memory)
+    print(json.dumps({"machine": machine(), "rows": rows, "memory": memory}))
+
+
+def two_steps(name: str, directory: str) -> "Trained":
+    from seqvae.cli.command_line import parse_command_line
+    from seqvae.inference.model import open_trained
+    from seqvae.training.fit import fit
+    from train_optimized import OptimizedSettings
+
+    folder = os.environ.get("SEQVAE_REAL_DATA")
+    if not folder:
+        raise UsageError("SEQVAE_REAL_DATA does not say where the real data are")
+    words = ["--data_dir", str(Path(folder) / name), *SETS[name], "--output_dir", directory, "--run_name", name]
+    words += ["--max_steps", "2", "--limit_val_batches", "0"]
+    settings = parse_command_line(OptimizedSettings, words, prog="benchmarks.speed.encoding", description="")
+    return open_trained(str(fit(settings).directory))
+
+
+def speed_of(name: str, trained: "Trained", directory: Path, rounds: int) -> dict[str, Any]:
+    from seqvae.config.inference import DataChoices
+    from seqvae.inference.encode import encode
+    from seqvae.inference.model import at_work, open_data
+    from seqvae.inference.output import write_parquet
+
+    data, split = open_data(trained, DataChoices()), SPLITS[name]
+    batches = list(batches_as_encoded(data, split))
+
+    def network_alone() -> None:
+        with at_work(trained):
+            for batch in batches:
+                trained.network(batch)
+
+    def encoding() -> None:
+        write_parquet(directory / "latents.parquet", encode(trained, data, [split]), {})
+
+    seconds = interleaved_seconds({"alone": network_alone, "encoding": encoding}, rounds)
+    steps = int(data.split(split).lengths_N.sum())
+    ratios = [alone / whole for alone, whole in zip(seconds["alone"], seconds["encoding"], strict=True)]
+    return {
+        "data": f"{name}, {split}",
+        "sequences": len(data.split(split)),
+        "network alone, steps/s": round(steps / median(seconds["alone"])),
+        "encoding, steps/s": round(steps / median(seconds["encoding"])),
+        "ratio": round(median(ratios), 3),
+        "spread": spread(ratios),
+    }
+
+
+def batches_as_encoded(data: "SequenceDataModule", split: str) -> Iterator[Any]:
+    import numpy as np
+
+    from seqvae.inference.estimates import STEPS_AT_ONCE, cut_ascending
+    from seqvae.inference.streaming import windows
+
+    stored = data.split(split)
+    lengths_N = np.asarray(stored.lengths_N)
+    for first, behind in windows(lengths_N):
+        order_W = first + np.argsort(lengths_N[first:behind], kind="stable")
+        for part in cut_ascending(lengths_N[order_W], STEPS_AT_ONCE):
+            yield stored.gather(order_W[part])
+
+
+def memory_of(name: str, trained: "Trained", directory: Path) -> list[dict[str, Any]]:
+    """One file with the same split PASSES times behind each other."""
+    from seqvae.config.inference import DataChoices
+    from seqvae.inference.encode import encode
+    from seqvae.inference.model import open_data
+    from seqvae.inference.output import write_parquet
+
+    data = open_data(trained, DataChoices())
+    held: list[tuple[int, float]] = []
+
+    def passes() -> "Iterator[pa.Table]":
+        rows = 0
+        for _ in range(PASSES):
+            for table in encode(trained, data, [SPLITS[name]]):
+                rows += table.num_rows
+                yield table
+            held.append((rows, psutil.Process().memory_info().rss / 1e6))
+
+    begin = time.perf_counter()
+    write_parquet(directory / "long.parquet", passes(), {})
+    quarter = PASSES // 4
+    (_, first), (last_rows, last) = held[quarter - 1], held[-1]
+    return [
+        {
+            "data": name,
+            "sequences": last_rows,
+            "seconds": round(time.perf_counter() - begin, 1),
+            "resident MB after a quarter": round(first, 1),
+            "at the end": round(last, 1),
+            "growth": f"{last / first - 1:.1%}",
+        }
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, "benchmarks.speed.encoding"))

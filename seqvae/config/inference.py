@@ -1,0 +1,181 @@
+"""What a user can say about using a model: which data, on what, and what each action can be told. Imports nothing heavy."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from seqvae.files import refuse_no_paths
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataChoices:
+    """Data to use it on"""
+
+    data_dir: str | None = None
+    """Directory, Parquet file or glob with the data, read as the model's own were; default: those it was trained on."""
+
+    split: str | None = None
+    """train, valid or test; pool: data without splits."""
+
+    sequence_column: str | None = None
+    """Column that holds one sequence a row, where it is called otherwise than in the training data."""
+
+    id_column: str | None = None
+    """Column that names the sequence a row belongs to, where it is called otherwise than in the training data."""
+
+    label_path: str | None = None
+    """CSV or Parquet with the sequences' ids and labels; default: a column of the data, or what training learnt this label from."""
+
+    bad_values: Literal["error", "drop", "missing"] | None = None
+    """NaN, infinity, nulls where none may be, empty sequences: refuse, leave out the sequence, take NaN for a missing value;
+    default: as in the training."""
+
+    on_bad_files: Literal["error", "skip"] | None = None
+    """Files that cannot be read: refuse, or leave them out and count them; default: as in the training."""
+
+    max_sequence_length: int | None = None
+    """Longest sequence in steps; default: as in the training."""
+
+    cache_dir: str | None = None
+    """Where the converted data lie; default: as in the training."""
+
+    def __post_init__(self) -> None:
+        refuse_no_paths(self, "data_dir", "label_path", "cache_dir")
+        if self.max_sequence_length is not None and self.max_sequence_length < 1:
+            raise ValueError(f"--max_sequence_length must be 1 or more, got {self.max_sequence_length}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineChoices:
+    """Machine"""
+
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
+    """What to compute on; auto: a GPU of NVIDIA or AMD where there is one. Apple's have no float64."""
+
+    precision: Literal["32-true", "bf16-mixed"] = "32-true"
+    """bf16-mixed: half the time where there are bf16 units, and an NLL that is off by up to 0.02 %."""
+
+    seed: int = 0
+    """Of all that is drawn: the same seed gives the same result."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"--seed must be 0 or more and below 2^32, got {self.seed}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputSettings:
+    """Result"""
+
+    output: str | None = None
+    """Parquet file to write (export: directory); default: named after the action, in the current directory."""
+
+    def __post_init__(self) -> None:
+        refuse_no_paths(self, "output")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawingSettings:
+    """Drawing"""
+
+    temperature: float = 0.0
+    """1: as the model says; less: nearer to what is most likely; 0: just that."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"--temperature must be 0 or more, got {self.temperature}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleSettings:
+    """Sampling"""
+
+    temperature: float = 1.0
+    """1: as the model says; less: nearer to what is most likely; 0: just that."""
+
+    count: int = 1000
+    """How many sequences."""
+
+    length: int | None = None
+    """Steps of each (tokens: at most); default: as the training sequences. Tokens find their end themselves."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"--temperature must be 0 or more, got {self.temperature}")
+        for name in ("count", "length"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name} must be 1 or more, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathSettings:
+    """Interpolation"""
+
+    steps: int = 8
+    """Places on the way, both ends among them."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 2:
+            raise ValueError(f"--steps must be 2 or more, got {self.steps}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImputeSettings:
+    """Imputation"""
+
+    draws: int = 16
+    """Latents drawn for each sequence, over which values and their deviations are taken; 0: the posterior's mean alone."""
+
+    variables: str | None = None
+    """Only these features or variables, separated by commas; default: all that training saw values of."""
+
+    def __post_init__(self) -> None:
+        if self.draws < 0:
+            raise ValueError(f"--draws must be 0 or more, got {self.draws}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encode:
+    """All that `use_model.py encode` can be told."""
+
+    data: DataChoices = field(default_factory=DataChoices)
+    output: OutputSettings = field(default_factory=OutputSettings)
+    machine: MachineChoices = field(default_factory=MachineChoices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconstruct(Encode):
+    """All that `use_model.py reconstruct` can be told."""
+
+    drawing: DrawingSettings = field(default_factory=DrawingSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """All that `use_model.py sample` can be told."""
+
+    sampling: SampleSettings = field(default_factory=SampleSettings)
+    output: OutputSettings = field(default_factory=OutputSettings)
+    machine: MachineChoices = field(default_factory=MachineChoices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interpolate(Encode):
+    """All that `use_model.py interpolate` can be told."""
+
+    path: PathSettings = field(default_factory=PathSettings)
+    drawing: DrawingSettings = field(default_factory=DrawingSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Impute(Encode):
+    """All that `use_model.py impute` can be told."""
+
+    imputing: ImputeSettings = field(default_factory=ImputeSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """All that `use_model.py export` can be told."""
+
+    output: OutputSettings = field(default_factory=OutputSettings)

@@ -1,0 +1,178 @@
+"""What a user can say about what is learnt and how, and the settings of a whole run. Imports nothing heavy: `--help` comes by here.
+
+The groups of the data stand in `seqvae/config/data.py`, that of the model in `seqvae/config/model.py`,
+and those of how long a run is, how it is watched and where it goes in `seqvae/config/run.py`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from seqvae.config.data import BatchSettings, CacheSettings, LengthSettings, LoadingSettings, SourceSettings
+from seqvae.config.model import ModelSettings
+from seqvae.config.run import MonitoringSettings, RunSettings, ValidationSettings, refuse_below
+
+RATE_TOKENS = 8_000
+"""Tokens of an optimizer step that --lr is stated for, where --scale_lr scales it."""
+
+DEFAULT_RATE = 3e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveSettings:
+    """Objective"""
+
+    beta: float = 1.0
+    """Weight of the KL in the loss once --kl_schedule has run its course; 1: the evidence lower bound itself."""
+
+    kl_schedule: Literal["constant", "linear", "sigmoid", "cyclical"] = "linear"
+    """How the weight gets to --beta: at once, evenly, along an S, or again and again from 0."""
+
+    kl_warmup: float = 0.2
+    """The weight rises over this many optimizer steps, or, up to 1, this fraction of the run (cyclical: of each cycle)."""
+
+    kl_cycle: float = 0.25
+    """Length of a cycle of --kl_schedule cyclical, in optimizer steps, or, up to 1, as a fraction of the run."""
+
+    free_bits: float | None = None
+    """KL of each latent dimension that costs nothing, in nats, on average over a batch: the room for the latent to come to
+    life in. 0: none; default: 0.1, with --latent_scope step 0.01, with --target_kl 0."""
+
+    target_kl: float | None = None
+    """KL in nats to steer to: a controller sets the weight in place of --kl_schedule and --beta; default: none."""
+
+    label_weight: float = 1.0
+    """Weight of the classification loss, in nats per labelled sequence, where the data have labels."""
+
+    def __post_init__(self) -> None:
+        for name in ("beta", "kl_warmup", "kl_cycle", "free_bits", "label_weight"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise ValueError(f"--{name} must be 0 or more, got {value}")
+        if self.kl_cycle == 0:
+            raise ValueError("--kl_cycle must be above 0, got 0")
+        if self.kl_schedule == "cyclical" and self.kl_warmup > self.kl_cycle > 1:
+            raise ValueError(
+                f"--kl_warmup {self.kl_warmup:g} is longer than --kl_cycle {self.kl_cycle:g}: the weight would never reach --beta"
+            )
+        if self.target_kl is not None and not 0 < self.target_kl < float("inf"):
+            raise ValueError(f"--target_kl must be above 0, got {self.target_kl}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    """Optimizer"""
+
+    lr: float | None = None
+    """Highest learning rate, reached after --warmup; default: 3e-3, and less for optimizer steps of fewer than 8,000 tokens
+    (1.2e-3 for 200)."""
+
+    scale_lr: bool = False
+    """Take --lr for the rate at 8,000 tokens an optimizer step and scale it in proportion to what a step really holds."""
+
+    lr_schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the rate goes on after --warmup: down to 0 at the end of the run along a cosine or a line, or not at all."""
+
+    warmup: float = 0.02
+    """The learning rate rises over this many optimizer steps, or, up to 1, this fraction of the run."""
+
+    weight_decay: float = 0.01
+    """Pull on the weight matrices towards 0, in units of the learning rate."""
+
+    gradient_clip: float = 1.0
+    """Longest gradient; what is longer is shortened to it. 0: never."""
+
+    gradient_accumulation_steps: int = 1
+    """Batches that make up one optimizer step."""
+
+    fused_optimizer: bool = True
+    """AdamW in one pass over the weights instead of one for each operation; the numbers are the same to rounding."""
+
+    def __post_init__(self) -> None:
+        if self.lr is not None and not 0 < self.lr < float("inf"):
+            raise ValueError(f"--lr must be above 0, got {self.lr}")
+        for name in ("warmup", "weight_decay", "gradient_clip"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"--{name} must be 0 or more, got {getattr(self, name)}")
+        refuse_below(1, self, "gradient_accumulation_steps")
+
+    def rate(self, tokens_per_step: float) -> float:
+        """The highest learning rate in force. The default goes with the fourth root of a small step's tokens: sets whose steps
+        are of 80 tokens learnt best at a third of what is best for 8,000."""
+        share = tokens_per_step / RATE_TOKENS
+        if self.scale_lr:
+            return (self.lr or DEFAULT_RATE) * share
+        return DEFAULT_RATE * min(1.0, share) ** 0.25 if self.lr is None else self.lr
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeSettings:
+    """Compute"""
+
+    precision: Literal["32-true", "16-mixed", "bf16-mixed", "32", "16", "bf16"] = "32-true"
+    """Numbers to compute with; 32, 16 and bf16 are short for the others. A CPU runs 16-mixed as bf16-mixed where it has bf16
+    units, and as 32-true where not."""
+
+    initial_loss_scale: float = 65536.0
+    """What a 16-mixed run on a GPU multiplies its loss by at first; it halves by itself where that is too much."""
+
+    accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"
+    """What to compute on; auto: a GPU where there is one."""
+
+    devices: int | Literal["auto"] = 1
+    """Processes on each node, one for each device; auto: all GPUs, or one process on a CPU."""
+
+    num_nodes: int = 1
+    """Machines that train together; more than one needs --run_name."""
+
+    strategy: str = "auto"
+    """How several processes share the work: auto or ddp; other names go to Lightning as they are."""
+
+    sync_batchnorm: bool = False
+    """Take the statistics of --posterior batch_norm over all processes."""
+
+    compile_model: bool = False
+    """Compile the network's layers and try them before the first step, which takes up to a minute. They are kept where that is
+    faster; a run that could not compile, or would be slower, goes on without."""
+
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
+    """How hard the compiler tries; max-autotune is for GPUs, and so is reduce-overhead."""
+
+    gradient_checkpointing: bool = False
+    """Forget each layer's inner results and compute them anew on the way back: less memory for about a third more time."""
+
+    plain_operations: bool = False
+    """Leave attention, cross entropy and dropout to torch, which are written out by hand for a CPU otherwise."""
+
+    cudnn_benchmark: bool | None = None
+    """Let a GPU try several algorithms for each new shape; default: where shapes are few (--use_dynamic_padding false)."""
+
+    deterministic: bool = False
+    """Refuse operations whose result may differ from run to run; on a CPU all are the same anyway."""
+
+    detect_anomaly: bool = False
+    """Stop at the operation that makes a NaN on the way back; slow."""
+
+    def __post_init__(self) -> None:
+        if self.devices != "auto":
+            refuse_below(1, self, "devices")
+        refuse_below(1, self, "num_nodes")
+        if not 0 < self.initial_loss_scale < float("inf"):
+            raise ValueError(f"--initial_loss_scale must be above 0, got {self.initial_loss_scale}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """All that a training command can be told."""
+
+    source: SourceSettings = field(default_factory=SourceSettings)
+    lengths: LengthSettings = field(default_factory=LengthSettings)
+    cache: CacheSettings = field(default_factory=CacheSettings)
+    batches: BatchSettings = field(default_factory=BatchSettings)
+    loading: LoadingSettings = field(default_factory=LoadingSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    compute: ComputeSettings = field(default_factory=ComputeSettings)
+    validation: ValidationSettings = field(default_factory=ValidationSettings)
+    monitoring: MonitoringSettings = field(default_factory=MonitoringSettings)
+    run: RunSettings = field(default_factory=RunSettings)

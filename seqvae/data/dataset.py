@@ -1,0 +1,274 @@
+"""One split of a cache, opened: which sequences there are after the length cap, and padded batches of any of them.
+
+Everything large is memory-mapped, opened at the first use in each process and left behind when pickled, so that a
+loader process costs no copy of the data.
+"""
+
+import json
+import zlib
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+
+from seqvae.config.data import LengthSettings
+from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch
+from seqvae.data.description import Kind
+from seqvae.data.flat_file import META, OFFSETS, map_flat
+from seqvae.errors import DataError
+from seqvae.files import hold
+from seqvae.text import counted, some
+
+LONGEST = 2**31 - 1
+"""Steps of one sequence, which are counted in int32."""
+
+
+class Windows(NamedTuple):
+    """What the length cap leaves of each sequence."""
+
+    starts_N: np.ndarray
+    """int64, first step in the flat arrays."""
+    lengths_N: np.ndarray
+    """int32, steps."""
+    owners_N: np.ndarray | None
+    """int64, the stored sequence each is a part of; None: sequence n itself."""
+    over_cap: int
+    """Stored sequences that are longer than the cap."""
+
+
+class SequenceSet:
+    """A split; sequence n of it is what `lengths_N[n]` says."""
+
+    def __init__(
+        self, directory: Path, kind: Kind, arrays: dict[str, Any], lengths: LengthSettings, in_memory: bool = False
+    ) -> None:
+        self.directory = directory
+        self.kind = kind
+        self._entries = arrays
+        self._length_settings = lengths
+        self._in_memory = in_memory
+        self._opened: dict[str, np.ndarray] | None = None
+        self._windows: Windows | None = None
+        self._table: pa.Table | None = None
+
+    def __len__(self) -> int:
+        return len(self.lengths_N)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_opened": None, "_windows": None, "_table": None}
+
+    @property
+    def lengths_N(self) -> np.ndarray:
+        """int32, steps of each sequence after the cap."""
+        return self.windows.lengths_N
+
+    @property
+    def content(self) -> str:
+        """A checksum of all that is stored of these sequences."""
+        checksums = sorted((name, entry["crc32"]) for name, entry in self._entries.items())
+        return f"{zlib.crc32(json.dumps(checksums).encode()):08x}"
+
+    @property
+    def windows(self) -> Windows:
+        if self._windows is None:
+            windows = cut_windows(self._arrays["offsets"], self._length_settings)
+            if len(windows.lengths_N) == 0:
+                raise DataError(
+                    f"--long_sequences drop leaves nothing of the {self.directory.name} split: all {windows.over_cap:,} sequences "
+                    f"have more than --max_sequence_length {self._length_settings.max_sequence_length} steps. Raise it, or "
+                    f"choose truncate, keep_last or split."
+                )
+            self._windows = windows
+        return self._windows
+
+    def gather(self, sequences_B: np.ndarray, pad_to: int | None = None) -> Batch:
+        """A padded batch of these sequences; of none: the empty batch, one sequence of length 0."""
+        if len(sequences_B) == 0:
+            return self._gather(np.zeros(1, np.int64), np.zeros(1, np.int64), pad_to or 1, np.full(1, -1))
+        starts_B = np.asarray(self.windows.starts_N[sequences_B])
+        lengths_B = self.windows.lengths_N[sequences_B].astype(np.int64)
+        assert pad_to is None or pad_to >= lengths_B.max(), "a longer sequence would run into the next row"
+        return self._gather(starts_B, lengths_B, pad_to or int(lengths_B.max()), np.asarray(sequences_B, np.int64))
+
+    def ids(self, sequences_B: np.ndarray) -> list[int | str]:
+        """The ids the user knows these sequences by."""
+        rows_B, column = self._owners(np.asarray(sequences_B)), self._sequences().column("id")
+        if len(rows_B) and np.array_equal(rows_B, np.arange(rows_B[0], rows_B[0] + len(rows_B))):
+            found: list[int | str] = column.slice(rows_B[0], len(rows_B)).to_pylist()  # `take` looks at all there are
+            return found
+        ids: list[int | str] = column.take(pa.array(rows_B)).to_pylist()
+        return ids
+
+    def window_of(self, sequences_B: np.ndarray) -> np.ndarray | None:
+        """Which window of its stored sequence each is, from 0 on; None where sequences are not cut into windows."""
+        owners_N = self.windows.owners_N
+        if owners_N is None or self._length_settings.long_sequences != "split":
+            return None
+        window_B: np.ndarray = sequences_B - np.searchsorted(owners_N, owners_N[sequences_B])
+        return window_B
+
+    def place_of(self, id_: str) -> int | None:
+        """Which sequence the user knows by this id; of several windows or sequences with it the first."""
+        column = self._sequences().column("id")
+        try:
+            wanted = pa.scalar(id_, pa.string()).cast(column.type)
+        except pa.ArrowInvalid:  # ids are numbers, and this is none
+            return None
+        row = pc.index(column, wanted).as_py()
+        owners_N = self.windows.owners_N
+        if row < 0 or owners_N is None:
+            return None if row < 0 or row >= len(self) else int(row)
+        place = int(np.searchsorted(owners_N, row))
+        return place if place < len(owners_N) and owners_N[place] == row else None
+
+    def rows_of(self, sequences_B: np.ndarray) -> dict[str, np.ndarray]:
+        """Parquet file -> the rows that some of these sequences begin in."""
+        meta = read_meta(self.directory.parent)
+        origins = self._sequences().select(["file", "row"]).take(pa.array(self._owners(np.asarray(sequences_B))))
+        files_B, rows_B = (origins.column(name).to_numpy() for name in ("file", "row"))
+        return {meta["files"][meta["sources"][file]]["path"]: rows_B[files_B == file] for file in np.unique(files_B)}
+
+    @property
+    def _arrays(self) -> dict[str, np.ndarray]:
+        if self._opened is None:
+            hold(self, self.directory / OFFSETS)  # worker processes open the files later than their parent
+            entries = self._entries.items()
+            self._opened = {name: map_flat(self.directory, entry, self._in_memory) for name, entry in entries}
+        return self._opened
+
+    def _sequences(self) -> pa.Table:
+        if self._table is None:
+            self._table = pa.ipc.open_file(pa.memory_map(str(self.directory / "sequences.arrow"))).read_all()
+        return self._table
+
+    def _owners(self, sequences_B: np.ndarray) -> np.ndarray:
+        owners_N = self.windows.owners_N
+        return sequences_B if owners_N is None else owners_N[sequences_B]
+
+    def _gather(self, starts_B: np.ndarray, lengths_B: np.ndarray, steps: int, sequences_B: np.ndarray) -> Batch:
+        arrays = self._arrays
+        source_T = ranges(starts_B, lengths_B)
+        target_T = ranges(np.arange(len(lengths_B)) * steps, lengths_B)
+        shape = (len(lengths_B), steps)
+        labels_B = self._labels(sequences_B)
+        common = (torch.from_numpy(lengths_B), torch.from_numpy(sequences_B), labels_B, 0, 0)
+        if self.kind == "tokens":
+            tokens_BT = np.zeros(shape, np.int64)
+            tokens_BT.reshape(-1)[target_T] = arrays["tokens"][source_T]
+            return TokenBatch(torch.from_numpy(tokens_BT), *common)
+        if self.kind == "vectors":
+            width = len(arrays["values"]) // int(arrays["offsets"][-1])
+            values_BTD = np.full((*shape, width), np.nan, np.float32)
+            values_BTD.reshape(-1, width)[target_T] = arrays["values"].reshape(-1, width)[source_T]
+            observed_BTD = ~np.isnan(values_BTD)
+            values_BTD[~observed_BTD] = 0.0
+            return VectorBatch(torch.from_numpy(values_BTD), torch.from_numpy(observed_BTD), *common)
+        gaps_BT = np.zeros(shape, np.float32)
+        gaps_BT.reshape(-1)[target_T] = arrays["gaps"][source_T]
+        gaps_BT[:, 0] = 0.0  # a window that begins within a sequence does not know what came before
+        first_event_T = arrays["event_offsets"][source_T]
+        events_T = arrays["event_offsets"][source_T + 1] - first_event_T
+        source_E = ranges(first_event_T, events_T)
+        values_E = arrays["values"][source_E]
+        has_value_E = ~np.isnan(values_E)
+        values_E[~has_value_E] = 0.0
+        variables_E = arrays["variables"][source_E].astype(np.int64)
+        steps_E = np.repeat(target_T, events_T)
+        events = [torch.from_numpy(array) for array in (variables_E, values_E, has_value_E, steps_E)]
+        return EventBatch(torch.from_numpy(gaps_BT), common[0], events[0], events[1], events[2], events[3], *common[1:])
+
+    def _labels(self, sequences_B: np.ndarray) -> torch.Tensor | None:
+        if "labels" not in self._arrays:
+            return None
+        present_B = sequences_B >= 0
+        labels_B = self._arrays["labels"][self._owners(np.where(present_B, sequences_B, 0))].astype(np.int64)
+        return torch.from_numpy(np.where(present_B, labels_B, -1))
+
+
+def cut_windows(offsets_S1: np.ndarray, settings: LengthSettings) -> Windows:
+    """Apply the length cap without touching the data: a window is a start and a length in the flat arrays."""
+    cap = min(settings.max_sequence_length, LONGEST)
+    # int32 from the start: ten million sequences and more should cost little beside their offsets, which are mapped
+    starts_S, full_S = offsets_S1[:-1], np.subtract(offsets_S1[1:], offsets_S1[:-1], dtype=np.int32, casting="unsafe")
+    over_S = full_S > cap
+    over = int(over_S.sum())
+    if over == 0 or settings.long_sequences == "truncate":
+        return Windows(starts_S, np.minimum(full_S, cap, out=full_S), None, over)
+    if settings.long_sequences == "keep_last":
+        lengths_S = np.minimum(full_S, cap, out=full_S)
+        return Windows(offsets_S1[1:] - lengths_S, lengths_S, None, over)
+    if settings.long_sequences == "drop":
+        kept = np.flatnonzero(~over_S)
+        return Windows(starts_S[kept], full_S[kept], kept, over)
+    stride = settings.window_stride or cap
+    windows_S = 1 + np.maximum(0, -(-(full_S - cap) // stride))
+    owners_N = np.repeat(np.arange(len(full_S)), windows_S)
+    within_N = ranges(np.zeros(len(full_S), np.int64), windows_S) * stride
+    lengths_N = np.minimum(full_S[owners_N] - within_N, cap)
+    return Windows(starts_S[owners_N] + within_N, lengths_N.astype(np.int32), owners_N, over)
+
+
+def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """start, start + 1, ... for each start, `count` of them, one behind the other.
+
+    >>> ranges(np.array([5, 0]), np.array([2, 3])).tolist()
+    [5, 6, 0, 1, 2]
+    """
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.arange(total) + np.repeat(starts - ends + counts, counts)
+
+
+def read_meta(directory: Path) -> dict[str, Any]:
+    meta: dict[str, Any] = json.loads((directory / META).read_text(encoding="utf-8"))
+    return meta
+
+
+# Where sequences came from, for messages: their ids, and the Parquet files and row groups that they begin in.
+#
+# In: an opened split, numbers of sequences. Out: one line, short however many there are.
+
+SHOWN, SHOWN_FILES = 5, 3
+UNREADABLE = (OSError, pa.ArrowException)
+
+
+def place_of(split: SequenceSet, sequences_B: np.ndarray) -> str:
+    if len(sequences_B) == 0:
+        return "no sequences"
+    whole = f"of the {split.directory.name} split"
+    try:
+        ids, rows_of = split.ids(sequences_B), split.rows_of(sequences_B)
+    except UNREADABLE as error:
+        return f"sequences {_some(sequences_B)} {whole} by number, as {split.directory} cannot be read ({error})"
+    files = [f"{file}: {_part(file, rows_R)}" for file, rows_R in islice(rows_of.items(), SHOWN_FILES)]
+    more = len(rows_of) - len(files)
+    beside = f"; and {counted(more, 'more file')}" if more else ""
+    noun = "sequence" if len(ids) == 1 else "sequences"
+    return f"{noun} {_some(ids)} {whole} ({'; '.join(files)}{beside})"
+
+
+def _part(file: str, rows_R: np.ndarray) -> str:
+    """Row groups, as the file says; rows where it cannot be asked any more."""
+    try:
+        footer = pq.read_metadata(file)
+    except UNREADABLE:
+        return _numbered("row", rows_R)
+    if rows_R.max() >= footer.num_rows:  # another file by now
+        return _numbered("row", rows_R)
+    ends_G = np.cumsum([footer.row_group(group).num_rows for group in range(footer.num_row_groups)])
+    return _numbered("row group", np.searchsorted(ends_G, rows_R, side="right"))
+
+
+def _numbered(noun: str, numbers: np.ndarray) -> str:
+    distinct = np.unique(numbers)
+    return f"{noun}{'s' * (len(distinct) != 1)} {_some(distinct)}"
+
+
+def _some(names: Iterable[object]) -> str:
+    return some([str(name) for name in names], SHOWN)

@@ -1,0 +1,263 @@
+"""What a machine does while it trains: clocks and gauges in, time and CPU time of a stretch of training and peak memory out.
+
+Nothing here waits for a device.
+"""
+
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+MACHINE_CPUS = Path("/proc/stat")
+OWN_STATUS = Path("/proc/self/status")
+GIB = 2**30
+
+
+class Spent(NamedTuple):
+    """Seconds since anywhere, or, of a lap, in it."""
+
+    wall: float
+    process: float
+    """Of this process's CPU time: all its threads, but no other process that it started."""
+    machine_busy: float
+    """CPU time of all processes of the machine. This and the next stay 0 where the machine does not tell."""
+    machine_total: float
+    """With what its cores were idle."""
+
+
+NOTHING = Spent(0.0, 0.0, 0.0, 0.0)
+
+
+class Machine:
+    """The real one. Tests have their own."""
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def spent(self) -> Spent:
+        busy, total = cpu_times(MACHINE_CPUS.read_text(encoding="ascii")) if MACHINE_CPUS.exists() else (0.0, 0.0)
+        return Spent(self.now(), time.process_time(), busy, total)
+
+    def cores(self) -> int:
+        """How many this process may use."""
+        return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+    def peak_memory_gib(self) -> float | None:
+        """The most that this process ever had in memory."""
+        if OWN_STATUS.exists():  # getrusage takes over what the parent process once had
+            return peak_of(OWN_STATUS.read_text(encoding="utf-8")) / GIB
+        if sys.platform == "win32":
+            return None
+        import resource  # Windows has none
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIB
+
+    def gpu_peak_memory_gib(self, device: torch.device) -> float | None:
+        return torch.cuda.max_memory_allocated(device) / GIB if device.type == "cuda" else None
+
+    def gpu_utilisation(self, device: torch.device) -> float | None:
+        """The share of the last second, or less, in which the GPU was at work; torch asks a package of the vendor's for it."""
+        package = "amdsmi" if torch.version.hip else "pynvml"
+        if device.type != "cuda" or find_spec(package) is None:
+            return None
+        return torch.cuda.utilization(device) / 100
+
+
+class TrainingTime:
+    """Adds up what training spends, lap by lap, and how much of the time it waits for data. Pauses count for nothing."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._sum = NOTHING
+        self._waited = 0.0
+        self._running_since: Spent | None = None
+        self._waiting_since: float | None = None
+        self._is_paused = False
+
+    def begin(self) -> None:
+        """The first time, the clock starts; then it runs already."""
+        if self._running_since is None:
+            self._running_since = self._machine.spent()
+            self._is_paused = False
+
+    def pause(self) -> None:
+        if self._running_since is None:
+            return
+        self.stop_waiting()
+        stretch = difference(self._machine.spent(), self._running_since)
+        self._sum = Spent(*(before + more for before, more in zip(self._sum, stretch, strict=True)))
+        self._running_since, self._is_paused = None, True
+
+    def go_on(self) -> None:
+        """After a pause; else it does nothing."""
+        if self._is_paused:
+            self.begin()
+
+    def wait(self) -> None:
+        """From here on training waits, if it has begun."""
+        if self._running_since is not None:
+            self._waiting_since = self._machine.now()
+
+    def stop_waiting(self) -> None:
+        if self._waiting_since is not None:
+            self._waited += self._machine.now() - self._waiting_since
+            self._waiting_since = None
+
+    def end_lap(self) -> tuple[Spent, float]:
+        """What the lap came to, and the seconds of it that were waited. The next one begins."""
+        self.pause()
+        lap, waited = self._sum, self._waited
+        self._sum, self._waited = NOTHING, 0.0
+        self.begin()
+        return lap, waited
+
+
+def difference(now: Spent, before: Spent) -> Spent:
+    return Spent(*(a - b for a, b in zip(now, before, strict=True)))
+
+
+def peak_of(status: str) -> int:
+    """Bytes, from /proc/self/status.
+
+    >>> peak_of("VmPeak:   900 kB\\nVmHWM:\\t  20 kB\\nVmRSS: 10 kB")
+    20480
+    """
+    (line,) = [line for line in status.splitlines() if line.startswith("VmHWM:")]
+    return int(line.split()[1]) * 1024
+
+
+def cpu_times(stat: str) -> tuple[float, float]:
+    """Busy and total CPU time from the first line of /proc/stat, in its own unit: only their ratio has a meaning.
+
+    user, nice, system, idle, waiting for disks, interrupts, more of them, stolen by other virtual machines; guests, which
+    come next, are counted among the users already.
+
+    >>> cpu_times("cpu  70 0 10 15 5 0 0 0 30 0\\ncpu0 1 2 3")
+    (80.0, 100.0)
+    """
+    times = [float(word) for word in stat.splitlines()[0].split()[1:9]]
+    return sum(times) - times[3] - times[4], sum(times)
+
+
+# How much arithmetic training asks for, and how much a device can do: products in FLOPs, a multiplication and an addition are two.
+#
+# Products of matrices, convolutions, attention and recurrent layers are counted, forward and backward, as they are done: with
+# what padding costs, and with what is computed a second time to save memory. Elementwise work is not.
+#
+# Shapes: B sequences, H heads, Q queries, K keys, D size of a head, T steps, N of a square matrix.
+
+CPU_SIDE, GPU_SIDE = 1024, 4096
+"""Of the square product: large enough that a device comes near its best, small enough for milliseconds."""
+WARM_UP, REPEATS = 2, 9
+MOST_SECONDS = 0.2
+"""After which a product is not repeated again."""
+
+Shape = Sequence[int]
+
+
+class FlopCount:
+    """Counts between `begin` and `end`, which may stand in different functions of one thread."""
+
+    def __init__(self) -> None:
+        self._counter: FlopCounterMode | None = None
+
+    def begin(self) -> None:
+        self.end()
+        self._counter = FlopCounterMode(display=False, custom_mapping=MORE_PRODUCTS)
+        self._counter.__enter__()
+
+    def end(self) -> int | None:
+        """FLOPs since the beginning; None: it has not begun."""
+        counter, self._counter = self._counter, None
+        if counter is None:
+            return None
+        counter.__exit__(None, None, None)
+        return counter.get_total_flops()
+
+
+def has_compiled_parts(module: nn.Module) -> bool:
+    """Whether torch compiled the module or a part of it: it then computes beside the operations that can be counted.
+
+    A function that was compiled by hand cannot be seen here.
+    """
+    return any(
+        part._compiled_call_impl is not None or name.rpartition(".")[2] == "_orig_mod"
+        for name, part in module.named_modules()
+    )
+
+
+def product_dtype(precision: AbstractContextManager[Any], device: torch.device) -> torch.dtype:
+    """What matrices are multiplied in, under a precision that training is in."""
+    with precision:
+        one = torch.ones(1, 1, device=device)
+        return (one @ one).dtype
+
+
+def product_peak(device: torch.device, dtype: torch.dtype, now: Callable[[], float] = time.perf_counter) -> float:
+    """FLOPs in a second of a large square product, the median of a few: what a device can do where nothing else is done.
+
+    Waits for the device. Where other programs are at work, what they take is missing from it.
+    """
+    side = CPU_SIDE if device.type == "cpu" else GPU_SIDE
+    generator = torch.Generator(device).manual_seed(0)
+    left_NN, right_NN = (torch.randn(side, side, device=device, generator=generator).to(dtype) for _ in range(2))
+    seconds: list[float] = []
+    with torch.no_grad():
+        for _ in range(WARM_UP + REPEATS):
+            start = now()
+            (left_NN @ right_NN)[0, 0].item()  # sync: what is timed has to be done
+            seconds.append(now() - start)
+            if len(seconds) > WARM_UP and sum(seconds) > MOST_SECONDS:
+                break
+    return 2 * side**3 / statistics.median(seconds[WARM_UP:])
+
+
+# --- What torch's own counter leaves out ----------------------------------------------------------------------------
+
+
+def _attention(query_BHQD: Shape, key_BHKD: Shape, value_BHKD: Shape, *_: Any, **__: Any) -> int:
+    """Scores, and values weighted by them."""
+    pairs = math.prod(query_BHQD[:-1]) * key_BHKD[-2]
+    return 2 * pairs * (query_BHQD[-1] + value_BHKD[-1])
+
+
+def _attention_backward(_: Any, query_BHQD: Shape, key_BHKD: Shape, value_BHKD: Shape, *__: Any, **___: Any) -> int:
+    """The scores anew, gradients of the weights, queries, keys and values."""
+    pairs = math.prod(query_BHQD[:-1]) * key_BHKD[-2]
+    return 2 * pairs * (3 * query_BHQD[-1] + 2 * value_BHKD[-1])
+
+
+def _cpu_recurrence(steps_TBD: Shape, *weights: Any, **_: Any) -> int:
+    """One layer in one direction: each step meets the weights for its input and those for the state before."""
+    return 2 * math.prod(steps_TBD[:-1]) * (math.prod(weights[0]) + math.prod(weights[1]))
+
+
+def _gpu_recurrence(steps_TBD: Shape, weights: Sequence[Shape], *_: Any, **__: Any) -> int:
+    """All layers; biases are the weights with one dimension."""
+    return 2 * math.prod(steps_TBD[:-1]) * sum(math.prod(shape) for shape in weights if len(shape) > 1)
+
+
+def _twice(forward: Callable[..., int]) -> Callable[..., int]:
+    """Backward, there is a product for the inputs' gradient, and one for the weights'."""
+    return lambda *arguments, **named: 2 * forward(*arguments, **named)
+
+
+MORE_PRODUCTS: dict[Any, Callable[..., int]] = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    torch.ops.aten.mkldnn_rnn_layer: _cpu_recurrence,
+    torch.ops.aten.mkldnn_rnn_layer_backward: _twice(_cpu_recurrence),
+    torch.ops.aten._cudnn_rnn: _gpu_recurrence,
+    torch.ops.aten._cudnn_rnn_backward: _twice(_gpu_recurrence),
+}

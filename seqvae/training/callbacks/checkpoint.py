@@ -1,0 +1,239 @@
+"""Checkpoints: when a run is saved, and as what.
+
+In: a Trainer between two optimizer steps. Out: `last.ckpt`, `previous.ckpt` (the last one before it), `best.ckpt` and
+`healthy.ckpt` (the last one whose posterior was not found harmed) in one directory, from which a run goes on exactly. Where one
+cannot be written the run goes on, tries again when the next is due, and gives up after a while.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.trainer.states import TrainerFn
+
+from seqvae.errors import StorageError
+from seqvae.files import Patience
+from seqvae.training.run_directory.checkpoint_file import (
+    BEST,
+    HEALTHY,
+    LAST,
+    PREVIOUS,
+    give_second_name,
+    sync_directory,
+)
+
+_NEW = ".new.ckpt"
+"""Written in full before it takes the place of another."""
+
+_log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class KnowsHealth(Protocol):
+    """A callback that knows whether the posterior is worth going back to."""
+
+    def is_unharmed(self) -> bool: ...
+
+
+class Checkpoints(Checkpoint):
+    """Saves after each validation, or every `every_n_steps` optimizer steps, and when a run ends; the best by `valid_elbo`.
+
+    Lightning puts a `Checkpoint` behind all other callbacks, so that what they keep is in the file. A checkpoint always
+    stands right behind an optimizer step, with a note if a validation was due there and had not ended: Lightning would go on
+    without it, so it is made up for when the run is resumed. Nothing is saved of weights that are not finite.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        every_n_steps: int | None = None,
+        *,
+        watchers: Sequence[KnowsHealth] = (),
+        say: Callable[[str], None] = _log.warning,
+    ) -> None:
+        """`say` is told when a checkpoint cannot be written, and when one can again."""
+        self.directory = directory
+        self._patience = Patience("the checkpoint", say=say)
+        self.watchers = watchers
+        self.every_n_steps = every_n_steps
+        self._epochs_done = 0
+        self._validated_at_step: int | None = None
+        self._owes_validation = False
+        """Of the checkpoint that was resumed."""
+        self._saved: tuple[int, bool] | None = None
+        """The step that last.ckpt stands at, and whether it owes a validation."""
+        self._best_elbo: float | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best_elbo": self._best_elbo}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._best_elbo = state_dict["best_elbo"]
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["owes_validation"] = self._is_validation_owed(trainer)
+        stand_behind_batch(checkpoint["loops"]["fit_loop"], self._epochs_done)
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._owes_validation = checkpoint["owes_validation"]
+        self._epochs_done = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.strategy.broadcast((self.directory / BEST).exists()):
+            self._best_elbo = None  # resumed in another directory
+        if self._owes_validation:
+            validate_now(trainer)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._epochs_done = trainer.fit_loop.epoch_progress.current.completed
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if is_between_steps(trainer) and self._is_last_due(trainer) and not is_validation_due(trainer):
+            self.save_last(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A last try, if the one before failed; a run whose end is not on disk has not ended well."""
+        if self._patience.is_tried and not self.save_last(trainer):
+            raise StorageError(
+                f"{self.directory}: the end of the run, step {trainer.global_step:,}, could not be saved; {LAST} is of an earlier "
+                "step, and whole. Make room and type the same command again."
+            )
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == TrainerFn.VALIDATING:
+            self._have_best(trainer)
+        if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking or not is_between_steps(trainer):
+            return
+        self._validated_at_step, self._owes_validation = trainer.global_step, False
+        elbo = float(trainer.callback_metrics["valid_elbo"])  # sync: one for each validation
+        is_best = math.isfinite(elbo) and (self._best_elbo is None or elbo > self._best_elbo)
+        is_last = self.every_n_steps is None or self._is_last_due(trainer)
+        if (is_best or is_last) and self._has_finite_weights(trainer):
+            before, self._best_elbo = self._best_elbo, elbo if is_best else self._best_elbo
+            if not self._save(trainer, as_best=is_best, as_last=is_last):
+                self._best_elbo = before
+
+    def _have_best(self, trainer: Trainer) -> None:
+        """A run that was too short for a validation has at least its end to offer."""
+        last, best = self.directory / LAST, self.directory / BEST
+        if trainer.is_global_zero and last.exists() and not best.exists():
+            give_second_name(last, best)
+
+    def save_last(self, trainer: Trainer) -> bool:
+        """Save, unless this very state lies in last.ckpt already; tells whether it lies there. Weights that are not finite are not
+        saved, and a full disk may be in the way.
+
+        For all processes alike, between two optimizer steps: after one, or anywhere in the validation that follows it.
+        """
+        if self._saved == (trainer.global_step, self._is_validation_owed(trainer)):
+            return True
+        if not self._has_finite_weights(trainer):
+            return False
+        return self._save(trainer, as_best=False, as_last=True)
+
+    def _is_last_due(self, trainer: Trainer) -> bool:
+        """The run ends here, or it is time; without validations and a number of steps, that is after each epoch."""
+        if trainer.should_stop or trainer.global_step >= trainer.max_steps:
+            return True
+        if self.every_n_steps is not None:
+            return trainer.global_step % self.every_n_steps == 0
+        return trainer.is_last_batch and not trainer.enable_validation
+
+    def _is_validation_owed(self, trainer: Trainer) -> bool:
+        is_validated = self._validated_at_step == trainer.global_step
+        return self._owes_validation or (not is_validated and is_validation_due(trainer))
+
+    def _has_finite_weights(self, trainer: Trainer) -> bool:
+        module = trainer.lightning_module
+        found = [w.isfinite().all() for w in module.parameters() if w.is_floating_point()]
+        found += [~b.isnan().any() for b in module.buffers() if b.is_floating_point()]  # a mask may well hold infinity
+        is_finite = bool(torch.stack(found).all())  # sync: one for each checkpoint
+        is_finite = trainer.strategy.reduce_boolean_decision(is_finite)
+        if not is_finite and trainer.is_global_zero:
+            _log.warning("step %d: the weights are not finite, so no checkpoint is written", trainer.global_step)
+        return is_finite
+
+    def _save(self, trainer: Trainer, *, as_best: bool, as_last: bool) -> bool:
+        """All processes know whether it is written, and all give up together."""
+        several = trainer.world_size > 1
+        failure = self._write(trainer, as_best=as_best, as_last=as_last)
+        failure = trainer.strategy.broadcast(failure) if several else failure
+        if failure is not None:
+            goes_on = self._patience.bears(str(failure))
+            if not (trainer.strategy.broadcast(goes_on) if several else goes_on):
+                raise failure
+            return False
+        self._patience.succeeded()
+        if as_last:
+            self._saved = (trainer.global_step, self._is_validation_owed(trainer))
+        return True
+
+    def _write(self, trainer: Trainer, *, as_best: bool, as_last: bool) -> StorageError | None:
+        """Written once. A checkpoint is never changed afterwards, so best, last and healthy may be one file with several names."""
+        new, last = self.directory / _NEW, self.directory / LAST
+        try:
+            trainer.save_checkpoint(new, weights_only=False)
+        except (StorageError, OSError) as error:
+            trainer.strategy.barrier("Trainer.save_checkpoint")  # where the other processes wait
+            return StorageError(str(error))
+        if not trainer.is_global_zero:
+            return None
+        try:
+            if any(watcher.is_unharmed() for watcher in self.watchers):
+                give_second_name(new, self.directory / HEALTHY)
+            if as_best:
+                give_second_name(new, self.directory / BEST)
+            if as_last:
+                if last.exists():
+                    last.replace(self.directory / PREVIOUS)
+                new.replace(last)
+            else:
+                new.unlink()
+            sync_directory(self.directory)
+        except OSError as error:
+            with suppress(OSError):
+                new.unlink(missing_ok=True)  # its room is needed
+            return StorageError(f"{error.filename or self.directory}: cannot be written ({error.strerror})")
+        return None
+
+
+def is_between_steps(trainer: Trainer) -> bool:
+    """Whether the present batch was the last one of an optimizer step, so that no gradients are half added up."""
+    return not trainer.fit_loop._should_accumulate()
+
+
+def is_validation_due(trainer: Trainer) -> bool:
+    """Whether Lightning validates behind the present batch: the question that it asks itself next."""
+    fetcher = trainer.fit_loop._data_fetcher
+    return fetcher is not None and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
+
+
+def validate_now(trainer: Trainer) -> None:
+    """Before the first step of a resumed run, what Lightning does between two steps."""
+    loop = trainer.fit_loop.epoch_loop.val_loop
+    loop.restarting = False
+    trainer.validating = True
+    loop.run()
+    trainer.training = True
+
+
+def stand_behind_batch(fit_loop: dict[str, Any], epochs_done: int) -> None:
+    """Let a checkpoint's loops say what they say in `on_train_batch_end`, wherever it was saved after the batch.
+
+    Lightning tells from its counters where a checkpoint was saved, and goes on in a different way for each place: from behind
+    a validation not exactly, where validations then come at other times; from within one, it can hang.
+    From here it goes on with the next batch, and after an epoch's last one with the next epoch.
+    """
+    for counts in fit_loop["epoch_progress"].values():
+        counts.update(ready=epochs_done + 1, started=epochs_done + 1, processed=epochs_done, completed=epochs_done)
+    batches = fit_loop["epoch_loop.batch_progress"]
+    for counts in (batches["total"], batches["current"]):
+        counts["completed"] = counts["ready"] - 1

@@ -1,0 +1,247 @@
+"""--compile_model: layers compiled in place, tried on a few batches before the first step, and kept only where that is faster.
+
+In: a network, and batches of the run's own lengths. Out: layers that are compiled, or as they were, and a line that says which
+and what it took. Weights, gradients and the noise of the run are the same as without the trial.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from statistics import median
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from lightning import Callback, LightningModule, Trainer
+from torch import nn
+
+from seqvae.data.batch import Batch
+from seqvae.data.datamodule import SequenceDataModule
+from seqvae.errors import harmless
+from seqvae.training.callbacks.display import clock
+from seqvae.training.module import TrainingModule
+from seqvae.training.objective import negative_elbo
+
+LEAST_GAIN = 1.02
+"""Less is chance."""
+ROUNDS = 5
+"""Of steps compiled and as written, in turns; the medians decide."""
+WARM_ROUNDS = 2
+"""More of them, not counted: a GPU records its graphs in the second."""
+TIMED_BATCHES = 3
+STATE = "compiled"
+"""Where a checkpoint says what was decided: a run that goes on computes as it did, whatever the machine is busy with."""
+
+
+@runtime_checkable
+class KnowsItsLayers(Protocol):
+    """A network that says which of its parts are worth compiling."""
+
+    def compile_inner(self, mode: str) -> None: ...
+
+
+def compile_in_place(network: nn.Module, mode: str, accelerator: str) -> str:
+    """In place, so that checkpoints keep their names. Lengths differ from batch to batch: without `dynamic` each new one
+    would be compiled for, for seconds. What is returned belongs into the header."""
+    problem = why_nothing_compiles()
+    if problem:
+        return f"not compiled: {problem}"
+    remark = ""
+    if mode == "reduce-overhead" and accelerator != "cuda":
+        mode, remark = "default", ": reduce-overhead records what a GPU does, and there is none"
+    if isinstance(network, KnowsItsLayers):
+        network.compile_inner(mode)
+    else:
+        network.compile(mode=mode, dynamic=True)
+    return f"compiled ({mode}{remark}), before the first step, which takes up to a minute"
+
+
+def why_nothing_compiles() -> str:
+    """Found out with next to nothing to compile; empty where it works."""
+    try:
+        torch.compile(torch.neg, dynamic=True)(torch.ones(2))
+    except RuntimeError as error:  # all that a compiler throws is one
+        return f"torch.compile does not work here ({first_line(error)})"
+    return ""
+
+
+def is_compiled(network: nn.Module) -> bool:
+    return any(module._compiled_call_impl is not None for module in network.modules())
+
+
+def undo_compiling(network: nn.Module) -> None:
+    for module in network.modules():
+        module._compiled_call_impl = None
+
+
+def compiled_graphs() -> int:
+    """How many graphs torch has compiled in this process so far: after the trial it should stay the same."""
+    dynamo = sys.modules.get("torch._dynamo.utils")  # importing it takes seconds, where nothing is compiled
+    return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def trial_batches(data: SequenceDataModule, world: int) -> list[Batch]:
+    """The longest, a middling and the shortest batch of the plan, and one of each kind that is compiled for apart: of a single
+    sequence, of single steps, and the empty one that fills up the last round of several processes."""
+    split, cut = data.gathering("train", data.limits), data.cut
+    rows_K, longest_K = np.diff(cut.starts_K1), cut.tokens_K // np.diff(cut.starts_K1)
+    last = cut.batches - 1
+    chosen = [0, last // 2, last]
+    chosen += [int(kind.argmax()) for kind in (rows_K == 1, longest_K == 1) if kind.any()]
+    asked = [cut.order_N[cut.starts_K1[k] : cut.starts_K1[k + 1]] for k in dict.fromkeys(chosen)]
+    if world > 1:
+        asked.append(np.empty(0, dtype=np.int64))
+    return [split.gather(sequences_B, data.limits.pad_to) for sequences_B in asked]
+
+
+class CompilerTrial(Callback):
+    """Stands first among the callbacks: no clock of theirs counts what compiling takes."""
+
+    def __init__(self, data: SequenceDataModule, total_steps: int) -> None:
+        """`total_steps`: optimizer steps of the whole run."""
+        self.data = data
+        self.total_steps = total_steps
+        self.is_kept: bool | None = None
+        """Whether compiled layers are in force; None: not decided so far."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, TrainingModule)
+        network = pl_module.network
+        if self.is_kept is False:
+            undo_compiling(network)
+        if not is_compiled(network):
+            return
+        batches = [
+            trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+            for batch in trial_batches(self.data, trainer.world_size)
+        ]
+        said = self._try(trainer, network, batches)
+        if trainer.is_global_zero:
+            print(f"{'compiler':<11} {harmless(said)}", flush=True)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if self.is_kept is not None:
+            checkpoint[STATE] = self.is_kept
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self.is_kept = checkpoint.get(STATE)
+
+    def _try(self, trainer: Trainer, network: nn.Module, batches: Sequence[Batch]) -> str:
+        """Compile; then, unless an earlier session did, find out whether it was worth it. All processes decide alike."""
+        agreed = trainer.strategy.reduce_boolean_decision
+        with Untouched(network):
+            seconds, problem = warm_up(network, batches, trainer.precision_plugin.forward_context)
+            if not agreed(not problem, all=True):
+                self.is_kept = False
+                undo_compiling(network)
+                return f"not compiled: {problem or 'another process could not'}; the run goes on without"
+            if self.is_kept:
+                return f"compiled in {seconds:.0f} s"
+            timed = take_turns(network, batches[:TIMED_BATCHES], trainer.precision_plugin.forward_context)
+        self.is_kept = trainer.strategy.broadcast(timed.is_worth_it)
+        if not self.is_kept:
+            undo_compiling(network)
+        left = (self.total_steps - trainer.global_step) * trainer.accumulate_grad_batches
+        return describe(seconds, timed, left)
+
+
+class Timed(NamedTuple):
+    """Median seconds of a micro-batch, forward and backward."""
+
+    compiled: float
+    as_written: float
+
+    @property
+    def is_worth_it(self) -> bool:
+        return self.compiled * LEAST_GAIN < self.as_written
+
+
+def describe(compile_seconds: float, timed: Timed, micro_batches_left: int) -> str:
+    """What compiling took, what it brings, and whether that pays in what is left of the run.
+
+    >>> describe(12.0, Timed(0.10, 0.11), 3000)
+    'compiled in 12 s; now 1.10 times as fast, which saves about 0:30 of this run'
+    >>> describe(12.0, Timed(0.10, 0.11), 300)
+    'compiled in 12 s; now 1.10 times as fast, which saves less in this run: leave out --compile_model where runs are this short'
+    >>> describe(12.0, Timed(0.11, 0.10), 3000)
+    'compiled in 12 s, but 0.91 times as fast as without: the run goes on without (leave out --compile_model)'
+    """
+    took, ratio = f"compiled in {compile_seconds:.0f} s", timed.as_written / timed.compiled
+    if not timed.is_worth_it:
+        return f"{took}, but {ratio:.2f} times as fast as without: the run goes on without (leave out --compile_model)"
+    saved = (timed.as_written - timed.compiled) * micro_batches_left
+    if saved < compile_seconds:
+        return (
+            f"{took}; now {ratio:.2f} times as fast, which saves less in this run: leave out --compile_model where runs are "
+            "this short"
+        )
+    return f"{took}; now {ratio:.2f} times as fast, which saves about {clock(saved)} of this run"
+
+
+class Untouched:
+    """Within it a network may compute; afterwards its buffers, its mode and the random numbers to come are as they were."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self._network = network
+
+    def __enter__(self) -> None:
+        network = self._network
+        self._was_training = network.training
+        self._buffers = [buffer.clone() for buffer in network.buffers()]
+        devices = [weight.device for weight in network.parameters() if weight.device.type == "cuda"]
+        self._noise = torch.random.fork_rng(devices=set(devices))
+        self._noise.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._noise.__exit__(*error)
+        self._network.train(self._was_training)
+        with torch.no_grad():
+            for buffer, before in zip(self._network.buffers(), self._buffers, strict=True):
+                buffer.copy_(before)
+
+
+Context = Callable[[], AbstractContextManager[Any]]
+"""What a network's forward pass stands in: the precision in force."""
+
+
+def warm_up(network: nn.Module, batches: Iterable[Batch], context: Context) -> tuple[float, str]:
+    """Seconds that compiling took, for training and for validation, and what went wrong."""
+    start = time.perf_counter()
+    try:
+        for batch in batches:
+            go_through(network.train(), batch, context)
+            with torch.inference_mode(), context():
+                network.eval()(batch)
+    except (RuntimeError, OSError) as error:  # what a compiler throws, and what starting one does
+        return time.perf_counter() - start, first_line(error)
+    return time.perf_counter() - start, ""
+
+
+def take_turns(network: nn.Module, batches: Sequence[Batch], context: Context) -> Timed:
+    """Steps with compiled layers and as written on the same batches, in turns, so that a busy machine slows both alike."""
+    network.train()
+    seconds: dict[str, list[float]] = {"default": [], "force_eager": []}
+    for _ in range(WARM_ROUNDS + ROUNDS):
+        for stance, times in seconds.items():
+            with torch.compiler.set_stance(stance):
+                start = time.perf_counter()
+                for batch in batches:
+                    go_through(network, batch, context)
+                times.append((time.perf_counter() - start) / len(batches))
+    compiled, as_written = (median(times[WARM_ROUNDS:]) for times in seconds.values())
+    return Timed(compiled, as_written)
+
+
+def go_through(network: nn.Module, batch: Batch, context: Context) -> None:
+    """Forward and backward. The gradients go nowhere: those of the run, and what averages them over processes, stay alone."""
+    with context():
+        loss = negative_elbo(network(batch), kl_weight=1.0, free_bits=0.0).loss
+    weights = [weight for weight in network.parameters() if weight.requires_grad]
+    torch.autograd.grad(loss, weights, allow_unused=True)
+    if loss.device.type == "cuda":
+        torch.cuda.synchronize()  # sync: in the trial alone

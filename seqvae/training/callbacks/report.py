@@ -1,0 +1,109 @@
+"""Keeps report.html of a run's directory up to date: a Lightning callback that has it written by a process of its own.
+
+In: the run's directory, and at its end the error that ended it, if one did. Out: `report.html`, now and then and at the end. A
+report that cannot be written is said once, and never ends a run.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from lightning import Callback, LightningModule, Trainer
+
+from seqvae.errors import DivergedError, SettingsError, Stopped, UsageError, harmless
+from seqvae.monitors.drawing import Drawing
+from seqvae.reports.run_files import REPORT
+from seqvae.training.run_directory.events import RunEvents
+
+EVERY_SECONDS = 60.0
+"""A writing takes about 0.3 s of a core at the lowest priority, and 3 ms of training."""
+SECONDS, HURRIED_SECONDS = 30.0, 4.0
+"""That a run's end waits for its report; the second where a signal asked it to end, and will not ask twice."""
+MOST_SAID = 500
+"""Characters of an error."""
+
+
+class RunReport(Callback):
+    """Of one run, whatever its sessions; in the first process alone. Leaving it as a context writes the last report."""
+
+    def __init__(
+        self,
+        events: RunEvents,
+        directory: Path,
+        *,
+        every_n_steps: int,
+        writes: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`every_n_steps`: how often to look at the clock, in optimizer steps."""
+        self.events = events
+        self.directory = directory
+        self.every_n_steps = every_n_steps
+        self.writes = writes
+        self.clock = clock
+        self._drawing = Drawing("seqvae.reports")
+        self._not_before = 0.0
+        self._step = 0
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self._write_if_due(trainer.global_step)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Beside a new line of progress; a run may be validated seldom, or not at all."""
+        step = trainer.global_step
+        if step % self.every_n_steps == 0 and step != self._step:
+            self._write_if_due(step)
+
+    def __enter__(self) -> "RunReport":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """However a run ends; what has its own event (NaN, a signal, a collapse) needs no other."""
+        if isinstance(error, UsageError | SettingsError):  # it never began, and leaves nothing
+            return
+        if isinstance(error, Exception) and not isinstance(error, DivergedError):
+            with suppress(OSError):  # the disk may be what failed
+                said = harmless(f"{type(error).__name__}: {error}")[:MOST_SAID]
+                self.events.note("failed", self._step, said=said)
+        if self.writes:
+            seconds = HURRIED_SECONDS if isinstance(error, Stopped) else SECONDS
+            self._tell()
+            self._drawing.finish(0.0)  # what it writes is out of date, and at its low priority it may take long
+            self._drawing.failure()
+            before = self._written_at()
+            self._drawing.start(self.directory, is_urgent=True)
+            self._drawing.finish(seconds)
+            self._tell()
+            if error is None and self._written_at() != before:
+                print(harmless(f"report  {self.directory / REPORT}"), flush=True)
+
+    def _write_if_due(self, step: int) -> None:
+        self._step = step
+        now = self.clock()
+        if self.writes and now >= self._not_before:
+            self._not_before = now + EVERY_SECONDS
+            self._drawing.start(self.directory)
+            self._tell()
+
+    def _written_at(self) -> int | None:
+        """In the time of its own disk; None: there is none."""
+        try:
+            return (self.directory / REPORT).stat().st_mtime_ns
+        except OSError:
+            return None
+
+    def _tell(self) -> None:
+        reason = self._drawing.failure()
+        if reason is not None:
+            print(
+                harmless(f"note: report.html cannot be written ({reason}); the run is none the worse for it"),
+                flush=True,
+            )

@@ -1,0 +1,72 @@
+"""docs/every_flag.md says what the parsers say."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from benchmarks.flag_page import COMMANDS, PAGE, Command, page
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thing:
+    """Things"""
+
+    size: int = 1
+    """How large; a<b or c|d."""
+
+    is_round: bool = True
+    """Whether it rolls."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class One:
+    thing: Thing = field(default_factory=Thing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Large:
+    thing: Thing = field(default_factory=partial(Thing, size=9))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherThing:
+    """Things"""
+
+    size: int = 1
+    """How heavy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Other:
+    thing: OtherThing = field(default_factory=OtherThing)
+
+
+def rows(*schemas: type) -> list[str]:
+    made = page([Command(f"{schema.__name__.lower()}.py", schema, "") for schema in schemas])
+    return [line for line in made.splitlines() if line.startswith(("| `--size`", "| `--is_round`"))]
+
+
+def test_the_page_is_what_the_parsers_make_of_it():
+    assert PAGE.read_text(encoding="utf-8") == page(COMMANDS), "python -m benchmarks.flag_page writes it anew"
+
+
+def test_every_command_is_on_the_page():
+    files = {path.name for path in ROOT.glob("*.py") if "sys.exit(run_command(" in path.read_text(encoding="utf-8")}
+    assert {command.typed.split()[0] for command in COMMANDS} == files
+
+
+def test_a_flag_of_several_commands_is_one_row_that_says_whose_default_differs():
+    assert rows(One, Large) == [
+        "| `--size` | whole number | `1`; `large.py`: `9` | How large; a\\<b or c\\|d. |",
+        "| `--is_round` | switch | `true` | Whether it rolls. |",
+    ]
+
+
+def test_a_flag_that_means_something_else_elsewhere_is_two_rows():
+    assert rows(One, Other) == [
+        "| `--size` | whole number | `1` | How large; a\\<b or c\\|d. Of `one.py`. |",
+        "| `--is_round` | switch | `true` | Whether it rolls. Of `one.py`. |",
+        "| `--size` | whole number | `1` | How heavy. Of `other.py`. |",
+    ]

@@ -1,0 +1,280 @@
+"""inspect_data.py: what it says of each kind of data, whether they would train, and every file that stands in the way."""
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib.image
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import inspect_data
+from inspect_data import InspectSettings, ReportSettings
+from seqvae.cli.command_line import parse_command_line
+from seqvae.data.demo.demo import write_demo
+from seqvae.errors import ExitCode, run_command
+from tests.support.parquet_files import flip_bit, write, write_splits
+from train_optimized import OptimizedSettings
+
+ROOT = Path(__file__).parent.parent.parent
+HOSTILE = "$x_{1}$ \x1b[2J\x9b31m\u202e\n"
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def flat(self) -> str:
+        """What stands on stdout, however the lines are broken."""
+        return " ".join(self.out.split())
+
+
+Inspect = Callable[..., Said]
+
+
+@pytest.fixture
+def inspect(tmp_path, monkeypatch, capsys) -> Inspect:
+    """The command, run in this process and in tmp_path."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: object) -> Said:
+        line = [inspect_data.PROG, *map(str, words), "--cache_dir", str(tmp_path / "cache")]
+        monkeypatch.setattr(sys, "argv", line)
+        code = run_command(inspect_data.main, inspect_data.PROG)
+        return Said(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def token_lists(tmp_path) -> Path:
+    return write_splits(
+        tmp_path / "lists",
+        train={"tokens": [[number % 7] * (1 + number % 5) for number in range(200)]},
+        valid={"tokens": [[3, 4], [5]]},
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [
+        ("tokens", ["one sequence a row in column 'tokens', id 'id'", "Tokens: 32", "--label_column label"]),
+        ("vectors", ["one sequence a row in column 'values', id 'id'", "Features: 6", "missing"]),
+        ("events", ["long table, id 'ts_id'", "Variables: ", "in sequences", "A sequence spans"]),
+    ],
+)
+def test_each_kind_is_described_down_to_its_names_and_drawn(inspect, tmp_path, kind, wanted):
+    folder = write_demo(tmp_path / "demo", kind, sequences=150, mean_length=20)
+    said = inspect("--data_dir", folder, "--plot_path", "figure.png")
+    assert said.code == ExitCode.DONE
+    for text in (
+        "READY to train",
+        "Columns",
+        "Splits",
+        "Lengths",
+        "Batches",
+        "as chosen",
+        "random 64",
+        "random 4",
+        *wanted,
+    ):
+        assert text in said.out
+    assert (
+        max(map(len, said.out.splitlines()[7:])) <= 80
+    )  # above stands the command, which is to be copied in one piece
+    pixels = matplotlib.image.imread(tmp_path / "figure.png")
+    assert pixels.shape[:2] == (1020, 1440)
+    darkness = 1 - pixels[..., :3].mean(axis=2)
+    assert all((quarter > 0.1).mean() > 0.02 for half in np.split(darkness, 2) for quarter in np.split(half, 2, axis=1))
+
+
+def test_labels_are_counted_where_they_are_given(inspect, tmp_path):
+    folder = write_demo(tmp_path / "demo", "events", sequences=100, mean_length=10)
+    said = inspect("--data_dir", folder, "--label_path", folder / "outcomes.csv", "--no_plot")
+    _, *rows = said.out.partition("\nLabels\n")[2].partition("\n\n")[0].splitlines()
+    assert [sum(int(row.split()[column]) for row in rows) for column in (1, 2, 3)] == [100, 10, 10]
+
+
+def test_the_command_that_is_advised_trains_on_what_was_inspected(inspect, tmp_path, token_lists):
+    words = ["--max_sequence_length", "3", "--no_bucketing", "--batch_size", "4", "--vocabulary_size", "9"]
+    words += ["--gradient_accumulation_steps", "3"]
+    said = inspect("--data_dir", token_lists, *words, "--no_plot")
+    command = next(line for line in said.out.splitlines() if "train_optimized.py" in line)
+    advised = parse_command_line(OptimizedSettings, shlex.split(command)[2:], prog="x", description="")
+    inspected = parse_command_line(
+        InspectSettings,
+        ["--data_dir", str(token_lists), *words, "--cache_dir", str(tmp_path / "cache")],
+        prog="x",
+        description="",
+    )
+    for group in ("source", "lengths", "cache", "batches"):
+        assert getattr(advised, group) == getattr(inspected, group)
+    assert advised.optimizer.gradient_accumulation_steps == 3
+
+
+def test_batches_are_accumulated_as_the_advised_command_does_it():
+    assert ReportSettings().gradient_accumulation_steps == OptimizedSettings().optimizer.gradient_accumulation_steps
+
+
+def test_a_script_gets_exit_code_0_and_one_line_of_good_data(tmp_path, token_lists):
+    done = check_in_a_process(token_lists, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "ready to train: tokens, 200 train, 2 valid sequences\n"
+
+
+def test_a_script_gets_exit_code_3_and_one_line_of_bad_data(tmp_path, token_lists):
+    (token_lists / "valid.parquet").write_bytes(b"")
+    done = check_in_a_process(token_lists, tmp_path)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith(f"inspect_data.py: {token_lists / 'valid.parquet'}: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def check_in_a_process(data_dir: Path, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    words = ["--data_dir", str(data_dir), "--cache_dir", str(tmp_path / "cache"), "--check_only"]
+    return subprocess.run(
+        [sys.executable, str(ROOT / "inspect_data.py"), *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def broken(tmp_path) -> Path:
+    """Three files that hold sequences, and one of each that does not."""
+    folder = tmp_path / "broken"
+    rows = {"id": np.arange(50), "tokens": [[1, 2, 3]] * 50}
+    for number in range(3):
+        write(folder / "train" / f"good{number}.parquet", rows | {"id": np.arange(50) + 100 * number})
+    write(folder / "valid" / "good.parquet", rows | {"id": np.arange(50) + 1000})
+    write(folder / "train" / "without_tokens.parquet", {"id": [7]})
+    write(folder / "train" / "of_text.parquet", {"id": [8], "tokens": [["a"]]})
+    (folder / "train" / "empty.parquet").write_bytes(b"")
+    (folder / "train" / "page.parquet").write_text("<!DOCTYPE html><html></html>")
+    whole = (folder / "train" / "good0.parquet").read_bytes()
+    (folder / "train" / "cut.parquet").write_bytes(whole[: len(whole) // 2])
+    flipped = write(folder / "train" / "flipped.parquet", rows, write_page_checksum=True, compression="none")
+    flip_bit(flipped, 60)
+    return folder
+
+
+BAD_FILES = ("without_tokens", "of_text", "empty", "page", "cut", "flipped")
+
+
+def test_every_bad_file_is_listed_not_only_the_first(inspect, broken):
+    said = inspect("--data_dir", broken)
+    assert said.code == ExitCode.DATA
+    assert "NOT READY to train" in said.out
+    listed = [line.split(":")[0] for line in said.out.splitlines() if line.startswith("  x ")]
+    assert sorted(listed) == sorted(f"  x {broken / 'train' / name}.parquet" for name in BAD_FILES)
+    assert "4 can be used, 6 cannot" in said.flat
+
+
+def test_damage_that_only_reading_finds_is_listed_file_by_file(inspect, tmp_path):
+    for name in ("train/one", "train/two", "train/good", "valid/three"):
+        path = write(
+            tmp_path / f"data/{name}.parquet", {"tokens": [[1, 2]] * 9}, write_page_checksum=True, compression="none"
+        )
+        if "good" not in name:
+            flip_bit(path, 60)
+    said = inspect("--data_dir", tmp_path / "data")
+    assert said.code == ExitCode.DATA
+    assert sum(line.startswith("  x ") for line in said.out.splitlines()) == 3
+
+
+def test_bad_files_that_are_left_out_are_listed_too(inspect, broken):
+    said = inspect("--data_dir", broken, "--on_bad_files", "skip", "--no_plot")
+    assert said.code == ExitCode.DONE
+    assert "READY to train" in said.out
+    assert sum(line.startswith("  x ") for line in said.out.splitlines()) == 6
+
+
+@pytest.mark.parametrize(
+    ("columns", "found", "column"),
+    [
+        ({"values": [[1.0, float("nan")]]}, "nan", "values  list<element: double>  sequence"),
+        ({"colour": ["red"], "number": [1]}, "--tokenizer", "colour  string"),
+    ],
+)
+def test_what_stands_in_the_way_is_said_beside_the_columns_there_are(inspect, tmp_path, columns, found, column):
+    write_splits(tmp_path / "data", train=columns, valid=columns)
+    said = inspect("--data_dir", tmp_path / "data")
+    assert said.code == ExitCode.DATA
+    assert found in said.flat
+    assert column in said.out
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_a_directory_that_is_not_there_is_all_that_is_said(inspect, tmp_path):
+    said = inspect("--data_dir", tmp_path / "nowhere")
+    assert said.code == ExitCode.DATA
+    assert "does not exist" in said.flat
+    assert "Columns" not in said.out
+
+
+def test_flags_that_do_not_go_with_the_data_are_an_error_of_usage(inspect, token_lists):
+    said = inspect("--data_dir", token_lists, "--tokens_per_batch", "3")
+    assert said.code == ExitCode.USAGE
+    assert "--tokens_per_batch 3 is less than the longest sequence (5 steps)" in said.err
+
+
+def test_embeddings_that_lack_a_variable_stand_in_the_way(inspect, tmp_path):
+    folder = write_demo(tmp_path / "demo", "events", sequences=20, mean_length=10)
+    (tmp_path / "embeddings.csv").write_text("variable,e0\npulse,1.0\n")
+    said = inspect("--data_dir", folder, "--variable_embeddings_path", tmp_path / "embeddings.csv", "--check_only")
+    assert said.code == ExitCode.DATA
+    assert "--variable_embeddings_path" in said.err
+
+
+def test_the_figure_is_named_after_the_data(inspect, tmp_path, token_lists):
+    said = inspect("--data_dir", token_lists)
+    assert said.out.endswith("\nfigure: lists_report.png\n")
+    assert (tmp_path / "lists_report.png").stat().st_size > 10_000
+
+
+def test_a_figure_that_cannot_be_written_is_an_error_of_storage(inspect, token_lists):
+    said = inspect("--data_dir", token_lists, "--plot_path", "nowhere/figure.png")
+    assert said.code == ExitCode.STORAGE
+    assert "READY to train" in said.out
+    assert "--plot_path" in said.err
+
+
+@pytest.mark.parametrize("kind", ["vectors", "events", "tokens"])
+def test_names_in_the_data_steer_neither_the_terminal_nor_the_figure(inspect, tmp_path, kind):
+    steps = np.tile(np.arange(4), 6)
+    columns = {
+        "vectors": {
+            "id": np.repeat(np.arange(6), 4),
+            "time": steps,
+            HOSTILE: pa.array(np.random.default_rng(0).normal(size=24)),
+        },
+        "events": {
+            "id": np.repeat(np.arange(6), 4),
+            "time": steps,
+            "variable": [HOSTILE] * 24,
+            "value": np.arange(24.0),
+        },
+        "tokens": {"id": np.arange(6), HOSTILE: [HOSTILE] * 6},
+    }[kind]
+    later = columns | {"id": np.asarray(columns["id"]) + 100}
+    write_splits(tmp_path / "data", train=columns, valid=later)
+    said = inspect("--data_dir", tmp_path / "data", *(["--tokenizer", "characters"] if kind == "tokens" else []))
+    assert said.code == ExitCode.DONE
+    assert all(character.isprintable() or character == "\n" for character in said.out)
+    assert "\\x1b" in said.out
+    assert (tmp_path / "data_report.png").exists()
+
+
+def test_real_data_are_ready(inspect, real_data):
+    said = inspect("--data_dir", real_data / "physionet2012", "--no_plot")
+    assert said.code == ExitCode.DONE
+    assert "1,399,793" in said.out
+    assert "constant in the training split, left unscaled: MechVent" in said.flat

@@ -1,0 +1,322 @@
+"""What a trained model is used for: latents, reconstructions, samples, paths, imputed values and exports that can be trusted."""
+
+import json
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import use_model
+from seqvae.config.inference import DataChoices
+from seqvae.config.model import ModelSettings
+from seqvae.data.batch import TokenBatch
+from seqvae.errors import DataError, ExitCode, UsageError, run_command
+from seqvae.inference import streaming
+from seqvae.inference.encode import encode
+from seqvae.inference.export import from_safetensors, read_exported, to_safetensors
+from seqvae.inference.model import Trained, at_work, open_data, open_trained
+from tests.support.parquet_files import write
+from tests.support.trained_models import KINDS, SIZES, columns, make_checkpoint
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def run(request, tmp_path_factory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, Path]:
+    return {kind: make_checkpoint(tmp_path_factory.mktemp(kind), kind) for kind in KINDS}
+
+
+def latents(trained: Trained, *splits: str, **choices: Any) -> pa.Table:
+    data = open_data(trained, DataChoices(**choices))
+    return pa.concat_tables(encode(trained, data, splits or list(data.data.splits)))
+
+
+def use(monkeypatch, *words: object) -> ExitCode | int:
+    monkeypatch.setattr(sys, "argv", ["use_model.py", *map(str, words)])
+    return run_command(use_model.main, "use_model.py")
+
+
+# --- Latents ---------------------------------------------------------------------------------------------------------
+
+
+def test_each_sequence_is_encoded_as_it_is_alone_and_in_the_order_of_the_data(run):
+    trained = open_trained(str(run))
+    data = open_data(trained, DataChoices())
+    table = latents(trained, "train", "test").to_pandas()
+    assert table["id"].tolist() == [*data.split("train").ids(np.arange(40)), *data.split("test").ids(np.arange(12))]
+    for place, row in enumerate(table.itertuples()):
+        first = 0 if row.split == "train" else SIZES["train"]
+        with at_work(trained):
+            alone = trained.network.at_mean(data.split(row.split).gather(np.array([place - first])))
+        np.testing.assert_allclose(row.mean, alone.posterior_mean[0], atol=1e-5)
+        np.testing.assert_allclose(row.variance, alone.posterior_logvar[0].exp(), rtol=1e-4)
+        assert (row.nll, row.steps) == (pytest.approx(float(alone.nll_B[0]), rel=1e-4), int(alone.steps_B[0]))
+        kl = 0.5 * (np.square(row.mean) + row.variance - 1 - np.log(row.variance)).sum()
+        assert row.rate == pytest.approx(kl, rel=1e-3, abs=1e-5)
+
+
+def test_windows_of_long_sequences_are_told_apart(tmp_path):
+    run = make_checkpoint(tmp_path, "vectors", max_sequence_length=4, long_sequences="split")
+    table, whole = latents(open_trained(str(run)), "test").to_pandas(), columns("vectors", "test").to_pandas()
+    assert not table[["id", "window"]].duplicated().any()
+    assert table.groupby("id", sort=False)["steps"].sum().to_dict() == whole["id"].value_counts(sort=False).to_dict()
+
+
+def test_a_feature_may_be_called_like_a_column_of_ours(tmp_path, monkeypatch):
+    run = make_checkpoint(tmp_path, "vectors", rename={"pulse": "step", "heat": "step__std"})
+    for action in ("sample", "reconstruct", "impute"):
+        assert use(monkeypatch, action, run, "--output", tmp_path / action) == 0
+        assert not pd.Index(pq.read_schema(tmp_path / action).names).has_duplicates
+
+
+def test_the_wrong_kind_of_data_is_told_as_that(runs, tmp_path):
+    choices = DataChoices(data_dir=str(runs["vectors"].parent / "data"), cache_dir=str(tmp_path / "cache"))
+    with pytest.raises(DataError, match="but the network was trained on events"):
+        open_data(open_trained(str(runs["events"])), choices).split("train")
+
+
+def test_windows_change_nothing(run, monkeypatch):
+    trained = open_trained(str(run))
+    whole = latents(trained, "train").to_pandas()
+    monkeypatch.setattr(streaming, "WINDOW", 7)
+    pieces = latents(trained, "train").to_pandas()
+    assert whole["id"].tolist() == pieces["id"].tolist()
+    for name in ("nll", "rate"):
+        np.testing.assert_allclose(whole[name], pieces[name], rtol=1e-4)
+
+
+def test_other_data_are_read_with_the_models_own_vocabulary_and_moments(run, tmp_path):
+    """The same rows in a file of their own, which would have other moments and another vocabulary by themselves."""
+    kind = open_trained(str(run)).description.kind
+    one = write(tmp_path / "new.parquet", columns(kind, "test"))
+    trained = open_trained(str(run))
+    own, other = latents(trained, "test"), latents(trained, data_dir=str(one), cache_dir=str(tmp_path / "cache"))
+    assert other.column("split").unique().to_pylist() == ["pool"]
+    assert own.drop_columns(["split"]).equals(other.drop_columns(["split"]))
+
+
+def test_what_training_never_saw_is_unknown_and_counted(runs, tmp_path):
+    one = write(tmp_path / "new.parquet", pa.table({"id": ["x"], "text": ["ab☃d"]}))
+    data = open_data(
+        open_trained(str(runs["tokens"])), DataChoices(data_dir=str(one), cache_dir=str(tmp_path / "cache"))
+    )
+    batch = data.split("pool").gather(np.array([0]))
+    assert isinstance(batch, TokenBatch)
+    assert batch.tokens_BT[0, 2] == 0
+    assert "pool: 1 of 4 tokens count as <unknown>" in data.data.notes
+
+
+def test_other_features_are_refused(runs, tmp_path):
+    table = columns("vectors", "test").rename_columns(["id", "time", "pulse", "cold"])
+    one = write(tmp_path / "new.parquet", table)
+    choices = DataChoices(data_dir=str(one), cache_dir=str(tmp_path / "cache"))
+    with pytest.raises(DataError, match="'heat'"):
+        open_data(open_trained(str(runs["vectors"])), choices).split("pool")
+
+
+def test_the_runs_own_data_are_opened_from_the_cache_of_the_training(run):
+    trained = open_trained(str(run))
+    caches = set((run.parent / "cache").iterdir())
+    assert latents(trained, "valid").num_rows == SIZES["valid"]
+    assert set((run.parent / "cache").iterdir()) == caches
+
+
+def test_data_that_changed_since_are_read_as_the_model_knows_them(tmp_path):
+    run = make_checkpoint(tmp_path, "vectors")
+    before = latents(open_trained(str(run)), "test")
+    table = columns("vectors", "train")
+    write(tmp_path / "data" / "train.parquet", table.set_column(2, "pulse", pa.array(np.arange(len(table)) * 1e3)))
+    assert latents(open_trained(str(run)), "test").equals(before)
+
+
+def test_a_latent_for_each_step_comes_as_a_list_for_each(tmp_path):
+    model = ModelSettings(width=16, depth=1, heads=2, latent_size=3, latent_scope="step")
+    run = make_checkpoint(tmp_path, "vectors", model)
+    table = latents(open_trained(str(run)), "test").to_pandas()
+    assert [len(mean) for mean in table["mean"]] == table["steps"].tolist()
+    assert {len(step) for mean in table["mean"] for step in mean} == {3}
+
+
+# --- Own units -------------------------------------------------------------------------------------------------------
+
+
+def test_imputing_leaves_what_was_there_and_fills_the_rest(runs, monkeypatch, tmp_path):
+    out = tmp_path / "filled.parquet"
+    assert use(monkeypatch, "impute", runs["vectors"], "--split", "test", "--output", out) == 0
+    filled, data = pd.read_parquet(out), columns("vectors", "test").to_pandas()
+    there = data["heat"].notna()
+    assert filled["id"].tolist() == data["id"].tolist()
+    np.testing.assert_allclose(filled["heat"][there], data["heat"][there], rtol=1e-5)
+    assert (filled["heat_std"][there] == 0).all()
+    assert (filled["heat_std"][~there] > 0).all()
+    assert filled["heat"].notna().all()
+
+
+def test_every_variable_of_every_time_is_imputed(runs, monkeypatch, tmp_path):
+    out = tmp_path / "filled.parquet"
+    assert use(monkeypatch, "impute", runs["events"], "--split=test", "--variables=rain,heat", "--output", out) == 0
+    filled, data = pd.read_parquet(out), columns("events", "test").to_pandas()
+    assert len(filled) == 2 * len(data)  # one event a time
+    both = filled[filled["measured"]].merge(data, on=["id", "time", "variable"], suffixes=("", "_data"))
+    assert len(both) == data["variable"].isin(["rain", "heat"]).sum()
+    np.testing.assert_allclose(both["value"], both["value_data"], rtol=1e-5)
+
+
+def test_tokens_have_nothing_to_impute(runs, monkeypatch, capsys):
+    assert use(monkeypatch, "impute", runs["tokens"]) == ExitCode.USAGE
+    assert "tokens have no missing values" in capsys.readouterr().err
+
+
+def test_reconstructions_stand_beside_the_text_or_at_the_times_of_the_originals(runs, monkeypatch, tmp_path):
+    for kind in ("tokens", "events"):
+        assert use(monkeypatch, "reconstruct", runs[kind], "--split", "test", "--output", tmp_path / kind) == 0
+    text, data = pd.read_parquet(tmp_path / "tokens"), columns("tokens", "test").to_pandas()
+    assert text["text"].tolist() == data["text"].tolist()
+    assert text["reconstruction"].map(type).eq(str).all()
+    events = pd.read_parquet(tmp_path / "events")
+    merged = events.merge(columns("events", "test").to_pandas(), on=["id", "time", "variable"])
+    assert len(merged) == len(events) == len(columns("events", "test"))
+
+
+def test_samples_are_as_many_as_asked_for_of_lengths_like_the_trainings_and_the_same_for_a_seed(
+    runs, monkeypatch, tmp_path
+):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        words = ("sample", runs["vectors"], "--count", 700, "--seed", seed, "--output", tmp_path / name)
+        assert use(monkeypatch, *words) == 0
+    one, same, other = (pd.read_parquet(tmp_path / name) for name in "abc")
+    lengths = one.groupby("id").size()
+    assert lengths.index.tolist() == list(range(700))
+    assert (lengths.min(), lengths.max()) == (1, 9)
+    assert one.equals(same)
+    assert not one.equals(other)
+    assert one["pulse"].mean() == pytest.approx(80, abs=40)  # own units: normalised, it would be near 0
+
+
+def test_a_path_leads_from_one_reconstruction_to_the_other(runs, monkeypatch, tmp_path):
+    ids = columns("vectors", "test").column("id").to_pylist()
+    ends = (ids[0], ids[-1])
+    assert use(monkeypatch, "interpolate", runs["vectors"], *ends, "--steps=5", "--output", tmp_path / "path") == 0
+    assert use(monkeypatch, "reconstruct", runs["vectors"], "--split=test", "--output", tmp_path / "all") == 0
+    path, each = pd.read_parquet(tmp_path / "path"), pd.read_parquet(tmp_path / "all")
+    assert sorted(path["share"].unique()) == [0, 0.25, 0.5, 0.75, 1]
+    for share, end in zip((0, 1), ends, strict=True):
+        here, there = path[path["share"] == share], each[each["id"] == end]
+        np.testing.assert_allclose(here["pulse"], there["pulse"], rtol=1e-4)
+
+
+def test_an_id_that_nobody_has_is_told_with_some_that_are_there(runs, monkeypatch, capsys):
+    assert use(monkeypatch, "interpolate", runs["vectors"], "nobody", "test-00") == ExitCode.USAGE
+    assert "no sequence has the id 'nobody'; there are such as 'train-00'" in capsys.readouterr().err
+
+
+# --- Exports ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_export_is_the_same_model(run, monkeypatch, tmp_path):
+    assert use(monkeypatch, "export", run, "--output", tmp_path / "exported") == 0
+    trained, exported = open_trained(str(run)), open_trained(str(tmp_path / "exported"))
+    assert exported.stored._replace(weights={}) == trained.stored._replace(weights={})
+    assert latents(exported, "test").equals(latents(trained, "test"))
+
+
+def test_its_weights_are_safetensors_as_the_formats_own_library_reads_them(run, monkeypatch, tmp_path):
+    assert use(monkeypatch, "export", run, "--output", tmp_path) == 0
+    weights, read = open_trained(str(run)).stored.weights, load_file(tmp_path / "model.safetensors")
+    assert weights.keys() == read.keys()
+    assert all(torch.equal(weight, read[name]) for name, weight in weights.items())
+
+
+def test_numbers_of_every_type_and_none_at_all_survive_the_format():
+    tensors = {
+        str(kind): torch.arange(6).reshape(2, 3).to(kind) for kind in (torch.bfloat16, torch.int64, torch.float64)
+    }
+    tensors["none"] = torch.zeros(0, 4)
+    again = from_safetensors(to_safetensors(tensors, {}))
+    assert all(
+        torch.equal(tensor, again[name]) and again[name].dtype == tensor.dtype for name, tensor in tensors.items()
+    )
+
+
+@pytest.mark.parametrize("damage", ["short", "long header", "no json", "other sizes", "no weights", "no settings"])
+def test_a_damaged_export_is_refused_in_words(runs, damage, monkeypatch, tmp_path):
+    assert use(monkeypatch, "export", runs["tokens"], "--output", tmp_path) == 0
+    weights, about = tmp_path / "model.safetensors", tmp_path / "model.json"
+    content = weights.read_bytes()
+    match damage:
+        case "short":
+            weights.write_bytes(content[:-10])
+        case "long header":
+            weights.write_bytes(struct.pack("<Q", 2**62) + content[8:])
+        case "no json":
+            about.write_text("{")
+        case "other sizes":
+            weights.write_bytes(content.replace(b'"shape": [', b'"shape": [9,', 1))
+        case "no weights":
+            weights.unlink()
+        case "no settings":
+            about.write_text(json.dumps({"format": 1, "description": {"kind": "tokens"}}))
+    with pytest.raises(UsageError, match=r"model\.safetensors|no export of ours, or a damaged one"):
+        read_exported(tmp_path)
+
+
+# --- The command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("enkode", "x"), "'enkode' is no action; did you mean encode?"),
+        (("encode",), "CHECKPOINT is missing"),
+        (("encode", "a.ckpt", "b.ckpt"), "'b.ckpt': nothing more is wanted before the flags"),
+        (("encode", "nowhere.ckpt"), "CHECKPOINT nowhere.ckpt: there is no such file"),
+        (("encode", "s3://bucket/a.ckpt"), "URLs are not fetched"),
+        (("sample", "a.ckpt", "--count", "0"), "--count must be 1 or more"),
+        (("encode", "a.ckpt", "--output", "nowhere/at/all.parquet"), "is no directory; make it first"),
+        (("encode", "a.ckpt", "--output", "/"), "is a directory; give the name of a file"),
+        (("encode", "a.ckpt", "--output", __file__), "is there already, and use_model.py did not make it"),
+        (("export", "a.ckpt", "--output", __file__), "is a file; export wants a directory"),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_a_line(words, said, monkeypatch, capsys):
+    assert use(monkeypatch, *words) == ExitCode.USAGE
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
+
+
+def test_a_split_that_is_not_there_is_told_with_those_that_are(runs, monkeypatch, capsys):
+    assert use(monkeypatch, "encode", runs["tokens"], "--split", "tset") == ExitCode.USAGE
+    assert "--split tset: these data have" in capsys.readouterr().err
+
+
+def test_what_goes_wrong_leaves_the_file_that_was_there(runs, monkeypatch, tmp_path):
+    out = tmp_path / "latents.parquet"
+    assert use(monkeypatch, "encode", runs["tokens"], "--split", "test", "--output", out) == 0
+    before = out.read_bytes()
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", lambda *_: full_disk())
+    assert use(monkeypatch, "encode", runs["tokens"], "--output", out) == ExitCode.STORAGE
+    assert [path.name for path in tmp_path.iterdir()] == ["latents.parquet"]
+    assert out.read_bytes() == before
+
+
+def full_disk() -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_directory_without_checkpoints_is_told_what_was_wanted(tmp_path):
+    with pytest.raises(
+        UsageError, match=r"it holds no checkpoint\. Wanted: a \.ckpt file, a run's directory, or an export"
+    ):
+        open_trained(str(tmp_path))

@@ -1,0 +1,190 @@
+"""The demo's files: schemas and contents, the same for the same seed, made once, whole or not at all, in seconds."""
+
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from seqvae.data.demo import demo
+from seqvae.data.demo.demo import read_tokens, read_truth, write_demo
+from seqvae.data.demo.demo_events import VARIABLES
+from seqvae.data.demo.demo_shared import LengthLaw
+from seqvae.data.description import Kind
+
+ROOT = Path(demo.__file__).parents[3]
+KINDS: tuple[Kind, ...] = ("tokens", "vectors", "events")
+FILES = ["test.parquet", "train.parquet", "truth.json", "valid.parquet"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Small demo data of each kind."""
+    directory = tmp_path_factory.mktemp("demo")
+    return {kind: write_demo(directory, kind, sequences=300, mean_length=12) for kind in KINDS}
+
+
+def drawn_again(folder, number):
+    """The sample that a split of `folders` was written from."""
+    return read_truth(folder).sample({1: 300, 2: 30, 3: 30}[number], np.random.default_rng([0, number]))
+
+
+def in_new_process(code, *arguments):
+    return subprocess.run([sys.executable, "-c", code, *map(str, arguments)], cwd=ROOT, check=False)
+
+
+def test_tokens_read_back_with_the_documented_schema(folders):
+    wanted = {"id": pa.int64(), "tokens": pa.list_(pa.uint8()), "label": pa.int64(), "factor": pa.float64()}
+    for number, split in enumerate(("train", "valid", "test"), start=1):
+        path = folders["tokens"] / f"{split}.parquet"
+        schema = pq.read_schema(path)
+        assert [(name, schema.field(name).type) for name in schema.names] == list(wanted.items())
+        for read, drawn in zip(read_tokens(path), drawn_again(folders["tokens"], number), strict=True):
+            np.testing.assert_array_equal(read, drawn)
+
+
+def test_vectors_read_back_with_nulls_where_missing(folders):
+    table = pq.read_table(folders["vectors"] / "valid.parquet").combine_chunks()
+    assert table.schema.field("values").type == pa.list_(pa.list_(pa.float32(), 6))
+    values = table["values"].combine_chunks().flatten().flatten()
+    drawn = drawn_again(folders["vectors"], 2)
+    assert values.null_count == np.isnan(drawn.values_SD).sum() > 0
+    np.testing.assert_array_equal(values.to_numpy(zero_copy_only=False), drawn.values_SD.ravel())
+    np.testing.assert_array_equal(table["label"].to_numpy(), drawn.classes_N)
+
+
+def test_events_read_back_as_a_long_table(folders):
+    table = pq.read_table(folders["events"] / "valid.parquet")
+    wanted = {"ts_id": pa.int64(), "minute": pa.float64(), "variable": pa.string(), "value": pa.float32()}
+    assert [(field.name, field.type) for field in table.schema] == list(wanted.items())
+    drawn = drawn_again(folders["events"], 2)
+    frame = table.to_pandas()
+    assert len(frame) == drawn.present_SV.sum()
+    steps = frame.groupby(["ts_id", "minute"], sort=False)
+    assert steps.ngroups == len(drawn.gaps_S)
+    minutes = steps.size().reset_index()
+    gaps = minutes.groupby("ts_id")["minute"].diff().fillna(0.0)
+    np.testing.assert_allclose(gaps, drawn.gaps_S, rtol=1e-6)
+    present = frame["variable"].to_numpy()[:, None] == np.array(VARIABLES)
+    np.testing.assert_array_equal(np.add.reduceat(present, steps.ngroup().drop_duplicates().index), drawn.present_SV)
+    np.testing.assert_array_equal(frame["value"], drawn.values_SV[drawn.present_SV])
+    assert set(frame["variable"][frame["value"].isna()]) == set(VARIABLES[-3:])
+
+
+def test_event_labels_and_factors_stand_beside_the_events(folders):
+    labels, factors = (pd.read_csv(folders["events"] / f"{name}.csv") for name in ("outcomes", "factors"))
+    assert (list(labels), list(factors)) == (["ts_id", "label"], ["ts_id", "factor"])
+    samples = [drawn_again(folders["events"], number) for number in (1, 2, 3)]
+    np.testing.assert_array_equal(labels["ts_id"], np.arange(360))
+    np.testing.assert_array_equal(labels["label"], np.concatenate([sample.classes_N for sample in samples]))
+    np.testing.assert_allclose(factors["factor"], np.concatenate([sample.factors_N for sample in samples]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_sequence_is_in_two_splits(folders, kind):
+    tables = [pq.read_table(folders[kind] / f"{split}.parquet") for split in ("train", "valid", "test")]
+    ids = [set(table.column(0).to_pylist()) for table in tables]
+    assert [len(one) for one in ids] == [300, 30, 30]
+    assert len(set.union(*ids)) == 360
+
+
+def test_a_flipped_bit_in_a_page_is_noticed(folders, tmp_path):
+    damaged = bytearray((folders["tokens"] / "train.parquet").read_bytes())
+    place = pq.read_metadata(folders["tokens"] / "train.parquet").row_group(0).column(1).data_page_offset
+    damaged[place + 200] ^= 1
+    (tmp_path / "train.parquet").write_bytes(damaged)
+    with pytest.raises(OSError, match="CRC"):
+        read_tokens(tmp_path / "train.parquet")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_truth_comes_back_from_its_file(folders, kind):
+    truth = demo.TRUTHS[kind].draw(np.random.default_rng([0, 0]), LengthLaw(mean=12))
+    samples = [process.sample(50, np.random.default_rng(7)) for process in (truth, read_truth(folders[kind]))]
+    for one, other in zip(*samples, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_seed_decides_every_byte(folders, tmp_path, kind):
+    again = write_demo(tmp_path, kind, sequences=300, mean_length=12)
+    other = write_demo(tmp_path, kind, sequences=300, mean_length=12, seed=1)
+    for file in folders[kind].iterdir():
+        assert (again / file.name).read_bytes() == file.read_bytes()
+    assert (other / "train.parquet").read_bytes() != (again / "train.parquet").read_bytes()
+
+
+def test_a_second_call_takes_what_is_there(tmp_path, monkeypatch):
+    first = write_demo(tmp_path, "tokens", sequences=20)
+    monkeypatch.setattr(demo, "_write_files", lambda *_: pytest.fail("made again"))
+    assert write_demo(tmp_path, "tokens", sequences=20) == first
+
+
+def test_a_new_version_of_the_generator_makes_new_data(tmp_path, monkeypatch):
+    first = write_demo(tmp_path, "tokens", sequences=20)
+    monkeypatch.setattr(demo, "VERSION", demo.VERSION + 1)
+    assert write_demo(tmp_path, "tokens", sequences=20) != first
+
+
+def test_a_killed_generator_leaves_nothing_half_made(tmp_path):
+    """Killed when the first file is written; the next call starts afresh and clears up."""
+    code = "import os, sys, pathlib; from seqvae.data.demo import demo\n"
+    code += "write = demo.pq.write_table\n"
+    code += "demo.pq.write_table = lambda *a, **k: (write(*a, **k), os.kill(os.getpid(), 9))\n"
+    code += "demo.write_demo(pathlib.Path(sys.argv[1]), 'tokens', sequences=20)"
+    assert in_new_process(code, tmp_path).returncode != 0
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == []
+    folder = write_demo(tmp_path, "tokens", sequences=20)
+    assert sorted(path.name for path in folder.iterdir()) == FILES
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == [folder]
+
+
+def test_a_failing_disk_leaves_nothing_behind(tmp_path, monkeypatch):
+    def full_disk(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pq, "write_table", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        write_demo(tmp_path, "tokens", sequences=20)
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+def test_calls_at_the_same_time_make_the_data_once(tmp_path, monkeypatch):
+    made = []
+    write_files = demo._write_files
+
+    def counted(*arguments):
+        made.append(arguments)
+        write_files(*arguments)
+
+    monkeypatch.setattr(demo, "_write_files", counted)
+    with ThreadPoolExecutor(4) as pool:
+        folders = set(pool.map(lambda _: write_demo(tmp_path, "tokens", sequences=2_000), range(4)))
+    assert len(made) == len(folders) == 1
+    assert sorted(path.name for path in folders.pop().iterdir()) == FILES
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_default_data_are_made_in_seconds(tmp_path, kind):
+    start = time.perf_counter()
+    folder = write_demo(tmp_path, kind)
+    assert time.perf_counter() - start < 10
+    sequences = pq.read_metadata(folder / "train.parquet").num_rows
+    assert sequences == 20_000 or kind == "events"
+
+
+@pytest.mark.parametrize("wrong", [{"sequences": 0}, {"mean_length": 1}])
+def test_impossible_sizes_are_refused_before_anything_is_written(tmp_path, wrong):
+    with pytest.raises(ValueError, match=r"sequence|length"):
+        write_demo(tmp_path / "new", "tokens", **wrong)
+    assert not (tmp_path / "new").exists()
+
+
+def test_demo_data_need_no_torch():
+    assert in_new_process("import sys, seqvae.data.demo.demo; sys.exit('torch' in sys.modules)").returncode == 0

@@ -1,0 +1,138 @@
+"""Which batches a decoder is asked about, and what is said where it cannot be asked."""
+
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from torch import Tensor
+
+from seqvae.monitors import PosteriorMetricsMonitor
+from tests.support.foreign_vaes import QUIET, AskedImageVAE, TellingImageVAE, pictures, watched
+from tests.support.tiny_vaes import make_trainer
+
+pytestmark = QUIET
+
+
+class CountingVAE(TellingImageVAE):
+    """Notes the size of each batch that its decoder is asked about."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def nll_given_z(self, batch: Any, z: Tensor) -> Tensor:
+        self.sizes.append(len(z))
+        return super().nll_given_z(batch, z)
+
+
+class OfferingData(lightning.LightningDataModule):
+    def train_dataloader(self) -> Any:
+        return pictures(80, 16)
+
+    def val_dataloader(self) -> Any:
+        return pictures(64, 64)
+
+    def probe_batches(self) -> list[Any]:
+        return list(pictures(8, 4))
+
+
+class OfferingNothing(OfferingData):
+    def probe_batches(self) -> list[Any]:
+        return []
+
+
+PROBE_BATCH = next(iter(pictures(5, 5)))
+
+
+@pytest.mark.parametrize(
+    ("loaders", "probe_batch", "expected"),
+    [
+        ([pictures(80, 16), pictures(64, 12)], None, [12, 12, 12]),
+        ([pictures(80, 16), pictures(64, 4)], None, [4] * 8),
+        ([pictures(80, 16), pictures(64, 64)], None, [64]),
+        ([pictures(80, 16), pictures(64, 2)], None, [2] * 8),
+        ([pictures(80, 16), pictures(9, 8)], None, [8]),
+        ([pictures(80, 16), pictures(64, 1)], None, [16]),
+        ([pictures(80, 16)], None, [16]),
+        ([pictures(80, 16), []], None, [16]),
+        ([pictures(80, 16), pictures(64, 12)], PROBE_BATCH, [5]),
+        ([OfferingData()], None, [4, 4]),
+        ([OfferingData()], PROBE_BATCH, [5]),
+        ([OfferingNothing()], None, [64]),
+    ],
+)
+def test_asked_about_are_given_batches_or_offered_ones_or_the_first_of_validation_or_the_one_at_hand(
+    loaders, probe_batch, expected, tmp_path
+):
+    module, monitor = CountingVAE(), PosteriorMetricsMonitor(probe_batch=probe_batch)
+    trainer = make_trainer(tmp_path, [monitor], max_steps=1)
+    if isinstance(loaders[0], lightning.LightningDataModule):
+        trainer.fit(module, datamodule=loaders[0])
+    else:
+        trainer.fit(module, *loaders)
+    assert module.sizes[::2] == module.sizes[1::2] == expected  # each is asked twice, with its own z and another's
+
+
+class ManualVAE(AskedImageVAE):
+    """Takes its optimizer steps itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.sizes: list[int] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        told = super().training_step(batch, batch_idx)
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(told["loss"])
+        optimizer.step()
+        return told
+
+    def nll_given_z(self, batch: Any, z: Tensor) -> Tensor:
+        self.sizes.append(len(batch[0]))
+        return super().nll_given_z(batch, z)
+
+
+def test_a_module_that_optimizes_by_hand_is_asked_about_the_batch_at_hand(tmp_path):
+    module = ManualVAE()
+    reading = watched(tmp_path, module, [pictures(80, 16), pictures(64, 32)], PosteriorMetricsMonitor())
+    assert module.steps_taken == 5
+    assert module.sizes == [16] * 10
+    assert reading.decoder_use is not None
+
+
+def test_a_module_that_optimizes_by_hand_cannot_be_asked_about_a_given_batch_alone(tmp_path):
+    monitor = PosteriorMetricsMonitor(probe_batch=PROBE_BATCH)
+    with pytest.raises(ValueError, match=r"to be asked about probe_batch, ManualVAE needs posterior_of\(batch\)"):
+        watched(tmp_path, ManualVAE(), [pictures(80, 16)], monitor)
+
+
+def test_a_step_that_fails_when_it_is_asked_says_who_asked_and_what_to_do(tmp_path):
+    class Strict(AskedImageVAE):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if not torch.is_grad_enabled():
+                raise RuntimeError("this step needs gradients")
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(RuntimeError, match="this step needs gradients") as failed:
+        watched(tmp_path, Strict(), [pictures(80, 16), pictures(64, 32)], PosteriorMetricsMonitor())
+    (note,) = failed.value.__notes__
+    assert note.startswith("This was the monitor, which asked Strict.training_step in eval mode")
+    assert "Give Strict a method posterior_of(batch)" in note
+
+
+class MeanVAE(AskedImageVAE):
+    """Forgets which sequence is which."""
+
+    def nll_given_z(self, batch: Any, z: Tensor) -> Tensor:
+        return super().nll_given_z(batch, z).mean()
+
+
+def test_what_is_no_nll_of_each_sequence_is_refused_at_the_first_reading(tmp_path):
+    module = MeanVAE()
+    words = r"MeanVAE.nll_given_z returned shape \(\) for a batch of 32: let it return \(32,\)"
+    with pytest.raises(ValueError, match=words):
+        watched(tmp_path, module, [pictures(80, 16), pictures(64, 32)], PosteriorMetricsMonitor())
+    assert module.steps_taken == 1

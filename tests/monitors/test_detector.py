@@ -1,0 +1,640 @@
+"""The detector on made-up runs: every verdict, when it comes, what it takes to change it, and what must not end it."""
+
+import json
+import math
+import re
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from seqvae.cli.command_line import parse_command_line
+from seqvae.config.flags import flags_of
+from seqvae.config.training import TrainingSettings
+from seqvae.monitors.detection.advice import Situation, advice_on
+from seqvae.monitors.detection.detector import FEWEST_IN_WINDOW, Detector
+from seqvae.monitors.detection.thresholds import Thresholds
+from seqvae.monitors.detection.trends import KLSchedule
+from seqvae.monitors.detection.verdict import VerdictName, line_of
+from seqvae.monitors.reading import Reading
+from tests.support.made_curves import (
+    ALWAYS,
+    CADENCES,
+    DEFAULT,
+    LINEAR,
+    STEPS,
+    THROTTLED,
+    Cadence,
+    annealed_to_death,
+    dead,
+    falling,
+    healthy,
+    ignored,
+    interpolated,
+    noise,
+    offered,
+    partly,
+    points,
+    reading,
+    settling,
+    watch,
+)
+
+at_each_cadence = pytest.mark.parametrize("cadence", CADENCES, ids=str)
+
+
+# --- The kinds of trouble -----------------------------------------------------------------------------------------------
+
+
+@at_each_cadence
+def test_a_healthy_run_is_called_so_once_and_nothing_else(cadence):
+    assert [name for _, name in watch(healthy, cadence).changes] == ["cannot_tell", "healthy"]
+
+
+@at_each_cadence
+def test_nothing_is_said_of_a_collapse_while_the_kl_weight_rises(cadence):
+    watched = watch(dead, cadence, LINEAR)
+    assert {verdict.name for step, verdict in watched.verdicts if step <= 190} == {"warming_up"}
+    assert watched.last.name == "collapsed"
+
+
+@at_each_cadence
+def test_a_run_dead_from_the_start_is_collapsed(cadence):
+    assert [name for _, name in watch(dead, cadence).changes] == ["cannot_tell", "collapsed"]
+
+
+@pytest.mark.parametrize("cadence", [DEFAULT, THROTTLED], ids=str)
+def test_a_run_dead_from_the_start_is_called_within_ten_readings(cadence):
+    assert watch(dead, cadence).first("collapsed") <= 10 * cadence.every_n_steps
+
+
+@pytest.mark.parametrize("cadence", [DEFAULT, THROTTLED], ids=str)
+def test_a_run_that_annealing_kills_is_called_within_ten_readings_of_the_full_weight(cadence):
+    watched = watch(annealed_to_death, cadence, LINEAR)
+    assert watched.first("collapsed") <= 190 + 10 * cadence.every_n_steps
+    assert watched.last.name == "collapsed"
+
+
+@at_each_cadence
+def test_a_fall_that_leads_to_nothing_is_collapsing_and_tells_when_it_will_be_dead(cadence):
+    watched = watch(falling, cadence)
+    dead_by = {step: verdict.dead_by_step for step, verdict in watched.verdicts if verdict.name == "collapsing"}
+    assert min(dead_by) < 400
+    assert all(told == pytest.approx(476, abs=40) for step, told in dead_by.items() if step < 440)
+    assert watched.last.name == "collapsed"
+
+
+@at_each_cadence
+def test_a_fall_that_settles_is_no_alarm(cadence):
+    assert watch(settling, cadence).alarms == []
+
+
+@at_each_cadence
+def test_a_latent_that_never_had_much_and_loses_some_of_it_is_no_alarm(cadence):
+    """Although its line leads to nothing within the run."""
+
+    def curve(step):
+        left = math.exp(-step / 2000)
+        return reading(step, rate=0.43 * left, information=0.25 * left, use=2.0, use_error=0.1)
+
+    assert watch(curve, cadence, steps=600).alarms == []
+
+
+@at_each_cadence
+def test_a_rate_that_is_paid_and_not_used_is_ignored_by_the_decoder(cadence):
+    watched = watch(ignored, cadence)
+    assert [name for _, name in watched.changes] == ["cannot_tell", "decoder_ignores_z"]
+
+
+@at_each_cadence
+def test_a_latent_of_which_most_dimensions_are_dead_is_partly_collapsed(cadence):
+    watched = watch(partly, cadence)
+    assert [name for _, name in watched.changes] == ["cannot_tell", "partly_collapsed"]
+    assert watched.last.advice[0].startswith("--latent_size 4 ")
+
+
+@at_each_cadence
+def test_posteriors_that_are_next_to_points_are_not_variational(cadence):
+    assert [name for _, name in watch(points, cadence).changes] == ["cannot_tell", "not_variational"]
+
+
+@at_each_cadence
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_run_that_diverges_is_called_at_the_second_reading_of_it(cadence, broken):
+    def curve(step):
+        return healthy(step) if step < 300 else reading(step, rate=broken, information=math.nan, use=None)
+
+    at = [step for step in range(0, STEPS + 1, cadence.every_n_steps) if step >= 300]
+    assert watch(curve, cadence).changes[-1] == (at[1], "diverged")
+
+
+def test_a_run_that_ends_in_nan_between_two_readings_has_diverged():
+    detector = Detector()
+    said = detector.diverged(70, "the loss is nan")
+    assert (said.name, said.since_step, said.evidence) == ("diverged", 70, "the loss is nan")
+
+
+# --- What cannot be told, and why ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("why", "told"),
+    [
+        ("too few posteriors (7): rate 5.00", {"rate": 5.0, "posteriors": 7, "use": 9.0}),
+        ("neither clear nor gone: ", {"rate": 2.0, "information": 0.4, "use": 0.3}),
+        ("little, and not used: ", {"rate": 0.4, "information": 0.3, "use": 0.0}),
+        ("next to no information, and yet it is used: ", {"rate": 0.1, "use": 2.0}),
+        ("there were no posteriors to read", {"rate": math.nan, "information": math.nan, "posteriors": 0}),
+        ("the mutual information is beyond what can be computed", {"rate": 400.0, "information": math.nan}),
+    ],
+)
+def test_what_cannot_be_told_says_why(why, told):
+    watched = watch(lambda step: reading(step, **told))
+    assert {verdict.name for _, verdict in watched.verdicts} == {"cannot_tell"}
+    assert watched.last.evidence.startswith(why)
+
+
+def test_a_faint_dimension_that_stands_out_is_waited_for_but_not_for_ever():
+    watched = watch(lambda step: reading(step, rate=0.1, use=0.0, largest=0.08))
+    before = [verdict for step, verdict in watched.verdicts if step <= 150]
+    assert {verdict.name for verdict in before} == {"cannot_tell"}
+    assert before[-1].evidence.startswith("faint, but one dimension stands out: ")
+    assert watched.last.name == "collapsed"
+
+
+def test_the_beginning_of_a_run_and_of_its_full_weight_cannot_be_told():
+    run = [verdict.evidence for _, verdict in watch(dead, LONG_RUN).verdicts[:4]]
+    assert run[:2] == ["the run has only begun: step 10 of 1,000", "the run has only begun: step 20 of 1,000"]
+    first = watch(dead, LONG_RUN, KLSchedule()).verdicts[0][1]
+    assert first.evidence == "the run has only begun: step 10"
+    sixth = watch(dead, LONG_RUN, KLSchedule()).verdicts[4][1]
+    assert sixth.evidence == "perhaps collapsed, but not for long enough (since step 50)"
+    assert Detector().verdict.evidence == "there is no reading yet"
+
+
+@pytest.mark.parametrize(
+    ("why", "shape"),
+    [
+        (
+            "faint, but it grows",
+            lambda step: reading(step, rate=0.06 * math.exp(step / 110), use=0.0, information=0.05),
+        ),
+        (
+            "not used, and the rate falls",
+            lambda step: reading(step, rate=8 * math.exp(-step / 200), information=0.1, use=0.0),
+        ),
+        (
+            "not used so far, but the information grows",
+            lambda step: reading(step, rate=6.0, information=0.06 * math.exp(step / 30), use=0.0),
+        ),
+    ],
+)
+def test_what_moves_is_not_judged_by_where_it_stands(why, shape):
+    evidences = [verdict.evidence for _, verdict in watch(shape, Cadence(10, 1)).verdicts]
+    assert any(evidence.startswith(why) for evidence in evidences)
+
+
+# --- Changing one's mind -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cadence", [Cadence(2, 1), DEFAULT, THROTTLED], ids=str)
+@pytest.mark.parametrize("outlier", [dead, ignored, points, partly], ids=lambda curve: curve.__name__)
+def test_an_outlier_changes_nothing(cadence, outlier):
+    odd = 600 - 600 % cadence.every_n_steps
+    watched = watch(lambda step: outlier(step) if step == odd else healthy(step), cadence)
+    assert [name for _, name in watched.changes] == ["cannot_tell", "healthy"]
+
+
+@at_each_cadence
+def test_noise_around_the_line_of_partly_collapsed_does_not_flicker(cadence):
+    """Seven, eight or nine of sixteen dimensions: partly collapsed begins above one half and ends below 0.4."""
+    watched = watch(lambda step: reading(step, rate=4.0, use=6.0, active=8 + round(1.4 * noise(step))), cadence)
+    assert len(watched.changes) <= 3
+
+
+def test_a_partly_collapsed_latent_has_to_come_back_clearly():
+    def curve(step):
+        return reading(step, rate=4.0, use=6.0, active=6 if step <= 300 else 9 if step <= 600 else 11)
+
+    assert watch(curve, Cadence(10, 1)).changes[1:] == [(50, "partly_collapsed"), (630, "healthy")]
+
+
+@at_each_cadence
+def test_noise_around_the_line_of_clear_use_does_not_flicker(cadence):
+    """Answers cross it hundreds of times."""
+    watched = watch(
+        lambda step: reading(step, rate=2.0, information=0.4, use=0.5 + 0.2 * noise(step), use_error=0.01), cadence
+    )
+    assert len(watched.changes) <= 4
+
+
+@at_each_cadence
+def test_a_run_that_falls_silent_and_wakes_up_again_is_not_called_collapsed(cadence):
+    """Rate 3 at 10 % of the run, 0.08 at 14 %, 2 at 20 %: the decoder learns the simplest things meanwhile."""
+    alive = interpolated([(0, 3.0), (100, 3.0), (140, 0.08), (160, 0.08), (200, 2.0), (1000, 5.0)])
+    watched = watch(lambda step: reading(step, rate=alive(step), use=2 * alive(step)), cadence)
+    assert watched.alarms == [] or {name for _, name in watched.alarms} == {"collapsing"}
+    assert watched.last.name == "healthy"
+
+
+@at_each_cadence
+def test_a_run_that_falls_silent_for_good_is_called_within_a_fifth_of_the_run(cadence):
+    """Within an eighth, where the decoder is also asked unbidden: otherwise its last answer is of better days."""
+    alive = interpolated([(0, 3.0), (100, 3.0), (140, 0.08), (1000, 0.08)])
+    watched = watch(lambda step: reading(step, rate=alive(step), use=alive(step) - 0.08), cadence)
+    assert 140 < watched.first("collapsed") <= (340 if cadence.probe_every_n_readings is None else 260)
+    assert watched.last.name == "collapsed"
+
+
+# --- The same run, the same verdicts ------------------------------------------------------------------------------------
+
+
+KINDS = [healthy, dead, falling, settling, ignored, partly, points, annealed_to_death]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=3),
+    cadence=st.sampled_from([DEFAULT, THROTTLED, Cadence(20, 1)]),
+    schedule=st.sampled_from([ALWAYS, LINEAR, KLSchedule(), KLSchedule(STEPS, is_steered=True)]),
+    breaks=st.sets(st.integers(0, 99), max_size=6),
+)
+@example(kinds=[annealed_to_death], cadence=DEFAULT, schedule=LINEAR, breaks=set(range(100)))
+@example(kinds=[healthy, ignored, dead], cadence=THROTTLED, schedule=ALWAYS, breaks=set(range(100)))
+def test_a_state_that_went_through_json_changes_no_verdict(kinds, cadence, schedule, breaks):
+    def curve(step):
+        return kinds[min(len(kinds) - 1, step * len(kinds) // STEPS)](step)
+
+    whole = watch(curve, cadence, schedule)
+    broken = Detector(None, cadence.window, schedule)
+    verdicts = []
+    for number, one in enumerate(offered(curve, cadence)):
+        if number in breaks:
+            state = json.loads(json.dumps(broken.state_dict()))
+            broken = Detector(None, cadence.window, schedule)
+            broken.load_state_dict(state)
+        verdicts.append((one.step, broken.judge(curve(one.step) if broken.wants_decoder_use(one) else one)))
+    assert verdicts == whole.verdicts
+
+
+def test_a_step_that_is_read_anew_takes_the_place_of_its_reading():
+    plain, repeated = Detector(schedule=ALWAYS), Detector(schedule=ALWAYS)
+    for step in range(10, 310, 10):
+        plain.judge(healthy(step))
+        repeated.judge(healthy(step))
+    for step in range(250, 310, 10):
+        repeated.judge(healthy(step))
+    assert repeated.state_dict()["points"] == plain.state_dict()["points"]
+    assert repeated.verdict == plain.verdict
+
+
+# --- Edges ---------------------------------------------------------------------------------------------------------------
+
+
+@at_each_cadence
+def test_a_kl_of_exactly_zero_is_collapsed(cadence):
+    watched = watch(lambda step: reading(step, rate=0.0, use=0.0, use_error=0.0, active=0), cadence)
+    assert [name for _, name in watched.changes] == ["cannot_tell", "collapsed"]
+
+
+@at_each_cadence
+def test_of_single_posteriors_only_a_rate_that_is_gone_can_be_told(cadence):
+    def single(rate):
+        return lambda step: reading(step, rate=rate, information=math.nan, posteriors=1, active=0, use=None)
+
+    assert {verdict.name for _, verdict in watch(single(5.0), cadence).verdicts} == {"cannot_tell"}
+    watched = watch(single(0.01), cadence)
+    assert watched.last.name == "collapsed"
+    assert "nan" not in watched.last.evidence
+    assert "mutual_information" not in watched.last.numbers
+
+
+def test_a_ring_that_fills_up_from_one_sequence_is_judged_once_it_holds_enough():
+    """One sequence a step, a reading at each: the first has no information, and trends do without it."""
+    fell = interpolated([(0, 6.0), (60, 1.0), (200, 0.8)])
+    watched = watch(
+        lambda step: reading(
+            step,
+            rate=fell(step),
+            information=math.nan if step == 1 else 0.9 * fell(step),
+            posteriors=step // 9,
+            use=3.0,
+        ),
+        Cadence(1, 1),
+        KLSchedule(),
+        steps=120,
+    )
+    assert watched.verdicts[62][1].evidence.startswith("too few posteriors (7)")
+    assert watched.last.name == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("rate", "use", "expected"), [(2.0, 3.0, "healthy"), (0.01, 0.0, "collapsed"), (2.0, 0.0, "decoder_ignores_z")]
+)
+def test_a_single_latent_dimension_is_judged_like_many(rate, use, expected):
+    active = int(rate > 1)
+    information = None if use else 0.05
+    watched = watch(
+        lambda step: reading(step, rate=rate, information=information, use=use, dimensions=1, active=active)
+    )
+    assert watched.last.name == expected
+
+
+def test_four_thousand_dead_dimensions_are_dead_although_their_rest_adds_up():
+    watched = watch(
+        lambda step: reading(step, rate=4.1, information=0.02, use=0.0, dimensions=4096, active=0, posteriors=256)
+    )
+    assert [name for _, name in watched.changes] == ["cannot_tell", "collapsed"]
+
+
+def test_nan_in_one_dimension_is_diverged():
+    broken = reading(40, rate=math.nan, information=math.nan, use=None)._replace(
+        kl_per_dim=(1.0, math.nan, 0.5), variance_of_means=(1.0, math.nan, 1.0), mean_of_variances=(0.5, math.nan, 0.5)
+    )
+    assert watch(lambda step: broken._replace(step=step)).last.name == "diverged"
+
+
+@pytest.mark.parametrize("use", [math.nan, math.inf, 3.0])
+@pytest.mark.parametrize("error", [math.nan, math.inf])
+def test_an_answer_without_a_finite_error_is_none(use, error):
+    """As of a single sequence, or of a decoder that overflows."""
+    watched = watch(lambda step: reading(step, rate=4.0, information=0.05, use=use, use_error=error))
+    assert {verdict.name for _, verdict in watched.verdicts} == {"cannot_tell"}
+    assert "decoder use" not in watched.last.evidence
+
+
+def test_without_a_decoder_to_ask_nobody_says_that_it_ignores_z():
+    watched = watch(ignored, can_probe=False)
+    assert (watched.asked, {verdict.name for _, verdict in watched.verdicts}) == ([], {"cannot_tell"})
+
+
+@pytest.mark.parametrize(("curve", "expected"), [(healthy, "healthy"), (dead, "collapsed"), (falling, "collapsed")])
+def test_without_a_decoder_to_ask_the_rest_is_still_told(curve, expected):
+    assert watch(curve, can_probe=False).last.name == expected
+
+
+@pytest.mark.parametrize(
+    ("use", "use_error", "expected"),
+    [(0.3, 0.05, "healthy"), (0.15, 0.05, "decoder_ignores_z"), (0.4, 5.0, "decoder_ignores_z"), (9.0, 5.0, "healthy")],
+)
+def test_clear_information_is_enough_unless_the_decoder_is_found_not_to_use_it(use, use_error, expected):
+    watched = watch(lambda step: reading(step, rate=3.0, information=2.0, use=use, use_error=use_error))
+    assert watched.last.name == expected
+
+
+def test_a_run_is_not_said_to_use_what_nobody_asked_about():
+    assert "whether the decoder uses it" in watch(healthy, can_probe=False).last.evidence
+    assert "the decoder uses it" in watch(healthy).last.evidence
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(0.2, "healthy"), (0.002, "collapsed")])
+def test_steps_have_lower_lines_than_sequences(rate, expected):
+    watched = watch(lambda step: reading(step, rate=rate, use=50 * rate - 0.1, scope="step"))
+    assert watched.last.name == expected
+
+
+def test_thresholds_of_ones_own_are_in_force():
+    detector = Detector(Thresholds(faint_rate=0.001, faint_information=0.001, clear_use=0.05), schedule=ALWAYS)
+    for step in range(10, 500, 10):
+        detector.judge(reading(step, rate=0.2, use=0.2, use_error=0.01))
+    assert detector.verdict.name == "healthy"
+
+
+@pytest.mark.parametrize("lowest", [0.0, -1.0, math.nan])
+def test_a_threshold_that_is_no_positive_number_is_refused(lowest):
+    with pytest.raises(ValueError, match=r"^faint_rate must be above 0, got "):
+        Thresholds(faint_rate=lowest)
+
+
+ODD = st.one_of(st.floats(0, 30), st.sampled_from([math.nan, math.inf, -math.inf, 0.0, 1e-300, 1e300, -0.001]))
+
+
+@st.composite
+def odd_readings(draw) -> Reading:
+    dimensions = draw(st.integers(0, 3))
+    many = st.tuples(*[ODD] * dimensions)
+    return Reading(
+        step=draw(st.integers(0, 60)),
+        epoch=0,
+        scope=draw(st.sampled_from(["sequence", "step"])),
+        posteriors=draw(st.sampled_from([0, 1, 8, 1024])),
+        rate=draw(ODD),
+        kl_per_dim=draw(many),
+        active_units=None,
+        mutual_information=draw(ODD),
+        mutual_information_cap=1.0,
+        aggregate_kl=math.nan,
+        variance_of_means=draw(many),
+        mean_of_variances=draw(many),
+        effective_dimensions=1.0,
+        kl_weight=draw(st.none() | ODD),
+        decoder_use=draw(st.none() | ODD),
+        decoder_use_error=draw(st.none() | ODD),
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    readings=st.lists(odd_readings(), min_size=1, max_size=20),
+    total_steps=st.sampled_from([None, 0, 1, 60]),
+    weight_at=st.sampled_from([None, lambda step: 0.0, lambda step: step / 7, lambda step: math.inf]),
+    is_steered=st.booleans(),
+    window=st.sampled_from([1, FEWEST_IN_WINDOW, 50]),
+    in_order=st.booleans(),
+)
+def test_no_reading_ends_a_run(readings, total_steps, weight_at, is_steered, window, in_order):
+    """With steps that repeat or go back, gaps, and numbers that no run should have."""
+    readings = sorted(readings, key=lambda one: one.step) if in_order else readings
+    detector = Detector(None, window, KLSchedule(total_steps, weight_at, is_steered))
+    for one in readings:
+        detector.wants_decoder_use(one)
+        verdict = detector.judge(one)
+        assert verdict.evidence
+        assert json.dumps(detector.state_dict())
+
+
+# --- Asking the decoder -------------------------------------------------------------------------------------------------
+
+
+def test_a_long_healthy_run_asks_once_in_ten_readings():
+    watched = watch(healthy, Cadence(2, None), KLSchedule(2000), steps=2000)
+    later = [step for step in watched.asked if step > watched.first("healthy")]
+    readings = (2000 - watched.first("healthy")) // 2
+    assert readings / 11 <= len(later) <= readings / 10
+
+
+@pytest.mark.parametrize("curve", KINDS, ids=lambda curve: curve.__name__)
+@pytest.mark.parametrize("every_n_steps", [2, 4, 10, 20])
+def test_no_verdict_on_the_decoder_comes_without_a_fresh_answer(curve, every_n_steps):
+    watched = watch(curve, Cadence(every_n_steps, None), LINEAR)
+    settled = ("healthy", "collapsed", "decoder_ignores_z", "partly_collapsed")
+    assert {step for step, name in watched.changes if name in settled} <= set(watched.asked)
+
+
+def test_nobody_asks_while_the_answer_would_change_nothing():
+    warming = watch(dead, Cadence(10, None), LINEAR)
+    assert min(warming.asked) > 190
+    assert watch(lambda step: reading(step, rate=math.nan, information=math.nan), Cadence(10, None)).asked == []
+
+
+# --- What is known of the KL weight -------------------------------------------------------------------------------------
+
+
+LONG_RUN = Cadence(10, 1)
+
+
+def cycles(step: int) -> float:
+    return min(1.0, step % 250 / 125)
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule", "weight_at", "expected"),
+    [
+        ("known", LINEAR, LINEAR.weight_at, [(10, "warming_up"), (200, "cannot_tell"), (260, "collapsed")]),
+        ("known, but not told", LINEAR, None, [(10, "warming_up"), (200, "cannot_tell"), (260, "collapsed")]),
+        (
+            "known cycles",
+            KLSchedule(STEPS, cycles),
+            cycles,
+            [(10, "warming_up"), (870, "cannot_tell"), (930, "collapsed")],
+        ),
+    ],
+)
+def test_a_known_weight_is_waited_for(name, schedule, weight_at, expected):
+    def curve(step):
+        return dead(step)._replace(kl_weight=weight_at and weight_at(step))
+
+    assert watch(curve, LONG_RUN, schedule).changes == expected
+
+
+def test_a_weight_that_is_told_but_not_known_is_waited_for():
+    watched = watch(lambda step: dead(step)._replace(kl_weight=min(1.0, step / 200)), LONG_RUN, KLSchedule(STEPS))
+    assert (10, "warming_up") in watched.changes or (20, "warming_up") in watched.changes
+    assert 200 < watched.first("collapsed") <= 200 + 5 * 10 + 10 * 10
+
+
+@pytest.mark.parametrize("schedule", [KLSchedule(STEPS), KLSchedule()], ids=["length known", "length unknown"])
+def test_where_nothing_is_told_of_the_weight_it_counts_as_full(schedule):
+    watched = watch(lambda step: dead(step)._replace(kl_weight=None), LONG_RUN, schedule)
+    assert watched.first("collapsed") <= 140
+
+
+def test_a_verdict_that_no_reading_upholds_is_given_up():
+    """Healthy for 300 steps, and then the rate goes up and down across the line to faint, with nothing used."""
+
+    def torn(step):
+        return (
+            healthy(step) if step <= 300 else reading(step, rate=0.25 if step % 40 else 0.45, information=0.05, use=0.0)
+        )
+
+    watched = watch(torn)
+    assert watched.verdicts[14][1].name == "healthy"
+    assert watched.last.name != "healthy"
+
+
+def test_a_run_of_unknown_length_is_not_called_dead_in_its_first_steps():
+    watched = watch(dead, Cadence(1, 1), KLSchedule())
+    assert watched.first("collapsed") >= 50 + 80
+
+
+def test_a_slow_rise_of_an_unknown_weight_is_waited_for():
+    def rising(step):
+        return dead(step)._replace(kl_weight=step / 100_000)
+
+    watched = watch(rising, Cadence(20, 4), KLSchedule(100_000), steps=40_000)
+    assert {verdict.name for _, verdict in watched.verdicts[6:]} == {"warming_up"}
+
+
+def test_a_decoder_that_does_worse_with_its_own_latent_does_not_ignore_it():
+    watched = watch(lambda step: reading(step, rate=2.0, information=0.3, use=-3.0, use_error=0.5))
+    assert {verdict.name for _, verdict in watched.verdicts} == {"cannot_tell"}
+
+
+def test_a_steered_weight_is_judged_at_once_and_not_advised_again():
+    watched = watch(lambda step: dead(step)._replace(kl_weight=0.01), LONG_RUN, KLSchedule(STEPS, is_steered=True))
+    assert watched.first("collapsed") <= 120
+    assert not any("--target_kl" in line or "--kl_schedule" in line for line in watched.last.advice)
+
+
+def test_a_schedule_is_asked_only_when_a_run_starts():
+    asked = []
+
+    def weight_at(step):
+        asked.append(step)
+        return 1.0
+
+    detector = Detector(schedule=KLSchedule(STEPS, weight_at))
+    before = len(asked)
+    for step in range(10, STEPS, 10):
+        detector.judge(dead(step))
+    assert len(asked) == before
+
+
+@pytest.mark.parametrize("total_steps", [None, 0, 1])
+def test_a_run_of_no_known_length_is_judged_by_its_readings(total_steps):
+    watched = watch(dead, LONG_RUN, KLSchedule(total_steps, lambda step: 1.0))
+    assert watched.last.name == "collapsed"
+
+
+# --- Advice ---------------------------------------------------------------------------------------------------------------
+
+
+NAMES: list[VerdictName] = [
+    "healthy",
+    "warming_up",
+    "collapsing",
+    "collapsed",
+    "decoder_ignores_z",
+    "partly_collapsed",
+    "not_variational",
+    "diverged",
+    "cannot_tell",
+]
+SITUATIONS = [
+    Situation(healthy, steered, cyclical, weight)
+    for healthy in (False, True)
+    for steered in (False, True)
+    for cyclical in (False, True)
+    for weight in (None, 0.2, 1.0)
+]
+WITH_A_VALUE = re.compile(r"^(--\w+ [\w.]+)(?: \(|$)")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_advice_names_flags_that_the_training_commands_have(name):
+    known = flags_of(TrainingSettings)
+    lines = {line for situation in SITUATIONS for line in advice_on(name, situation, active=4)}
+    assert {flag for line in lines for flag in re.findall(r"--(\w+)", line)} <= known.keys()
+    for line in lines:
+        if (words := WITH_A_VALUE.match(line)) and "--init_from" not in line:
+            parse_command_line(TrainingSettings, words[1].split(), prog="test", description="")
+
+
+@pytest.mark.parametrize("name", ["collapsing", "collapsed", "decoder_ignores_z", "not_variational", "diverged"])
+def test_every_alarm_comes_with_advice(name):
+    assert all(advice_on(name, situation, active=4) for situation in SITUATIONS)
+
+
+def test_advice_names_nothing_that_is_in_force_or_has_no_say():
+    def flags(name, **situation):
+        return re.findall(r"--\w+", " ".join(advice_on(name, Situation(**situation), active=4)))
+
+    assert flags("collapsed", is_steered=True) == ["--free_bits", "--word_dropout"]
+    assert flags("collapsed", is_cyclical=True) == ["--free_bits", "--word_dropout", "--target_kl"]
+    assert flags("not_variational", kl_weight=0.01) == ["--beta", "--target_kl"]
+    assert flags("not_variational", kl_weight=1.0) == ["--target_kl"]
+    assert flags("not_variational", is_cyclical=True) == ["--beta", "--kl_schedule", "--target_kl"]
+
+
+def test_what_was_healthy_can_be_gone_back_to():
+    assert not any("healthy.ckpt" in line for line in watch(dead).last.advice)
+    assert "healthy.ckpt" in watch(falling).last.advice[-1]
+
+
+@pytest.mark.parametrize("curve", KINDS, ids=lambda curve: curve.__name__)
+def test_a_change_of_verdict_is_one_line(curve):
+    watched = watch(curve)
+    line = line_of(watched.last, "cannot_tell", STEPS)
+    assert "\n" not in line
+    assert line.startswith(f"step 1,000: {watched.last.name.replace('_', ' ')}")
+    assert all(line.count(advice.partition(" (")[0]) >= 1 for advice in watched.last.advice)

@@ -1,0 +1,236 @@
+"""The monitor on modules that share nothing with ours: right numbers, and not a trace of its questions."""
+
+import math
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning import Callback
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor
+from torch.distributions import Normal, kl_divergence
+
+from seqvae.monitors import PosteriorMetricsMonitor, StepOutputs, read_readings
+from seqvae.monitors.contract import from_training_step
+from tests.support.foreign_vaes import (
+    LSTMVAE,
+    QUIET,
+    AskedImageVAE,
+    ImageVAE,
+    Sentences,
+    TellingImageVAE,
+    pictures,
+    q_of,
+    watched,
+)
+from tests.support.tiny_vaes import make_trainer
+
+pytestmark = QUIET
+
+
+@pytest.fixture(autouse=True)
+def same_weights() -> None:
+    torch.manual_seed(0)
+
+
+class Told(Callback):
+    """Keeps what each step told."""
+
+    def __init__(self, read: Callable[..., StepOutputs]) -> None:
+        self.read = read
+        self.steps: list[StepOutputs] = []
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.steps.append(self.read(pl_module, outputs, batch))
+
+
+# --- The right numbers ----------------------------------------------------------------------------------------------
+
+SENTENCES = Sentences(5, 16)
+
+
+@pytest.mark.parametrize(
+    ("make", "loader", "read"),
+    [
+        (ImageVAE, pictures(80, 16), from_training_step),
+        (LSTMVAE, SENTENCES, q_of),
+        (partial(LSTMVAE, per_step=True), SENTENCES, q_of),
+    ],
+    ids=["images", "lstm", "lstm per step"],
+)
+def test_the_rate_is_the_kl_of_all_that_the_steps_told(make, loader, read, tmp_path):
+    told = Told(read)
+    monitor = PosteriorMetricsMonitor(read_outputs=read, probe_decoder=False)
+    reading = watched(tmp_path, make(), [loader], monitor, told)
+    masks = [... if one.posterior_mask is None else one.posterior_mask for one in told.steps]
+    mean_NZ = torch.cat([one.posterior_mean[mask] for one, mask in zip(told.steps, masks, strict=True)]).detach()
+    logvar_NZ = torch.cat([one.posterior_logvar[mask] for one, mask in zip(told.steps, masks, strict=True)]).detach()
+    kl_NZ = kl_divergence(Normal(mean_NZ, (0.5 * logvar_NZ).exp()), Normal(0.0, 1.0))
+    assert reading.posteriors == len(kl_NZ)
+    assert reading.kl_per_dim == pytest.approx(kl_NZ.mean(dim=0).tolist(), rel=1e-4)
+    assert reading.rate == pytest.approx(float(kl_NZ.sum(dim=1).mean()), rel=1e-4)
+    assert reading.active_units == int((mean_NZ.var(dim=0) >= 0.01).sum())
+    assert reading.kl_weight == pytest.approx(told.steps[-1].kl_weight)
+
+
+def test_the_nll_is_the_mean_of_all_that_the_steps_told(tmp_path):
+    told = Told(from_training_step)
+    reading = watched(tmp_path, ImageVAE(), [pictures(80, 16)], PosteriorMetricsMonitor(), told)
+    nll_N = torch.cat([one.nll for one in told.steps if one.nll is not None]).detach()
+    assert len(nll_N) == 80
+    assert reading.nll == pytest.approx(float(nll_N.mean()), rel=1e-5)
+
+
+@torch.no_grad()
+def lost(module: Any, batches: list[Any], z: Tensor, lengths: list[int] | None = None) -> list[float]:
+    """By the definition, one sequence after the other; the steps of a shorter one repeat."""
+    differences = []
+    for i, batch in enumerate(batches):
+        steps = range(z.shape[1])
+        other = z[i - 1] if lengths is None else torch.stack([z[i - 1, step % lengths[i - 1]] for step in steps])
+        differences.append(float(module.nll_given_z(batch, other[None]) - module.nll_given_z(batch, z[i, None])))
+    return differences
+
+
+def noise_like(mean: Tensor) -> Tensor:
+    return torch.randn(mean.shape, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("make", [AskedImageVAE, TellingImageVAE])
+def test_the_decoder_use_of_pictures_is_read_with_nll_given_z_alone_or_with_posterior_of(make, tmp_path):
+    module = make()
+    reading = watched(tmp_path, module, [pictures(80, 16), pictures(40, 40)], PosteriorMetricsMonitor())
+    mean, logvar = module.eval().encoder(next(iter(pictures(40, 40)))[0]).detach().chunk(2, dim=1)
+    expected = lost(module, list(pictures(40, 1)), mean + noise_like(mean) * torch.exp(logvar / 2))
+    assert reading.decoder_use == pytest.approx(np.mean(expected), rel=1e-3)
+    assert reading.decoder_use_error == pytest.approx(np.std(expected, ddof=1) / math.sqrt(40), rel=1e-3)
+
+
+@pytest.mark.parametrize("per_step", [False, True])
+def test_the_decoder_use_of_an_lstm_is_read_with_nll_given_z_alone(per_step, tmp_path):
+    module, validation = LSTMVAE(per_step=per_step), Sentences(1, 32)
+    reading = watched(tmp_path, module, [SENTENCES, validation], PosteriorMetricsMonitor(read_outputs=q_of))
+    (batch,) = validation
+    mean, sigma = (part.detach() for part in module.infer(batch))
+    batches = [{name: part[i, None] for name, part in batch.items()} for i in range(32)]
+    lengths = batch["lengths"].tolist() if per_step else None
+    expected = lost(module, batches, mean + noise_like(mean) * sigma, lengths)
+    assert reading.decoder_use == pytest.approx(np.mean(expected), rel=1e-3, abs=1e-5)
+    assert reading.decoder_use_error == pytest.approx(np.std(expected, ddof=1) / math.sqrt(32), rel=1e-3)
+
+
+class DeafVAE(AskedImageVAE):
+    def likelihood(self, x: Tensor, z: Tensor) -> Tensor:
+        return super().likelihood(x, 0 * z)
+
+
+def test_a_module_that_has_learnt_the_factor_reads_so_and_a_deaf_decoder_reads_zero(tmp_path):
+    loaders = [pictures(512, 32), pictures(64, 32)]
+    learnt, deaf = (
+        watched(tmp_path, module, loaders, PosteriorMetricsMonitor(posteriors=256), max_steps=150)
+        for module in (AskedImageVAE(), DeafVAE())
+    )
+    assert learnt.decoder_use is not None
+    assert learnt.decoder_use_error is not None
+    assert learnt.decoder_use > 5 * learnt.decoder_use_error > 0
+    assert learnt.mutual_information > 1
+    assert (deaf.decoder_use, deaf.decoder_use_error) == (0.0, 0.0)
+
+
+def test_without_nll_given_z_no_decoder_use_is_read(tmp_path):
+    watched(tmp_path, ImageVAE(), [pictures(80, 16), pictures(40, 40)], PosteriorMetricsMonitor())
+    assert {reading.decoder_use for reading in read_readings(tmp_path / "posterior.jsonl")} == {None}
+
+
+# --- Not a trace ----------------------------------------------------------------------------------------------------
+
+
+class Spy(CSVLogger):
+    """Keeps what the module logs."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.calls: list[tuple[dict[str, float], int | None]] = []
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        own = {name: value for name, value in metrics.items() if not name.startswith("posterior/")}
+        if own:
+            self.calls.append((own, step))
+
+
+class DirectLoggingVAE(AskedImageVAE):
+    """Goes to the logger itself."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        assert self.logger is not None
+        self.logger.log_metrics({"direct": float(self.steps_taken)}, step=self.global_step)
+        return super().training_step(batch, batch_idx)
+
+
+def everything_after(directory: Path, make: Any, read: Any, loaders: Any, monitored: bool, **options: Any) -> Any:
+    """All that a run leaves, in a form that can be compared bit by bit."""
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)
+    module, spy = make(), Spy(directory)
+    monitor = PosteriorMetricsMonitor(update_frequency=1, read_outputs=read)
+    trainer = make_trainer(directory, [monitor] if monitored else [], 6, logger=spy, log_every_n_steps=1, **options)
+    trainer.fit(module, *loaders())
+    if monitored:
+        assert all(one.decoder_use is not None for one in read_readings(directory / "posterior.jsonl"))
+    plain = {name: value for name, value in vars(module).items() if isinstance(value, int | float | list | bool)}
+    return repr(
+        (
+            [(name, value.double().tolist()) for name, value in module.state_dict().items()],
+            [[state.tolist() for state in one.values()] for one in trainer.optimizers[0].state.values()],
+            [parameter.grad is None for parameter in module.parameters()],
+            [part.training for part in module.modules()],
+            sorted(vars(module)),
+            (plain, spy.calls, {name: value.tolist() for name, value in trainer.callback_metrics.items()}),
+            (torch.rand(2).tolist(), random.random(), np.random.rand()),
+        )
+    )
+
+
+def shuffled_pictures() -> Any:
+    return [pictures(64, 16, shuffle=True), pictures(20, 10, shuffle=True)]
+
+
+@pytest.mark.parametrize(
+    ("make", "read", "loaders"),
+    [
+        (AskedImageVAE, from_training_step, shuffled_pictures),
+        (TellingImageVAE, from_training_step, shuffled_pictures),
+        (DirectLoggingVAE, from_training_step, shuffled_pictures),
+        (LSTMVAE, q_of, lambda: [Sentences(4, 8), Sentences(2, 8)]),
+        (AskedImageVAE, from_training_step, lambda: [pictures(64, 16, shuffle=True)]),
+    ],
+    ids=["asked", "telling", "logging", "lstm", "no validation"],
+)
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_a_run_is_the_same_to_the_last_bit_with_and_without_the_monitor(make, read, loaders, precision, tmp_path):
+    options = {"precision": precision, "accumulate_grad_batches": 2}
+    alone = everything_after(tmp_path / "alone", make, read, loaders, False, **options)
+    monitored = everything_after(tmp_path / "monitored", make, read, loaders, True, **options)
+    assert monitored == alone
+
+
+def test_the_fixed_batches_are_the_same_whenever_they_are_chosen_from_a_shuffled_validation(tmp_path):
+    asked: list[Tensor] = []
+
+    class Noting(TellingImageVAE):
+        def nll_given_z(self, batch: Any, z: Tensor) -> Tensor:
+            asked.append(batch[1])
+            return super().nll_given_z(batch, z)
+
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        loaders = [pictures(64, 16), pictures(64, 32, shuffle=True)]
+        watched(tmp_path, Noting(), loaders, PosteriorMetricsMonitor(), max_steps=1)
+    first, _, second, _ = asked
+    assert torch.equal(first, second)

@@ -1,0 +1,395 @@
+"""report.html: what it says of runs of every kind, that nothing in a run's directory can break it, and how it is written."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seqvae.reports.__main__ import main
+from seqvae.reports.compare_page import compare_page, path_of
+from seqvae.reports.page import MOST_BYTES
+from seqvae.reports.run_directory import read_run
+from seqvae.reports.run_lines import csv_rows
+from seqvae.reports.run_page import run_page
+from seqvae.reports.run_story import end_of, tell
+from seqvae.reports.run_tables import differing_settings, survived_rows
+from tests.support.hostile import NAMES
+from tests.support.report_runs import STEPS, event, finished, make_run, reading, write, write_rows
+
+FILES = (
+    "config.yaml",
+    "environment.json",
+    "run.json",
+    "metrics.csv",
+    "events.jsonl",
+    "posterior.jsonl",
+    "throughput.jsonl",
+)
+MORE_FILES = (*FILES, "samples/step-0001000.txt", "plots/posteriors.npz", "evaluation.jsonl")
+SECTIONS = (
+    *("Loss", "Collapse", "Latents", "Samples against data", "Data quality", "Performance"),
+    *("Settings that differ from the defaults", "Environment", "What it survived"),
+)
+NOW = 1_767_226_000.0
+
+
+def page_of(directory: Path) -> str:
+    return run_page(read_run(directory), NOW)
+
+
+# --- What it says ---------------------------------------------------------------------------------------------------
+
+
+def test_a_report_begins_with_the_verdict_and_has_all_sections_in_their_order(tmp_path):
+    page = page_of(make_run(tmp_path / "a", end=finished()))
+    places = [page.index(f"<h2>{title}</h2>") for title in SECTIONS]
+    assert places == sorted(places)
+    before = page[: places[0]]
+    assert before.index("<h1>The latent carries something, and the decoder uses it.</h1>") < before.index(
+        "What to do next"
+    )
+    assert before.count("<dt>") == 6
+    assert "Finished at step 1,000 of 1,000." in before
+    assert "<script" not in page
+    assert "http://" not in page
+    assert "https://" not in page
+
+
+@pytest.mark.parametrize(
+    ("verdict", "tone", "sentence"),
+    [
+        ("healthy", "good", "The latent carries something"),
+        ("partly_collapsed", "fair", "Most latent dimensions are dead"),
+        ("collapsed", "bad", "The posterior has collapsed"),
+        ("decoder_ignores_z", "bad", "The decoder ignores the latent"),
+        ("not_variational", "bad", "The posteriors are next to points"),
+        ("cannot_tell", "open", "The readings do not decide yet"),
+    ],
+)
+def test_each_verdict_has_its_sentence_its_evidence_and_its_advice(verdict, tone, sentence, tmp_path):
+    story = tell(read_run(make_run(tmp_path / "a", verdict=verdict, says="rate 2.5")), NOW)
+    assert (story.tone, story.verdict) == (tone, verdict.replace("_", " "))
+    assert story.sentence.startswith(sentence)
+    assert story.why == "Since step 480: rate 2.5."
+    assert (story.next[0] == "--free_bits 0.25 (the first nats of each dimension are free)") == (verdict != "healthy")
+
+
+def test_that_the_decoder_uses_the_latent_is_said_where_it_is_known(tmp_path):
+    unknown = "the latent carries something, and whether the decoder uses it is not known for certain; rate 2"
+    story = tell(read_run(make_run(tmp_path / "a", says=unknown)), NOW)
+    assert story.sentence == "The latent carries something; whether the decoder uses it is not known for certain"
+    assert tell(read_run(make_run(tmp_path / "b")), NOW).sentence.endswith("and the decoder uses it")
+
+
+@pytest.mark.parametrize(
+    ("end", "state"),
+    [
+        (finished(), "Finished at step 1,000 of 1,000."),
+        (finished() | {"ended_by": "max_time", "step": 900}, "Finished at step 900 of 1,000, as --max_time says."),
+        (event("interrupted", 700), "Interrupted at step 700 of 1,000."),
+        (event("stopped", 800, verdict="collapsed"), "Stopped at step 800 of 1,000, as --on_collapse stop says."),
+    ],
+)
+def test_how_a_run_ended_is_said(end, state, tmp_path):
+    assert tell(read_run(make_run(tmp_path / "a", end=end)), NOW).state == state
+
+
+def test_a_run_without_an_end_is_under_way_or_long_silent(tmp_path):
+    run = read_run(make_run(tmp_path / "a"))
+    assert run.last_sign is not None
+    assert tell(run, run.last_sign + 60).state.startswith("Under way at step 1,000 of 1,000, as of ")
+    assert "probably killed" in tell(run, run.last_sign + 7200).state
+
+
+def test_an_error_that_ended_a_run_goes_before_the_posteriors_verdict(tmp_path):
+    run = read_run(make_run(tmp_path / "a", end=event("failed", 700, said="RuntimeError: out of paper")))
+    story = tell(run, NOW)
+    assert (story.tone, story.verdict, story.sentence) == ("bad", "failed", "The run was ended by an error")
+    assert story.why == "RuntimeError: out of paper Until then the verdict was: healthy."
+    resumed = [*run.events, event("resumed", 700, checkpoint="last.ckpt")]
+    assert end_of(resumed) is None
+    assert tell(run._replace(events=resumed), NOW).verdict == "healthy"
+
+
+def test_an_unwatched_run_says_what_is_given_up_and_whether_its_kl_looks_like_a_collapse(tmp_path):
+    run = read_run(make_run(tmp_path / "a", monitored=False))
+    story = tell(run, NOW)
+    assert (story.verdict, story.tone) == ("not watched", "open")
+    assert "which gives up the rate, the mutual information and the decoder use" in story.why
+    assert run.missing == ()
+    assert page_of(tmp_path / "a").count("--disable_metrics_monitoring") >= 3
+    faint = [row | {"valid_kl": 0.01} for row in run.validations]
+    story = tell(run._replace(validations=faint), NOW)
+    assert story.tone == "fair"
+    assert "as little as a collapsed posterior has" in story.why
+
+
+def test_settings_that_differ_are_shown_beside_their_defaults(tmp_path):
+    run = read_run(make_run(tmp_path / "a"))
+    assert differing_settings(run) == [["--data_dir", "data", "none"], ["--lr", "0.001", "none"]]
+    assert differing_settings(run._replace(facts={})) is None
+
+
+def test_what_a_run_survived_is_listed_and_much_of_one_kind_is_counted(tmp_path):
+    run = read_run(make_run(tmp_path / "a"))
+    many = [event("step_skipped", step, said="NaN") for step in range(60)]
+    rows, more = survived_rows(run._replace(events=[*many, event("rolled_back", 60, said="back")]))
+    assert len(rows) == 41
+    assert rows[-1][1:] == ["60", "went back to an earlier checkpoint", "back"]
+    assert more == "Left out here: 20 more of step skipped; all stand in events.jsonl."
+
+
+def test_the_newest_evaluation_of_each_checkpoint_and_split_is_a_table(tmp_path):
+    directory = make_run(tmp_path / "a")
+    rows = [{"name": "IW-NLL", "value": value, "error": 0.25, "of": "K = 500"} for value in (31.5, 30.5, 99.5)]
+    lines = [
+        {"time": f"2026-01-01T00:00:0{place}.000Z", "checkpoint": "best.ckpt", "split": split, "rows": [row]}
+        for place, (split, row) in enumerate(zip(("test", "test", "valid"), rows, strict=True))
+    ]
+    assert "Measured on whole splits" not in page_of(directory)
+    write_rows(directory / "evaluation.jsonl", lines)
+    page = page_of(directory)
+    assert "best.ckpt on the test split, 2026-01-01 00:00:01" in page
+    assert '<td class="n">30.5</td><td class="n">0.250</td><td>K = 500</td>' in page
+    assert "31.5</td>" not in page
+    assert "99.5</td>" in page
+
+
+# --- What cannot break it -------------------------------------------------------------------------------------------
+
+
+def test_names_from_data_are_shown_and_obeyed_by_nobody(tmp_path):
+    directory = make_run(tmp_path / "<b>a", names=NAMES, says="".join(NAMES[:4]), verdict="<i>odd")
+    page = page_of(directory)
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "<script" not in page
+    assert "<i>odd" not in page
+    assert "<b>a" not in page
+    assert all(character.isprintable() or character == "\n" for character in page)
+    compared = compare_page([read_run(directory)] * 2, NOW)
+    assert "<script" not in compared
+    assert "<b>a" not in compared
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_named_and_the_rest_is_there(name, tmp_path):
+    directory = make_run(tmp_path / "a")
+    (directory / name).unlink()
+    page = page_of(directory)
+    assert f"Not there, or not readable: {name}" in page
+    assert all(f"<h2>{title}</h2>" in page for title in SECTIONS)
+
+
+def test_a_directory_in_which_hardly_anything_is_still_has_a_report(tmp_path):
+    write(tmp_path / "config.yaml", ["lr: 0.001"])
+    page = page_of(tmp_path)
+    assert "The posterior has not been read yet" in page
+    assert "It has not begun, or left no trace of it." in page
+
+
+def test_half_a_line_and_lines_of_others_are_passed_over(tmp_path):
+    directory = make_run(tmp_path / "a")
+    before = read_run(directory)
+    with (directory / "posterior.jsonl").open("a") as file:
+        file.write('no row\n{"step": "x"}\n[1]\n' + json.dumps(reading(2000, "healthy"))[:100])
+    assert read_run(directory).readings == before.readings
+
+
+def test_numbers_at_the_edge_of_what_a_float_holds_are_left_out(tmp_path):
+    directory = make_run(tmp_path / "a")
+    for name in ("posterior.jsonl", "throughput.jsonl", "run.json", "metrics.csv"):
+        text = (directory / name).read_text()
+        (directory / name).write_text(text.replace("2.0", "1e308").replace("0.0", "-1e308").replace("1.5", "-1e308"))
+    huge_NZ = np.where(np.arange(12).reshape(6, 2) % 2, 1e308, -1e308)
+    np.savez(directory / "plots" / "posteriors.npz", mean_NZ=huge_NZ, logvar_NZ=huge_NZ)
+    assert page_of(directory).endswith("</html>\n")
+    assert compare_page([read_run(directory)] * 2, NOW).endswith("</html>\n")
+
+
+def test_a_very_long_metrics_csv_is_thinned_before_it_is_parsed(tmp_path, monkeypatch):
+    directory = make_run(tmp_path / "a")
+    head, *rows = (directory / "metrics.csv").read_text().splitlines()
+    more = [",".join([str(step), *rows[0].split(",")[1:]]) for step in range(1001, 50_000)]
+    last = ",".join(["50000", *rows[-1].split(",")[1:]])
+    write(directory / "metrics.csv", [head, *rows, *more, last])
+    parsed = []
+
+    def counted(lines):
+        parsed.append(len(lines))
+        return csv_rows(lines)
+
+    monkeypatch.setattr("seqvae.reports.run_directory.csv_rows", counted)
+    run = read_run(directory)
+    assert parsed == [1001, 12]
+    assert (run.training[0]["step"], run.training[-1]["step"]) == (20, 49_999)
+    assert [row["step"] for row in run.validations] == [*range(100, 1001, 100), 50_000]
+    monkeypatch.setattr("seqvae.reports.run_lines.MOST_BYTES", 1000)
+    tail = read_run(directory)
+    assert (tail.training[-1], tail.validations) == (run.training[-1], run.validations[-1:])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_lies_in_the_directory_there_is_a_report(seed, tmp_path):
+    """Values of other types, deep nests, huge numbers, cut and overwritten bytes."""
+    chance = random.Random(seed)
+    directory = make_run(tmp_path / "a")
+    write_rows(directory / "evaluation.jsonl", [{"checkpoint": 1, "rows": [{"name": {}, "value": "x"}, 5]}])
+    odd: tuple[Any, ...] = (
+        None,
+        True,
+        -1,
+        0,
+        10**400,
+        1e308,
+        float("inf"),
+        "",
+        "x",
+        [],
+        [None, "x", [1]],
+        {},
+        {"a": {}},
+        [1e308] * 3,
+    )
+
+    def spoilt(value):
+        if chance.random() < 0.08:
+            return chance.choice(odd)
+        if isinstance(value, dict):
+            return {name: spoilt(one) for name, one in value.items()}
+        return [spoilt(one) for one in value] if isinstance(value, list) else value
+
+    for name in MORE_FILES:
+        path = directory / name
+        content = path.read_bytes()
+        if path.suffix in (".json", ".jsonl") and chance.random() < 0.8:
+            lines = [json.dumps(spoilt(json.loads(line))) for line in content.splitlines()]
+            content = "".join(f"{line}\n" for line in lines).encode()
+        elif chance.random() < 0.7:
+            place = chance.randrange(len(content))
+            content = content[:place] + chance.randbytes(20) + content[place + chance.randrange(200) :]
+        path.write_bytes(content)
+    page = page_of(directory)
+    assert page.endswith("</html>\n")
+    assert compare_page([read_run(directory)] * 2, NOW).endswith("</html>\n")
+
+
+def test_a_report_stays_small_however_long_the_run_and_whatever_its_picture(tmp_path):
+    directory = make_run(tmp_path / "a", names=[f"{'name' * 100}{place}" for place in range(200)], is_text=False)
+    wide = [value / 100 for value in range(512)]
+    write_rows(directory / "posterior.jsonl", [reading(step, "healthy") | {"kl_per_dim": wide} for step in range(2000)])
+    write_rows(
+        directory / "events.jsonl", [event("verdict", step, verdict="healthy", evidence="x" * 5000) for step in STEPS]
+    )
+    picture = directory / "samples" / "step-0001000.png"
+    picture.write_bytes(picture.read_bytes() + bytes(3_000_000))
+    assert "All 50 verdicts" in page_of(directory)
+    row = event("verdict", 1, verdict="healthy", evidence="x")
+    write_rows(directory / "events.jsonl", [row] * 1500)
+    assert "The first 200 of 1,500 verdicts" in page_of(directory)
+    page = page_of(directory)
+    assert len(page.encode()) < MOST_BYTES / 2
+    assert "The picture is too large for this page: samples/step-0001000.png" in page
+
+
+# --- The command ----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_needs_neither_torch_nor_lightning(tmp_path):
+    directory = make_run(tmp_path / "a")
+    code = (
+        "import sys; from seqvae.reports.__main__ import main; code = main(sys.argv[1:]); "
+        "print([name for name in sys.modules if name.partition('.')[0] in ('torch', 'lightning', 'matplotlib', 'pandas')]); "
+        "sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(directory)], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [str(directory / "report.html"), "[]"]
+    assert (directory / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert done.stderr == ""
+
+
+def test_a_comparison_lays_runs_over_one_another(tmp_path):
+    good, bad = make_run(tmp_path / "x" / "a", end=finished()), make_run(tmp_path / "y" / "a", verdict="collapsed")
+    write(bad / "config.yaml", ["lr: 0.5", "data_dir: data"])
+    output = tmp_path / "both.html"
+    assert main(["--compare", str(good), str(bad), "--output", str(output)]) == 0
+    page = output.read_text(encoding="utf-8")
+    assert "x/a: healthy" in page
+    assert "y/a: collapsed" in page
+    assert "Distortion (reconstruction NLL) against rate" in page
+    assert "<tr><td>--lr</td><td>0.001</td><td>0.5</td></tr>" in page
+    run = read_run(good)
+    assert path_of(run) == [(row["valid_kl"], row["valid_nll"]) for row in run.validations]
+    assert path_of(run._replace(validations=[]))[0] == (run.readings[0]["rate"], 30.0)
+
+
+def test_elbos_of_different_data_are_not_compared(tmp_path):
+    one, same, other = (make_run(tmp_path / name) for name in ("one", "same", "other"))
+    write(other / "config.yaml", ["lr: 0.001", "data_dir: others"])
+    (other / "run.json").write_text((one / "run.json").read_text().replace("900", "800"))
+    page = compare_page([read_run(one), read_run(same)], NOW)
+    assert "cannot be compared" not in page
+    assert "the lower left is better" in page
+    page = compare_page([read_run(one), read_run(other)], NOW)
+    assert (
+        "ELBOs of different data cannot be compared: these runs differ in <code>--data_dir</code>, the number of"
+        in page
+    )
+    assert "the lower left is better" not in page
+
+
+def test_what_is_no_run_is_left_out_with_a_note(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    make_run(Path("a"))
+    Path("empty").mkdir()
+    assert main(["a", "empty", "nowhere"]) == 0
+    said = capsys.readouterr()
+    assert said.out == "a/report.html\n"
+    assert said.err == (
+        "note: empty is no run: it has neither config.yaml nor metrics.csv; it is left out\n"
+        "note: nowhere: there is no such directory; it is left out\n"
+    )
+
+
+def test_what_killed_processes_left_is_removed_and_what_others_write_is_not(tmp_path):
+    directory = make_run(tmp_path / "a")
+    left, fresh = directory / ".report.html.1.new", directory / ".report.html.2.new"
+    left.touch()
+    fresh.touch()
+    os.utime(left, (0, 0))
+    assert main([str(directory)]) == 0
+    assert (directory / "report.html").is_file()
+    assert sorted(path.name for path in directory.glob(".*")) == [fresh.name]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["nowhere"], 2, "nowhere: there is no such directory"),
+        (["empty"], 2, "empty is no run"),
+        (["--compare", "a"], 2, "--compare wants 2 to 24 run directories, got 1"),
+        (["a", "a", "--output", "b.html"], 2, "--output is for one report"),
+        (["a", "--output", "empty"], 2, "--output empty is a directory"),
+        (["a", "--output", "missing/b.html"], 6, "missing/b.html: cannot be written (No such file or directory)"),
+    ],
+)
+def test_what_cannot_be_done_is_said_with_its_exit_code(words, code, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    make_run(Path("a"))
+    Path("empty").mkdir()
+    assert main(words) == code
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "a" / "report.html").exists()
+
+
+def test_wrong_flags_and_help_end_as_everywhere(capsys):
+    for words, code in ((["--nonsense"], 2), ([], 2), (["--help"], 0)):
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        assert end.value.code == code
+    assert "--compare" in capsys.readouterr().out

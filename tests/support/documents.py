@@ -1,0 +1,87 @@
+"""Commands, modules, flags, files and tables that a page of documentation names. For tests/project/test_documentation.py."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+OF_EXAMPLES = sorted((ROOT / "examples").glob("*/README.md"))
+_KNOWN_ENDINGS = "py|md|jsonl|json|yaml|csv|png|ckpt|html|txt|toml|parquet|npz|safetensors|sh"
+_FILE = re.compile(rf"(?<![\w/*<>.$-])[\w./-]*\w\.(?:{_KNOWN_ENDINGS})(?![\w/-])")
+_FOLDER = re.compile(r"(?<![\w.])`([\w.-]+(?:/[\w.-]+)*)/`")
+
+
+class Table(NamedTuple):
+    """A table on a page."""
+
+    heading: str
+    """The last heading before it."""
+    lines: list[str]
+    is_rendered: bool
+    """It stands between the marks of benchmarks/pages.py."""
+
+    @property
+    def has_numbers(self) -> bool:
+        """Outside of what is code."""
+        return any(re.search(r"\d", re.sub(r"`[^`]*`", "", line)) for line in self.lines)
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def commands(text: str) -> list[list[str]]:
+    """Every line or code span that runs one of the commands, without the interpreter and comments."""
+    return [_words(line) for line in re.findall(r"(?:python|torchrun --nproc_per_node \d+) (\w+\.py[^\n`#|]*)", text)]
+
+
+def modules_run(text: str) -> list[list[str]]:
+    """The same of `python -m`: the module and what follows it."""
+    return [_words(line) for line in re.findall(r"python -m ([a-z_.]+[^\n`#|]*)", text)]
+
+
+def _words(line: str) -> list[str]:
+    return shlex.split(line.split("...")[0])
+
+
+def flags_named(text: str) -> set[str]:
+    """Without `no_`, hyphens as underscores."""
+    named = re.findall(r"(?<![\w-])--([a-z][\w-]+)", text)
+    return {flag.replace("-", "_").removeprefix("no_") for flag in named}
+
+
+def make_targets(text: str) -> set[str]:
+    """Of `make target` in code spans and blocks."""
+    return set(re.findall(r"(?:^|`)make ([a-z-]+)", text, flags=re.MULTILINE))
+
+
+def files_named(text: str) -> set[str]:
+    """Files by their ending, folders by the slash behind them where they stand in backticks. Links, too, are paths."""
+    return {*_FILE.findall(_without_urls(text)), *_FOLDER.findall(text)}
+
+
+def _without_urls(text: str) -> str:
+    return re.sub(r"https?://\S+", "", text)
+
+
+def tables(text: str) -> Iterator[Table]:
+    heading, is_rendered, in_code = "", False, False
+    lines: list[str] = []
+    for line in [*text.splitlines(), ""]:
+        if line.startswith("|") and not in_code:
+            lines.append(line)
+            continue
+        if lines:
+            yield Table(heading, lines, is_rendered)
+            lines = []
+        if line.startswith("```"):
+            in_code = not in_code
+        elif line.startswith("<!-- begin:"):
+            is_rendered = True
+        elif line.startswith("<!-- end:"):
+            is_rendered = False
+        elif line.startswith("#") and not in_code:
+            heading = line.lstrip("# ")

@@ -1,0 +1,93 @@
+"""Training runs that are only pretended, with a clock of their own: for the tests of what measures and compares runs."""
+
+from collections.abc import Callable
+from itertools import cycle
+from typing import NamedTuple
+
+from seqvae.config.training import TrainingSettings
+from seqvae.profiling.contestant import Recipe
+from seqvae.profiling.messages import Lap, Ready
+from seqvae.profiling.stages import STAGES
+from seqvae.training.schedules import Plan
+
+TURN_SECONDS = 1.0
+STEPS = 10
+
+
+class Behaviour(NamedTuple):
+    """Of a run under some settings."""
+
+    rates: tuple[float, ...] = (1000.0,)
+    """Real steps a second, turn by turn, again and again."""
+    start_seconds: float = 0.0
+    """That its first turn takes more."""
+    fails: Exception | None = None
+    """At turn number `fails_at`."""
+    fails_at: int = 1
+
+
+class FakeRuns:
+    """Starts runs, and knows how many are alive."""
+
+    def __init__(self, behaviour: Callable[[TrainingSettings], Behaviour], total_steps: int = 1000) -> None:
+        self.behaviour, self.total_steps = behaviour, total_steps
+        self.time = 0.0
+        self.alive: list[str] = []
+        self.most_alive = 0
+        self.started: list[TrainingSettings] = []
+        self.turns: list[str] = []
+        """Whose they were."""
+
+    def start(self, recipe: Recipe) -> "FakeRun":
+        self.started.append(recipe.settings)
+        self.alive.append(recipe.name)
+        self.most_alive = max(self.most_alive, len(self.alive))
+        return FakeRun(recipe, self)
+
+    def now(self) -> float:
+        return self.time
+
+
+class FakeRun:
+    def __init__(self, recipe: Recipe, runs: FakeRuns) -> None:
+        self.name, self.runs = recipe.name, runs
+        self.behaviour = runs.behaviour(recipe.settings)
+        self.turns = 0
+        self._rates = cycle(self.behaviour.rates)
+
+    @property
+    def ready(self) -> Ready:
+        plan = Plan(self.runs.total_steps, 100, 100.0, 10.0, 1e-3)
+        return Ready(1000, plan, accumulate=1, precision="32-true", device="cpu", seconds=0.5, is_compiled=True)
+
+    def turn(self, steps: int = 1, seconds: float = 0.0, lead_steps: int = 2) -> Lap:
+        self.turns += 1
+        self.runs.turns.append(self.name)
+        if self.behaviour.fails is not None and self.turns == self.behaviour.fails_at:
+            raise self.behaviour.fails
+        step_seconds = TURN_SECONDS / STEPS
+        self.runs.time += TURN_SECONDS + lead_steps * step_seconds
+        if self.turns == 1:
+            self.runs.time += self.behaviour.start_seconds
+            return self._lap(self.behaviour.rates[0])
+        return self._lap(next(self._rates))
+
+    def close(self) -> None:
+        self.runs.alive.remove(self.name)
+
+    def _lap(self, rate: float) -> Lap:
+        real = round(rate * TURN_SECONDS)
+        return Lap(
+            seconds=TURN_SECONDS,
+            steps=STEPS,
+            micro_batches=STEPS,
+            real_steps=real,
+            padded_steps=real,
+            sequences=STEPS,
+            stages=dict.fromkeys(STAGES, TURN_SECONDS / len(STAGES)),
+            cpu_seconds=TURN_SECONDS,
+            cores=2,
+            gpu_utilisation=None,
+            peak_memory_gib=1.0,
+            recompiles=0,
+        )

@@ -1,0 +1,126 @@
+"""The objective: exact sums, an honest KL, free bits that are paid and never reported, labels."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from seqvae.config.training import ObjectiveSettings
+from seqvae.models.vae import VAEOutput
+from seqvae.monitors.formulas import gaussian_kl
+from seqvae.training.objective import FREE_BITS, classification_loss, free_bits_in_force, negative_elbo
+
+
+def output_of(
+    mean: Tensor, nll_B: list[float], mask: Tensor | None = None, scores_BC: Tensor | None = None
+) -> VAEOutput:
+    """Posteriors of variance 1."""
+    mask = torch.ones(mean.shape[:-1], dtype=torch.bool) if mask is None else mask
+    return VAEOutput(mean, torch.zeros_like(mean), mask, torch.tensor(nll_B), torch.ones(len(nll_B)), scores_BC)
+
+
+def test_gaussian_kl_is_that_of_torch_distributions():
+    torch.manual_seed(0)
+    mean_BZ, logvar_BZ = torch.randn(5, 3), torch.randn(5, 3)
+    posterior = torch.distributions.Normal(mean_BZ, torch.exp(0.5 * logvar_BZ))
+    expected_BZ = torch.distributions.kl_divergence(posterior, torch.distributions.Normal(0.0, 1.0))
+    torch.testing.assert_close(gaussian_kl(mean_BZ, logvar_BZ), expected_BZ)
+
+
+def test_gaussian_kl_keeps_its_digits_next_to_the_prior():
+    assert gaussian_kl(torch.zeros(1), torch.tensor([1e-4])).item() == pytest.approx(2.5e-9, rel=0.05)
+
+
+# --- The negative ELBO ------------------------------------------------------------------------------------------------
+
+
+def test_the_loss_at_weight_one_without_free_bits_is_the_negative_elbo():
+    mean_BZ = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+    objective = negative_elbo(output_of(mean_BZ, [3.0, 4.0]), kl_weight=1.0, free_bits=0.0)
+    assert objective.loss.item() == pytest.approx(3 + 4 + 0.5 + 2)
+    assert (objective.nll.item(), objective.kl.item()) == (7.0, 2.5)
+
+
+@pytest.mark.parametrize("weight", [0.5, torch.tensor(0.5)])
+def test_the_weight_scales_the_kl_in_the_loss_and_not_the_one_reported(weight):
+    objective = negative_elbo(output_of(torch.tensor([[2.0]]), [3.0]), weight, free_bits=0.0)
+    assert (objective.loss.item(), objective.kl.item()) == (3 + 0.5 * 2, 2.0)
+    assert objective.kl_weight is weight
+
+
+def test_free_bits_raise_what_is_paid_and_never_what_is_reported():
+    mean_BZ = torch.tensor([[2.0, 0.1], [2.0, 0.1]], requires_grad=True)
+    objective = negative_elbo(output_of(mean_BZ, [0.0, 0.0]), kl_weight=1.0, free_bits=0.5)
+    assert objective.loss.item() == pytest.approx(2 * 2 + 2 * 0.5)
+    assert objective.kl.item() == pytest.approx(2 * 2 + 2 * 0.005)
+    (gradient_BZ,) = torch.autograd.grad(objective.loss, mean_BZ)
+    assert gradient_BZ[:, 0].tolist() == [2.0, 2.0]
+    assert not gradient_BZ[:, 1].any()
+
+
+def test_free_bits_look_at_the_mean_of_a_dimension_over_the_batch_not_at_each_sequence():
+    mean_BZ = torch.tensor([[2.0], [0.0]], requires_grad=True)  # 2 nats and 0, on average 1
+    above = negative_elbo(output_of(mean_BZ, [0.0, 0.0]), kl_weight=1.0, free_bits=0.9)
+    below = negative_elbo(output_of(mean_BZ, [0.0, 0.0]), kl_weight=1.0, free_bits=1.1)
+    assert (above.loss.item(), below.loss.item()) == pytest.approx((2.0, 2.2))
+    (gradient_BZ,) = torch.autograd.grad(below.loss, mean_BZ)
+    assert not gradient_BZ.any()
+
+
+def test_a_sequence_of_length_zero_has_no_share_in_the_objective():
+    mean_BZ = torch.tensor([[1.0, 0.0], [9.0, 9.0]])
+    real_B = torch.tensor([True, False])
+    both = negative_elbo(output_of(mean_BZ, [3.0, 0.0], real_B), kl_weight=1.0, free_bits=0.2)
+    alone = negative_elbo(output_of(mean_BZ[:1], [3.0]), kl_weight=1.0, free_bits=0.2)
+    assert both == alone
+
+
+def test_a_batch_of_nothing_real_costs_nothing_whatever_the_free_bits():
+    nothing = output_of(torch.ones(1, 2, requires_grad=True), [0.0], torch.tensor([False]))
+    assert negative_elbo(nothing, kl_weight=1.0, free_bits=0.5).loss.item() == 0
+
+
+def test_with_a_latent_for_each_step_the_kl_is_summed_over_real_steps_and_each_has_its_floor():
+    mean_BSZ = torch.tensor([[[2.0, 0.0], [2.0, 0.0]], [[2.0, 0.0], [9.0, 9.0]]])
+    real_BS = torch.tensor([[True, True], [True, False]])
+    objective = negative_elbo(output_of(mean_BSZ, [1.0, 1.0], real_BS), kl_weight=1.0, free_bits=0.25)
+    assert objective.kl.item() == 3 * 2
+    assert objective.loss.item() == pytest.approx(2 + 3 * 2 + 3 * 0.25)
+
+
+@pytest.mark.parametrize(
+    ("settings", "scope", "expected"),
+    [
+        (ObjectiveSettings(free_bits=0.3, target_kl=2.0), "sequence", 0.3),
+        (ObjectiveSettings(free_bits=0.0), "sequence", 0.0),
+        (ObjectiveSettings(target_kl=2.0), "sequence", 0.0),
+        (ObjectiveSettings(), "sequence", FREE_BITS["sequence"]),
+        (ObjectiveSettings(), "step", FREE_BITS["step"]),
+    ],
+)
+def test_free_bits_are_what_was_said_or_else_what_protects(settings, scope, expected):
+    assert free_bits_in_force(settings, scope) == expected
+
+
+# --- Labels -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_classification_loss_sums_over_the_sequences_that_have_a_label():
+    scores_BC = torch.tensor([[2.0, 0.0], [5.0, 1.0], [0.0, 1.0]], requires_grad=True)
+    loss = classification_loss(output_of(torch.zeros(3, 1), [0.0] * 3, scores_BC=scores_BC), torch.tensor([0, -1, 1]))
+    expected = -scores_BC.log_softmax(dim=1)[[0, 2], [0, 1]].sum()
+    torch.testing.assert_close(loss, expected)
+    (gradient_BC,) = torch.autograd.grad(loss, scores_BC)
+    assert not gradient_BC[1].any()
+
+
+def test_without_any_label_the_classification_loss_is_zero_and_so_are_its_gradients():
+    scores_BC = torch.ones(2, 3, requires_grad=True)
+    loss = classification_loss(output_of(torch.zeros(2, 1), [0.0] * 2, scores_BC=scores_BC), torch.tensor([-1, -1]))
+    (gradient_BC,) = torch.autograd.grad(loss, scores_BC)
+    assert loss.item() == 0
+    assert not gradient_BC.any()
+
+
+@pytest.mark.parametrize(("scores_BC", "labels_B"), [(None, torch.tensor([1])), (torch.ones(1, 2), None)])
+def test_where_there_are_no_labels_or_no_head_the_classification_loss_is_zero(scores_BC, labels_B):
+    assert classification_loss(output_of(torch.zeros(1, 1), [0.0], scores_BC=scores_BC), labels_B).item() == 0

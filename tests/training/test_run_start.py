@@ -1,0 +1,283 @@
+"""Where a run begins: --run_name, --resume and --init_from, what they refuse and in which words."""
+
+import logging
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from seqvae.config.run import RunSettings
+from seqvae.errors import UsageError
+from seqvae.models.vae import SequenceVAE
+from seqvae.training.network import load_weights, read_network, rebuild_network
+from seqvae.training.run_directory.checkpoint_file import BEST, LAST, PREVIOUS, read_lazily
+from seqvae.training.run_directory.differences import differences, some_of
+from seqvae.training.run_directory.resume import Start, find_checkpoint, identity_of, open_run, refuse_other_run
+from tests.support.short_runs import DESCRIPTION, MODEL, short_module, train
+
+# Lightning 2.6.6 asks torch 2.13 in a way that torch calls deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("run")
+    train(directory, max_steps=4)
+    return directory / LAST
+
+
+def settings(directory: Path, name: str | None = "a", resume: str | Path = "auto") -> RunSettings:
+    return RunSettings(output_dir=str(directory), run_name=name, resume=str(resume))
+
+
+def make_run(directory: Path, checkpoint: Path | None = None, *names: str) -> Path:
+    (directory / "checkpoints").mkdir(parents=True)
+    (directory / "config.yaml").write_text("seed: 0\n")
+    (directory / "metrics.csv").write_text("step\n1\n")
+    for name in names:
+        assert checkpoint is not None
+        (directory / "checkpoints" / name).write_bytes(checkpoint.read_bytes())
+    return directory
+
+
+# --- The directory --------------------------------------------------------------------------------------------------
+
+
+def test_runs_without_a_name_get_directories_of_their_own(tmp_path):
+    starts = [open_run(settings(tmp_path, None), "tokens", ExitStack()) for _ in range(3)]
+    assert len({start.directory for start in starts}) == 3
+    assert all(start.directory.name.startswith("tokens-") and start.checkpoint is None for start in starts)
+
+
+@pytest.mark.parametrize("resume", ["auto", "never"])
+def test_a_new_name_is_a_new_directory(resume, tmp_path):
+    assert open_run(settings(tmp_path, "a", resume), "tokens", ExitStack()) == Start(tmp_path / "a", None)
+    assert list((tmp_path / "a").iterdir()) == []
+
+
+def test_a_name_that_is_there_goes_on(checkpoint, tmp_path):
+    directory = make_run(tmp_path / "a", checkpoint, LAST, PREVIOUS, BEST)
+    assert open_run(settings(tmp_path), "tokens", ExitStack()) == Start(directory, directory / "checkpoints" / LAST)
+    assert (directory / "metrics.csv").exists()
+
+
+def test_never_refuses_a_name_that_is_there(tmp_path):
+    make_run(tmp_path / "a")
+    with pytest.raises(UsageError, match=r"--run_name a: .* is there already; --resume auto goes on with it"):
+        open_run(settings(tmp_path, "a", "never"), "tokens", ExitStack())
+
+
+def test_a_run_without_a_checkpoint_begins_anew_and_keeps_nothing_of_its_own_but_all_that_is_not(tmp_path):
+    directory = make_run(tmp_path / "a")
+    (directory / "plots").mkdir()
+    (directory / "notes.txt").write_text("mine")
+    assert open_run(settings(tmp_path), "tokens", ExitStack()) == Start(directory, None)
+    assert [path.name for path in directory.iterdir()] == ["notes.txt"]
+
+
+def test_links_of_a_run_are_removed_and_not_followed(tmp_path):
+    directory, elsewhere = make_run(tmp_path / "a"), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").touch()
+    (directory / "plots").symlink_to(elsewhere)
+    open_run(settings(tmp_path), "tokens", ExitStack())
+    assert (elsewhere / "precious").exists()
+    assert list(directory.iterdir()) == []
+
+
+def test_a_directory_that_is_a_link_is_not_cleared(tmp_path):
+    make_run(tmp_path / "real")
+    (tmp_path / "a").symlink_to(tmp_path / "real")
+    with pytest.raises(UsageError, match="is a link"):
+        open_run(settings(tmp_path), "tokens", ExitStack())
+    assert (tmp_path / "real" / "metrics.csv").exists()
+
+
+@pytest.mark.parametrize("what", ["directory", "file", "dangling"])
+def test_what_is_no_run_is_left_alone(what, tmp_path):
+    if what == "directory":
+        (tmp_path / "a" / "plots").mkdir(parents=True)
+    if what == "file":
+        (tmp_path / "a").touch()
+    if what == "dangling":
+        (tmp_path / "a").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match=r"--run_name a: .* choose another name"):
+        open_run(settings(tmp_path), "tokens", ExitStack())
+    assert what != "directory" or (tmp_path / "a" / "plots").exists()
+
+
+# --- The checkpoint -------------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_that_is_said(checkpoint, tmp_path, caplog):
+    directory = make_run(tmp_path / "a", checkpoint, LAST, PREVIOUS)
+    (directory / "checkpoints" / LAST).write_bytes(checkpoint.read_bytes()[:5000])
+    with caplog.at_level(logging.WARNING):
+        assert find_checkpoint(directory) == directory / "checkpoints" / PREVIOUS
+    assert f"{LAST}: damaged; going on from previous.ckpt instead" in caplog.text
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_neither_resumed_nor_cleared(checkpoint, tmp_path):
+    directory = make_run(tmp_path / "a", checkpoint, LAST, PREVIOUS)
+    for name in (LAST, PREVIOUS):
+        (directory / "checkpoints" / name).write_bytes(b"")
+    with pytest.raises(UsageError, match=r"last\.ckpt: damaged; .*previous\.ckpt: damaged. Choose another --run_name"):
+        open_run(settings(tmp_path), "tokens", ExitStack())
+    assert (directory / "metrics.csv").exists()
+
+
+def test_a_checkpoint_in_a_run_goes_on_in_it(checkpoint, tmp_path):
+    directory = make_run(tmp_path / "a", checkpoint, BEST)
+    best = directory / "checkpoints" / BEST
+    for name in (None, "a"):
+        assert open_run(settings(tmp_path, name, best), "tokens", ExitStack()) == Start(directory, best)
+
+
+def test_a_run_may_be_given_instead_of_its_checkpoint(checkpoint, tmp_path):
+    directory = make_run(tmp_path / "a", checkpoint, LAST)
+    assert (
+        open_run(settings(tmp_path, None, directory), "tokens", ExitStack()).checkpoint
+        == directory / "checkpoints" / LAST
+    )
+
+
+def test_a_checkpoint_goes_on_under_another_name(checkpoint, tmp_path):
+    path = make_run(tmp_path / "a", checkpoint, LAST) / "checkpoints" / LAST
+    assert open_run(settings(tmp_path, "b", path), "tokens", ExitStack()) == Start(tmp_path / "b", path)
+
+
+def test_a_checkpoint_that_lies_in_no_run_goes_on_in_a_new_one(checkpoint, tmp_path):
+    start = open_run(settings(tmp_path, None, checkpoint), "tokens", ExitStack())
+    assert (start.directory.parent, start.checkpoint) == (tmp_path, checkpoint)
+
+
+def test_a_checkpoint_does_not_take_the_place_of_another_runs(checkpoint, tmp_path):
+    path = make_run(tmp_path / "a", checkpoint, LAST) / "checkpoints" / LAST
+    make_run(tmp_path / "b", checkpoint, LAST)
+    with pytest.raises(UsageError, match=r"--run_name b: .* holds checkpoints of its own"):
+        open_run(settings(tmp_path, "b", path), "tokens", ExitStack())
+
+
+@pytest.mark.parametrize("path", ["nowhere.ckpt", "."])
+def test_a_path_that_is_no_checkpoint_is_refused(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"^--resume .*: there is no such file"):
+        open_run(settings(tmp_path, None, path), "tokens", ExitStack())
+
+
+# --- Does it fit? ---------------------------------------------------------------------------------------------------
+
+
+def origin(**changes: Any) -> dict[str, Any]:
+    made = short_module().origin
+    return {part: {**made[part], **changes.get(part, {})} for part in made}
+
+
+ALL_FLAGS: dict[str, Any] = {
+    **dict.fromkeys(("max_sequence_length", "long_sequences", "window_stride", "batch_size", "tokens_per_batch")),
+    **dict.fromkeys(("use_dynamic_padding", "bucketing", "drop_last", "gradient_accumulation_steps")),
+}
+
+
+def complete(**changes: Any) -> dict[str, Any]:
+    return origin(**{**changes, "settings": {**ALL_FLAGS, **changes.get("settings", {})}})
+
+
+def test_the_same_run_has_no_differences():
+    assert differences(complete(), complete()) == []
+
+
+def test_what_may_be_changed_on_purpose_is_no_difference():
+    assert differences(complete(), complete(settings={"dropout": 0.9, "lr": 1.0, "max_steps": 5})) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"settings": {"width": 64}}, "--width 8 there, 64 here"),
+        ({"settings": {"batch_size": 7}}, "--batch_size None there, 7 here"),
+        ({"description": {"vocabulary_size": 9}}, "vocabulary size 120 there, 9 here"),
+        ({"description": {"names": ("a", "b")}}, "0 names there, 2 here"),
+        ({"data": identity_of(np.array([70, 10]), "in memory")}, "data: sequences 16 there, 2 here"),
+    ],
+)
+def test_a_difference_is_said_in_a_few_words(changes, said):
+    assert said in differences(complete(), complete(**changes))
+
+
+def test_data_of_the_same_number_of_sequences_and_steps_are_told_apart():
+    there, here = identity_of(np.array([3, 4]), ""), identity_of(np.array([4, 3]), "")
+    assert [name for name in there if there[name] != here[name]] == ["checksum"]
+
+
+def test_data_of_the_same_lengths_and_other_content_are_told_apart():
+    there, here = (identity_of(np.array([3, 4]), content) for content in ("0a", "0b"))
+    assert differences(complete(data=there), complete(data=here)) == ["data: content 0a there, 0b here"]
+
+
+def test_a_checkpoint_that_knows_less_of_its_data_is_no_other_run():
+    there = complete()
+    del there["data"]["content"]
+    assert differences(there, complete(data={"content": "0a"})) == []
+
+
+def test_of_long_lists_the_first_difference_is_shown():
+    there, here = complete(description={"names": ["a", "b" * 99]}), complete(description={"names": ("a", "c")})
+    assert differences(there, here) == [f"names[1] {'b' * 37}... there, c here"]
+
+
+def test_not_all_of_many_differences_are_listed():
+    assert some_of([str(number) for number in range(8)]) == "0; 1; 2; 3; 4; and 3 more"
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    path = tmp_path / LAST
+    torch.save({"origin": complete(), "state_dict": {}, "global_step": 1}, path)
+    refuse_other_run(path, complete())
+    with pytest.raises(UsageError, match=r"last\.ckpt is of another run: --seed 0 there, 1 here\. Give .*--init_from"):
+        refuse_other_run(path, complete(settings={"seed": 1}))
+
+
+# --- Weights alone --------------------------------------------------------------------------------------------------
+
+
+def test_a_network_is_made_anew_with_its_weights(checkpoint):
+    network = rebuild_network(checkpoint)
+    stored = read_lazily(checkpoint)
+    read = read_network(checkpoint)
+    assert (read.description, read.model, read.step) == (DESCRIPTION, MODEL, 4)
+    assert not network.training
+    assert all(
+        torch.equal(weight, stored["state_dict"][f"network.{name}"]) for name, weight in network.state_dict().items()
+    )
+
+
+def test_weights_alone_are_taken(checkpoint):
+    torch.manual_seed(5)
+    network = SequenceVAE(DESCRIPTION, MODEL)
+    load_weights(network, checkpoint, DESCRIPTION)
+    rebuilt = rebuild_network(checkpoint).state_dict()
+    assert all(torch.equal(weight, rebuilt[name]) for name, weight in network.state_dict().items())
+
+
+def test_weights_of_other_shapes_are_refused_by_name(checkpoint):
+
+    network = SequenceVAE(DESCRIPTION, replace(MODEL, latent_size=3))
+    with pytest.raises(UsageError, match=r"^--init_from .*last\.ckpt does not fit: .* is \(.*\) there and \(.*\) here"):
+        load_weights(network, checkpoint, DESCRIPTION)
+
+
+def test_weights_for_other_meanings_are_refused_though_they_would_fit(checkpoint):
+
+    text = replace(DESCRIPTION, symbols=tuple(f"word {number}" for number in range(120)))
+    with pytest.raises(UsageError, match="does not fit: 0 symbols there, 120 here"):
+        load_weights(SequenceVAE(text, MODEL), checkpoint, text)
+
+
+def test_weights_that_are_not_there_are_a_usage_error(tmp_path):
+    with pytest.raises(UsageError, match=r"--init_from .*nowhere: there is no such file"):
+        load_weights(SequenceVAE(DESCRIPTION, MODEL), tmp_path / "nowhere", DESCRIPTION)

@@ -1,0 +1,54 @@
+"""Several processes train what one process trains: the same loss, step by step, from the same batches."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from seqvae.data.demo.demo import write_demo
+
+ROOT = Path(__file__).parent.parent.parent
+SMALL = (
+    "--width 16 --heads 2 --depth 1 --precision 32 --log_every_n_steps 1 --max_steps 12 --val_check_interval 5 "
+    "--tokens_per_batch 1000 --lr 0.01 --limit_val_batches 4"
+)
+COLUMNS = ["step", "loss", "nll_per_step", "kl", "kl_weight", "lr", "gradient_norm", "valid_elbo", "valid_kl"]
+
+
+def run(folder: Path, name: str, words: str, launcher: tuple[str, ...] = ()) -> pd.DataFrame:
+    places = ["--output_dir", str(folder), "--cache_dir", str(folder / "cache"), "--run_name", name]
+    line = [sys.executable, *launcher, str(ROOT / "train_optimized.py"), *SMALL.split(), *words.split(), *places]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=folder, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return pd.read_csv(folder / name / "metrics.csv")
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return folder, run(folder, "one", "--target_kl 2 --gradient_accumulation_steps 2")
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "launcher"),
+    [
+        ("lightning", "--devices 2", ()),
+        pytest.param("torchrun", "", ("-m", "torch.distributed.run", "--nproc_per_node", "2"), marks=pytest.mark.slow),
+    ],
+)
+def test_two_processes_without_accumulation_equal_one_with_two_batches(one_process, name, words, launcher):
+    folder, alone = one_process
+    together = run(folder, name, f"{words} --target_kl 2 --gradient_accumulation_steps 1", launcher)
+    pd.testing.assert_frame_equal(together[COLUMNS], alone[COLUMNS], rtol=2e-4, check_exact=False)
+
+
+@pytest.mark.slow
+def test_two_processes_of_labelled_events_equal_one(tmp_path):
+    data_dir = write_demo(tmp_path, "events", sequences=400, mean_length=20)
+    words = f"--data_dir {data_dir} --label_path {data_dir / 'outcomes.csv'} --label_column label"
+    alone = run(tmp_path, "one", f"{words} --gradient_accumulation_steps 2")
+    together = run(tmp_path, "two", f"{words} --devices 2 --gradient_accumulation_steps 1")
+    columns = [*COLUMNS, "valid_auroc", "valid_auprc"]
+    pd.testing.assert_frame_equal(together[columns], alone[columns], rtol=1e-3, check_exact=False)
