@@ -1,6 +1,6 @@
 """Compare two checkouts of this project to the last bit: what training, resuming, inference and the detector come to.
 
-    python -m benchmarks.frozen --old OLD_CHECKOUT                          # against this checkout, in some five minutes
+    python -m benchmarks.frozen --old OLD_CHECKOUT                          # against this checkout, in five minutes on two cores
     python -m benchmarks.frozen --old OLD_CHECKOUT --only moses_smiles zoo  # some of it
     python -m benchmarks.frozen --old OLD_CHECKOUT --keep DIR               # leave runs, results and logs of both in DIR
     python -m benchmarks.frozen --old OLD_CHECKOUT --zoo runs/zoo           # also the records of benchmarks.collapse_zoo
@@ -124,11 +124,11 @@ class Tree(NamedTuple):
         path = self.work / f"{log}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, *(word.replace("DATA", str(self.data)) for word in words)]
-        with path.open("w") as file:
+        with path.open("wb") as file:
             done = subprocess.run(command, cwd=self.work, env=environment, stdout=file, stderr=subprocess.STDOUT)
         if done.returncode != code:
-            last = [*path.read_text(errors="replace").strip().splitlines(), "(printed nothing)"][-1]
-            raise ChildProcessError(f"{self.root}, {log}: exit code {done.returncode} in place of {code}: {last}")
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines() or ["(printed nothing)"]
+            raise ChildProcessError(f"{self.root}, {log}: exit code {done.returncode} in place of {code}: {lines[-1]}")
 
     def train(self, name: str, folder: str, *before: str, code: int = 0) -> Path:
         """Train a case, or go on with it where it was stopped, and return the run's directory."""
