@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.measure import machine, print_table
-from benchmarks.reliability.same_run import MOST_TOLD, differences_of_runs
+from benchmarks.reliability.same_run import differences_of_runs
 from seqvae.errors import run_command
 from seqvae.files import read_rows
 from seqvae.training.run_directory.checkpoint_file import read_lazily
@@ -120,7 +120,7 @@ class Chaos:
         if process.returncode:
             raise SystemExit(f"{name} ended with {process.returncode} where it should have gone on: {self._said()}")
         found = differences_of_runs(self._run(name), self._run("unbroken"))
-        for line in found[:MOST_TOLD]:
+        for line in found:
             print(f"{name}: {line}", file=sys.stderr)
         resumes = sum(row["event"] == "resumed" for row in read_rows(self._run(name) / "events.jsonl"))
         return tally._replace(

@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,41 @@ CLOCKED_COLUMNS = {"seconds", "steps_per_second"}
 LEFT_ALONE = ("seconds", "lap_seconds", "origin.settings", "val_loop")
 """In checkpoints: how long a run took so far; what was typed, of which much may differ; and Lightning's count of the validation
 batches that it began, which grows with each validation that was cut short and made up for, and which nothing depends on."""
-MOST_TOLD = 5
+Parts = dict[str, dict[str, Any]]
+"""A result as named parts, each of them a flat table of values."""
 
 
 def differences_of_runs(one: Path, other: Path) -> list[str]:
-    """Weights, optimizer, schedules, positions, the monitor's windows, rows of metrics.csv and posterior.jsonl: to the last bit."""
-    found = [
-        *_differences(flat(checkpoint_of(one)), flat(checkpoint_of(other)), "last.ckpt"),
-        *_differences(numbered(metrics_of(one)), numbered(metrics_of(other)), "metrics.csv"),
-        *_differences(numbered(readings_of(one)), numbered(readings_of(other)), "posterior.jsonl"),
-    ]
-    return found[:MOST_TOLD]
+    """Return one line for each part of two runs in which anything differs."""
+    parts, others = parts_of_run(one), parts_of_run(other)
+    return [f"{part}: {text}" for part in parts if (text := difference(parts[part], others[part]))]
+
+
+def parts_of_run(run: Path) -> Parts:
+    """Return weights, optimizer and schedules, the rest of last.ckpt, and the rows of metrics.csv and posterior.jsonl."""
+    parts: Parts = {"weights": {}, "optimizer": {}, "rest of last.ckpt": {}}
+    part_of_key = {"state_dict": "weights", "optimizer_states": "optimizer", "lr_schedulers": "optimizer"}
+    for key, value in checkpoint_of(run).items():
+        parts[part_of_key.get(key, "rest of last.ckpt")] |= flat(value, key)
+    return parts | {
+        "metrics.csv": flat(_numbered(metrics_of(run))),
+        "posterior.jsonl": flat(_numbered(_readings_of(run))),
+    }
+
+
+def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """Say how many values differ, and by how much at most; return an empty text where all are equal to the last bit."""
+    both = {name: (one.get(name, "nothing"), other.get(name, "nothing")) for name in sorted(one.keys() | other.keys())}
+    sizes = {name: _distance(*values) for name, values in both.items() if not _is_same(*values)}
+    if not sizes:
+        return ""
+    parts = [f"{len(sizes):,} of {len(both):,} differ"]
+    if numbers := {name: size for name, size in sizes.items() if math.isfinite(size)}:
+        largest = max(numbers, key=lambda name: numbers[name])
+        parts.append(f"by {numbers[largest]:.2g} at most ({largest})")
+    if first := next((name for name, size in sizes.items() if not math.isfinite(size)), None):
+        parts.append(f"{first} is {_short(both[first][0])} and {_short(both[first][1])}")
+    return ", ".join(parts)
 
 
 def checkpoint_of(run: Path) -> dict[str, Any]:
@@ -39,12 +63,12 @@ def metrics_of(run: Path) -> list[dict[str, str]]:
     return [{name: value for name, value in row.items() if name not in CLOCKED_COLUMNS} for row in rows]
 
 
-def readings_of(run: Path) -> list[dict[str, Any]]:
+def _readings_of(run: Path) -> list[dict[str, Any]]:
     path = run / "posterior.jsonl"
     return read_rows(path) if path.exists() else []
 
 
-def numbered(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _numbered(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {f"row {number}": row for number, row in enumerate(rows)}
 
 
@@ -64,14 +88,6 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _differences(one: dict[str, Any], other: dict[str, Any], where: str) -> Iterator[str]:
-    for name in sorted(one.keys() ^ other.keys()):
-        yield f"{where}: {name} is in one of them alone"
-    for name in one.keys() & other.keys():
-        if not _is_same(one[name], other[name]):
-            yield f"{where}: {name}: {_short(one[name])} and {_short(other[name])}"
-
-
 def _is_same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         is_alike = one.dtype == other.dtype and one.shape == other.shape
@@ -81,5 +97,15 @@ def _is_same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
+def _distance(one: Any, other: Any) -> float:
+    """Return the largest difference of two numbers, texts of numbers or tensors; infinity or NaN where there is no such thing."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return float((one.double() - other.double()).abs().max()) if one.shape == other.shape else math.inf
+    try:
+        return abs(float(one) - float(other))
+    except (TypeError, ValueError):
+        return math.inf
+
+
 def _short(value: Any) -> str:
-    return str(value).replace("\n", " ")[:60]
+    return str(value).replace("\n", " ")[:40]
