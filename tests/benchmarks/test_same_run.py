@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from benchmarks.same_run import difference, flat
+from benchmarks.reliability.same_run import difference, flat
 
 ONE = torch.tensor([1.0, math.nan])
 

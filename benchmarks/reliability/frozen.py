@@ -1,9 +1,9 @@
 """Compare two checkouts of this project to the last bit: what training, resuming, inference and the detector come to.
 
-    python -m benchmarks.frozen --old OLD_CHECKOUT                          # against this checkout, in five minutes on two cores
-    python -m benchmarks.frozen --old OLD_CHECKOUT --only moses_smiles zoo  # some of it
-    python -m benchmarks.frozen --old OLD_CHECKOUT --keep DIR               # leave runs, results and logs of both in DIR
-    python -m benchmarks.frozen --old OLD_CHECKOUT --zoo runs/zoo           # also the records of benchmarks.collapse_zoo
+    python -m benchmarks.reliability.frozen --old OLD_CHECKOUT # against this checkout, in five minutes on two cores
+    python -m benchmarks.reliability.frozen --old OLD_CHECKOUT --only moses_smiles zoo # some of it
+    python -m benchmarks.reliability.frozen --old OLD_CHECKOUT --keep DIR # leave runs, results and logs of both in DIR
+    python -m benchmarks.reliability.frozen --old OLD_CHECKOUT --zoo runs/zoo # also the records of benchmarks.collapse_zoo
 
 In: two checkouts, and the real data below --data. Both train the same small models on the CPU with the same seed, each with
 caches of its own. The new code goes on with a run that the old code was stopped in, and both use the old code's checkpoint.
@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 import torch
 
 from benchmarks.measure import print_table
-from benchmarks.same_run import Parts, difference, flat, parts_of_run
+from benchmarks.reliability.same_run import Parts, difference, flat, parts_of_run
 
 THIS = next(parent for parent in Path(__file__).resolve().parents if (parent / "pyproject.toml").is_file())
 EQUAL = "equal to the bit"
