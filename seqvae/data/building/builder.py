@@ -89,7 +89,7 @@ def build(
         elif isinstance(encoder, VectorEncoder):
             finished = finish_vectors(splits, encoder.names(), source, known)
         else:
-            finished = finish_events(splits, encoder.symbols(), layout.time_unit, source, known)
+            finished = finish_events(splits, list(encoder.numbering.number_of), layout.time_unit, source, known)
         classes, label_notes = finish_labels(splits, layout, source)
     whole = "pool" if POOL in data.by_split else "training split"
     notes = [*usable.notes]
@@ -133,12 +133,13 @@ def _make_encoder(layout: Layout, problems: Problems, source: SourceSettings, kn
     if layout.kind == "events":
         return EventEncoder(layout, problems)
     if layout.kind == "vectors":
-        return VectorEncoder(layout, problems)
+        return VectorEncoder(layout, problems, width=len(layout.features))
     if known is not None:
         tokenizer = make_tokenizer(known.tokenizer, is_content=True) if known.tokenizer else None
         return TokenEncoder(layout, problems, tokenizer, known.vocabulary_size, "that the network was trained on")
     tokenizer = make_tokenizer(source.tokenizer) if source.tokenizer else None
-    return TokenEncoder(layout, problems, tokenizer, source.vocabulary_size)
+    limited_by = f"of --vocabulary_size {source.vocabulary_size}"
+    return TokenEncoder(layout, problems, tokenizer, source.vocabulary_size, limited_by)
 
 
 def _whole_blocks(

@@ -9,7 +9,7 @@ of them.
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -56,21 +56,22 @@ class Encoded(NamedTuple):
         return Encoded(self.first_rows_S[keep_S], self.lengths_S[keep_S], steps, events_T, events)
 
 
+@dataclass
 class Problems:
     """What was wrong in any block so far, and what --bad_values says to do about it."""
 
-    def __init__(self, policy: str, where: Callable[[Block, int], str]) -> None:
-        self.policy = policy
-        self.where = where
-        self._counts: Counter[tuple[str, str]] = Counter()
+    policy: str
+    where: Callable[[Block, int], str]
+    """Returns the place of a row of a block, for messages."""
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def note(self, count: int, noun: str, what: str) -> None:
         """Remember what was done to `count` things; equal sentences are added up."""
         if count:
-            self._counts[noun, what] += count
+            self.counts[noun, what] += count
 
     def notes(self) -> list[str]:
-        return [f"{counted(count, noun)} {what}" for (noun, what), count in self._counts.items()]
+        return [f"{counted(count, noun)} {what}" for (noun, what), count in self.counts.items()]
 
     def error(self, block: Block, row: int, what: str) -> DataError:
         return DataError(
@@ -120,30 +121,23 @@ class BlockCheck:
         return values_X
 
 
+@dataclass
 class TokenEncoder:
     """Blocks -> flat int32 token ids (for text: numbers of symbols, final ids come from `vocabulary`)."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        problems: Problems,
-        tokenizer: Tokenizer | None,
-        vocabulary_size: int | None,
-        limited_by: str | None = None,
-    ) -> None:
-        """`limited_by`: where the size of the vocabulary comes from."""
-        self.column = str(layout.sequence)
-        self.problems = problems
-        self.tokenizer = tokenizer
-        self.limited_by = limited_by or f"of --vocabulary_size {vocabulary_size}"
-        self.largest = LARGEST_ID if vocabulary_size is None else min(vocabulary_size - 1, LARGEST_ID)
+    layout: Layout
+    problems: Problems
+    tokenizer: Tokenizer | None
+    vocabulary_size: int | None
+    limited_by: str
+    """Where the size of the vocabulary comes from, for messages."""
 
     def __call__(self, block: Block) -> Encoded:
-        column = block.column("sequence")
+        column, name = block.column("sequence"), self.layout.sequence
         rows_S = np.arange(len(column))
         check = BlockCheck(self.problems, block, rows_S, np.ones(len(column), bool))
         null_S = np.asarray(column.is_null())
-        check.leave_out(np.flatnonzero(null_S), f"a null in column {self.column!r}")
+        check.leave_out(np.flatnonzero(null_S), f"a null in column {name!r}")
         if self.tokenizer:
             tokens_T, lengths_S = self.tokenizer(pc.fill_null(column, ""))
         else:
@@ -151,31 +145,32 @@ class TokenEncoder:
             flat = column.flatten()
             row_of_T = np.repeat(rows_S, lengths_S)
             if flat.null_count:
-                check.leave_out(row_of_T[np.asarray(flat.is_null())], f"a null inside a list of column {self.column!r}")
+                check.leave_out(row_of_T[np.asarray(flat.is_null())], f"a null inside a list of column {name!r}")
                 flat = pc.fill_null(flat.cast(pa.int64()) if pat.is_null(flat.type) else flat, 0)
             tokens_T = flat.to_numpy(zero_copy_only=False)
-            if len(tokens_T) and (tokens_T.min() < 0 or tokens_T.max() > self.largest):
-                wrong_T = (tokens_T < 0) | (tokens_T > self.largest)
-                limit = f" {self.limited_by}" if self.largest < LARGEST_ID else ""
+            largest = min((self.vocabulary_size or LARGEST_ID + 1) - 1, LARGEST_ID)
+            if len(tokens_T) and (tokens_T.min() < 0 or tokens_T.max() > largest):
+                wrong_T = (tokens_T < 0) | (tokens_T > largest)
+                limit = f" {self.limited_by}" if largest < LARGEST_ID else ""
                 check.leave_out(
                     row_of_T[wrong_T],
-                    f"a token id outside 0 .. {self.largest}{limit} in column {self.column!r}",
+                    f"a token id outside 0 .. {largest}{limit} in column {name!r}",
                     f", {tokens_T[wrong_T][0]}",
                 )
                 tokens_T = np.where(wrong_T, 0, tokens_T)  # their sequences are left out
             tokens_T = tokens_T.astype(np.int32, copy=False)
-        check.leave_out(np.flatnonzero((lengths_S == 0) & ~null_S), f"an empty sequence in column {self.column!r}")
+        check.leave_out(np.flatnonzero((lengths_S == 0) & ~null_S), f"an empty sequence in column {name!r}")
         return Encoded(rows_S, lengths_S, {"tokens": tokens_T}).keep(check.keep_S)
 
 
+@dataclass
 class VectorEncoder:
     """Blocks -> flat [T, D] float64 values in the data's own units, NaN where missing."""
 
-    def __init__(self, layout: Layout, problems: Problems) -> None:
-        self.layout = layout
-        self.problems = problems
-        self.width = len(layout.features)
-        """Values per step; of lists it is known with the first vector."""
+    layout: Layout
+    problems: Problems
+    width: int
+    """Values per step; of lists it is known with the first vector, and 0 before."""
 
     def names(self) -> tuple[str, ...]:
         return self.layout.features or tuple(f"{self.layout.sequence}[{d}]" for d in range(self.width))
@@ -247,6 +242,7 @@ class VectorEncoder:
             )
 
 
+@dataclass
 class EventEncoder:
     """Blocks of whole sequences in order of time -> steps, each the set of the events at one time stamp: a gap per step, and a
     variable number and a value (own units) per event.
@@ -255,14 +251,10 @@ class EventEncoder:
     time is a static fact and belongs to the first step; a null value means that the event is present and carries none.
     """
 
-    def __init__(self, layout: Layout, problems: Problems) -> None:
-        self.layout = layout
-        self.problems = problems
-        self._numbering = Numbering()
-
-    def symbols(self) -> list[str]:
-        """Return the variable of each number, in order of appearance."""
-        return list(self._numbering.number_of)
+    layout: Layout
+    problems: Problems
+    numbering: Numbering = field(default_factory=Numbering)
+    """Of the variables."""
 
     def __call__(self, block: Block) -> Encoded:
         layout = self.layout
@@ -272,7 +264,7 @@ class EventEncoder:
 
         names = block.column("variable")
         check.leave_out(np.flatnonzero(names.is_null()), f"a null in the variable column {layout.variable!r}")
-        variables_R = self._numbering(pc.fill_null(names, ""))
+        variables_R = self.numbering(pc.fill_null(names, ""))
         values_R = np.full(len(names), np.nan)
         if layout.value is not None:
             values_R = check.numbers(block.column("value"), layout.value, lambda rows: rows)

@@ -61,6 +61,8 @@ class Moments(NamedTuple):
     std_V: np.ndarray
     """1 where there is only one value."""
     constant_V: np.ndarray
+    fields: dict[str, tuple[Any, ...]]
+    """Fields of the DataDescription."""
 
 
 class GapMoments(NamedTuple):
@@ -87,9 +89,7 @@ def finish_tokens(
     else:
         symbols = tuple(tokenizer.symbols())
         if tokenizer.learns:
-            counts_V = _count(splits["train"], "tokens", len(symbols))
-            symbols, final_V = vocabulary(list(symbols), counts_V, source.minimum_count)
-            _refuse_empty(symbols, "symbol", counts_V, source)
+            symbols, final_V = _learn_vocabulary(splits["train"], "tokens", "symbol", symbols, source)
         size = len(symbols)
     counts: dict[str, dict[str, Any]] = {}
     notes: list[str] = []
@@ -133,20 +133,20 @@ def _vocabulary_of_ids(files: SplitFiles) -> int:
     return largest + 1
 
 
-def _count(files: SplitFiles, name: str, size: int) -> np.ndarray:
-    """Return how often each symbol number occurs."""
-    counts_V = np.zeros(size, np.int64)
+def _learn_vocabulary(
+    files: SplitFiles, name: str, noun: str, symbols: Sequence[str], source: SourceSettings
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """Return the names that are frequent enough in the training split, and the final number of each symbol."""
+    counts_V = np.zeros(len(symbols), np.int64)
     for piece in read_pieces(*files.raw(name)):
-        counts_V += np.bincount(piece, minlength=size)
-    return counts_V
-
-
-def _refuse_empty(kept: tuple[str, ...], noun: str, counts_V: np.ndarray, source: SourceSettings) -> None:
+        counts_V += np.bincount(piece, minlength=len(symbols))
+    kept, final_V = vocabulary(list(symbols), counts_V, source.minimum_count, by_name=noun == "variable")
     if len(kept) == 1:
         raise DataError(
             f"{source.data_dir}: no {noun} of the training split is seen --minimum_count {source.minimum_count} times, the "
             f"most frequent one {counts_V.max()} times. Lower it."
         )
+    return kept, final_V
 
 
 # --- Vectors and events ---------------------------------------------------------------------------------------------
@@ -157,12 +157,9 @@ def finish_vectors(
 ) -> Finished:
     width = len(names)
 
-    def pieces_of(files: SplitFiles) -> Pieces:
-        def pieces() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-            for values_E in read_pieces(*files.raw("values"), max(1, PIECE_ITEMS // width) * width):
-                yield np.tile(np.arange(width), len(values_E) // width), values_E
-
-        return pieces
+    def pieces_of(files: SplitFiles) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for values_E in read_pieces(*files.raw("values"), max(1, PIECE_ITEMS // width) * width):
+            yield np.tile(np.arange(width), len(values_E) // width), values_E
 
     if known is not None:
         # Lists have no names of their own: theirs are made of the column's, which may be called otherwise.
@@ -172,14 +169,14 @@ def finish_vectors(
                 f"{source.data_dir}: holds {counted(width, 'feature')} a step ({some(list(names))}), but the network was trained "
                 f"on {len(known.names)} ({some(list(known.names))}). Give it data with the same features."
             )
-    moments = _moments_of(known) if known else training_moments(pieces_of(splits["train"]), names, source)
+    moments = _moments(lambda: pieces_of(splits["train"]), names, source, known)
     counts: dict[str, dict[str, Any]] = {}
     notes: list[str] = []
     far_V = np.zeros(width, np.int64)
     for split, files in splits.items():
         writer = files.new_writer("values.bin", np.float32)
         missing_V = np.zeros(width, np.int64)
-        for features_E, raw_E in pieces_of(files)():
+        for features_E, raw_E in pieces_of(files):
             values_TD = _normalise(raw_E, features_E, moments, names, split).reshape(-1, width)
             missing_V += np.isnan(values_TD).sum(axis=0)
             far_V += (np.abs(values_TD) > FAR_OUT).sum(axis=0)
@@ -192,7 +189,7 @@ def finish_vectors(
     if without:
         unused = "" if known is None else "; here they are not used"
         notes.append(f"warning: without any value in the training split: {some(without)}{unused}")
-    description = {"names": names} | _fields_of(moments, known)
+    description = {"names": names} | moments.fields
     return Finished(description, counts, notes + _moment_notes(names, moments, far_V))
 
 
@@ -203,25 +200,17 @@ def finish_events(
     source: SourceSettings,
     known: DataDescription | None,
 ) -> Finished:
-    def pieces_of(files: SplitFiles) -> Pieces:
-        def pieces() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-            values = read_pieces(*files.raw("values"))
-            for numbers_E, values_E in zip(read_pieces(*files.raw("variables")), values, strict=True):
-                variables_E = final_V[numbers_E]
-                yield (
-                    variables_E,
-                    np.where(variables_E == 0, np.nan, values_E),
-                )  # what is unknown has no scale of its own
-
-        return pieces
+    def pieces_of(files: SplitFiles) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        values = read_pieces(*files.raw("values"))
+        for numbers_E, values_E in zip(read_pieces(*files.raw("variables")), values, strict=True):
+            variables_E = final_V[numbers_E]
+            yield variables_E, np.where(variables_E == 0, np.nan, values_E)  # what is unknown has no scale of its own
 
     if known is not None:
-        names, final_V, moments = known.names, places_in(known.names, symbols), _moments_of(known)
+        names, final_V = known.names, places_in(known.names, symbols)
     else:
-        seen_V = _count(splits["train"], "variables", len(symbols))
-        names, final_V = vocabulary(symbols, seen_V, source.minimum_count, by_name=True)
-        _refuse_empty(names, "variable", seen_V, source)
-        moments = training_moments(pieces_of(splits["train"]), names, source)
+        names, final_V = _learn_vocabulary(splits["train"], "variables", "variable", symbols, source)
+    moments = _moments(lambda: pieces_of(splits["train"]), names, source, known)
     counts: dict[str, dict[str, Any]] = {}
     notes: list[str] = []
     far_V = np.zeros(len(names), np.int64)
@@ -229,7 +218,7 @@ def finish_events(
         number_V, valued_V = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
         variables = files.new_writer("variables.bin", smallest_unsigned(len(names)))
         values = files.new_writer("values.bin", np.float32)
-        for variables_E, raw_E in pieces_of(files)():
+        for variables_E, raw_E in pieces_of(files):
             values_E = _normalise(raw_E, variables_E, moments, names, split)
             number_V += np.bincount(variables_E, minlength=len(names))
             valued_V += np.bincount(variables_E[~np.isnan(values_E)], minlength=len(names))
@@ -251,7 +240,7 @@ def finish_events(
             )
     else:
         gaps = gap_moments(lambda: _later_gaps(splits["train"]))
-    description = {"names": names, "time_unit": time_unit} | _fields_of(moments, known) | gaps._asdict()
+    description = {"names": names, "time_unit": time_unit} | moments.fields | gaps._asdict()
     return Finished(description, counts, notes + _moment_notes(names, moments, far_V))
 
 
@@ -282,8 +271,14 @@ def _later_gaps(files: SplitFiles) -> Iterator[np.ndarray]:
 # --- Moments --------------------------------------------------------------------------------------------------------
 
 
-def training_moments(pieces: Pieces, names: tuple[str, ...], source: SourceSettings) -> Moments:
-    """Return the moments of --params_map_path, or else those of the pieces."""
+def _moments(pieces: Pieces, names: tuple[str, ...], source: SourceSettings, known: DataDescription | None) -> Moments:
+    """Return the moments that the network knows, or those of --params_map_path, or else those of the pieces."""
+    if known is not None:
+        fields = {"mean": known.mean, "std": known.std, "valued": known.valued}
+        valued_V, mean_V, std_V = (np.array(each) for each in (known.valued, known.mean, known.std))
+        # Values of names of which training saw none become NaN: the network has learnt nothing that they could tell it.
+        std_V = np.where(valued_V, std_V, np.nan)
+        return Moments(valued_V.astype(np.int64), mean_V, std_V, np.zeros(len(mean_V), bool), fields)
     count_V, mean_V, std_V = _measure(pieces, len(names))
     if source.params_map_path is not None:
         moments_of = read_params_map(source.params_map_path)
@@ -295,24 +290,9 @@ def training_moments(pieces: Pieces, names: tuple[str, ...], source: SourceSetti
             )
         mean_V, std_V = np.array([moments_of.get(name, (0.0, 1.0)) for name in names]).T
     constant_V = std_V <= CONSTANT * np.abs(mean_V)
-    return Moments(count_V, mean_V, np.where(constant_V, 1.0, std_V), constant_V)
-
-
-def _moments_of(known: DataDescription) -> Moments:
-    """Values of names of which training saw none become NaN: the network has learnt nothing that they could tell it."""
-    valued_V, mean_V, std_V = (np.array(each) for each in (known.valued, known.mean, known.std))
-    return Moments(valued_V.astype(np.int64), mean_V, np.where(valued_V, std_V, np.nan), np.zeros(len(mean_V), bool))
-
-
-def _fields_of(moments: Moments, known: DataDescription | None) -> dict[str, Any]:
-    """Return the fields of the DataDescription."""
-    if known is not None:
-        return {"mean": known.mean, "std": known.std, "valued": known.valued}
-    return {
-        "mean": tuple(moments.mean_V.tolist()),
-        "std": tuple(moments.std_V.tolist()),
-        "valued": tuple((moments.count_V > 0).tolist()),
-    }
+    std_V = np.where(constant_V, 1.0, std_V)
+    means, stds, valued = (tuple(each.tolist()) for each in (mean_V, std_V, count_V > 0))
+    return Moments(count_V, mean_V, std_V, constant_V, {"mean": means, "std": stds, "valued": valued})
 
 
 def gap_moments(pieces: Callable[[], Iterator[np.ndarray]]) -> GapMoments:
@@ -324,12 +304,13 @@ def gap_moments(pieces: Callable[[], Iterator[np.ndarray]]) -> GapMoments:
     if smallest == np.inf:
         return GapMoments(0.0, 1.0, 1.0)
     shortest = smallest / 2
-
-    def log_pieces() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for gaps_T in pieces():
-            yield np.zeros(len(gaps_T), np.int64), np.log(np.maximum(gaps_T, shortest, dtype=np.float64))
-
-    _, mean_1, std_1 = _measure(log_pieces, 1)
+    _, mean_1, std_1 = _measure(
+        lambda: (
+            (np.zeros(len(gaps_T), np.int64), np.log(np.maximum(gaps_T, shortest, dtype=np.float64)))
+            for gaps_T in pieces()
+        ),
+        size=1,
+    )
     return GapMoments(float(mean_1[0]), max(float(std_1[0]), LEAST_LOG_GAP_STD), shortest)
 
 
@@ -338,22 +319,18 @@ def _measure(pieces: Pieces, size: int) -> tuple[np.ndarray, np.ndarray, np.ndar
 
     Sums are of differences to one value of each name: those of a constant are exactly 0.
     """
-
-    def present() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for names_E, values_E in pieces():
-            present_E = ~np.isnan(values_E)
-            yield names_E[present_E], values_E[present_E]
-
     count_V, base_V = np.zeros(size, np.int64), np.full(size, np.nan)
     sum_V, square_V = np.zeros(size), np.zeros(size)
-    for names_E, values_E in present():
+    for every_E, raw_E in pieces():
+        names_E, values_E = every_E[~np.isnan(raw_E)], raw_E[~np.isnan(raw_E)]
         found_V = np.full(size, np.nan)
         found_V[names_E] = values_E
         base_V = np.where(np.isnan(base_V), found_V, base_V)
         count_V += np.bincount(names_E, minlength=size)
         sum_V += np.bincount(names_E, values_E - base_V[names_E], minlength=size)
     mean_V = np.nan_to_num(base_V) + sum_V / np.maximum(count_V, 1)
-    for names_E, values_E in present():
+    for every_E, raw_E in pieces():
+        names_E, values_E = every_E[~np.isnan(raw_E)], raw_E[~np.isnan(raw_E)]
         square_V += np.bincount(names_E, (values_E - mean_V[names_E]) ** 2, minlength=size)
     return count_V, mean_V, np.sqrt(square_V / np.maximum(count_V, 1))
 
@@ -387,10 +364,11 @@ def finish_labels(
     notes: list[str] = []
     numbering = Numbering()
     coded: dict[str, np.ndarray] = {}
+    no_codes = np.zeros(0, np.int32)
     if source.label_path is None:
         where = f"column {layout.label!r}"
         for split, files in splits.items():
-            coded[split] = _concat(numbering(chunk) for chunk in files.table()["label"].chunks)
+            coded[split] = np.concatenate([no_codes, *(numbering(chunk) for chunk in files.table()["label"].chunks)])
     else:
         where = f"--label_path {source.label_path}"
         table = read_labels(source.label_path, source.label_column, layout.id or source.id_column)
@@ -398,7 +376,7 @@ def finish_labels(
         used_L = np.zeros(len(code_L), bool)
         for split, files in splits.items():
             texts = (ids_as_text(chunk.to_numpy(zero_copy_only=False)) for chunk in files.table()["id"].chunks)
-            row_N = _concat(table.ids.get_indexer(ids) for ids in texts)
+            row_N = np.concatenate([no_codes, *(table.ids.get_indexer(ids) for ids in texts)])
             coded[split] = code_L[row_N]
             used_L[row_N] = True
         if unused := int((~used_L[:-1]).sum()):
@@ -421,7 +399,8 @@ def finish_labels(
         raise DataError(
             f"{where}: no sequence has a label there. Check the ids, or leave --label_path and --label_column out."
         )
-    classes = class_order([names[code] for code in in_use])
+    classes = [names[code] for code in in_use]  # whole numbers in their order, then text in its order
+    classes.sort(key=lambda name: (0, int(name), "") if WHOLE.fullmatch(name) else (1, 0, name))
     code_C = [numbering.number_of[name] for name in classes]
     final_V = np.full(len(names) + 1, -1, np.int32)  # the last one stands for code -1
     final_V[code_C] = np.arange(len(classes))
@@ -443,16 +422,3 @@ def finish_labels(
     if absent:
         notes.append(f"warning: no sequence of the training split has the label {some(absent)}")
     return tuple(classes), notes
-
-
-def _concat(pieces: Iterator[np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.zeros(0, np.int32), *pieces])
-
-
-def class_order(names: Sequence[str]) -> list[str]:
-    """Return whole numbers in their order, then text in its order.
-
-    >>> class_order(["10", "9", "b", "--1"])
-    ['9', '10', '--1', 'b']
-    """
-    return sorted(names, key=lambda name: (0, int(name), "") if WHOLE.fullmatch(name) else (1, 0, name))

@@ -5,7 +5,6 @@ is rewritten with their final ids (the more frequent, the smaller) when everythi
 """
 
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +13,7 @@ import pyarrow.compute as pc
 from seqvae.data.description import UNKNOWN
 from seqvae.errors import DataError
 
+SIMPLE = ("words", "characters", "bytes")
 TEXTS_AT_ONCE = 1000
 """The encodings that the `tokenizers` library returns take many times the memory of their texts; this many exist at a time."""
 
@@ -31,74 +31,43 @@ class Numbering:
         return np.array([*numbers, -1], np.int32)[np.asarray(encoded.indices.fill_null(-1))]
 
 
-class Tokenizer(Protocol):
-    """Text -> numbers of symbols."""
+class SimpleTokenizer:
+    """Text -> numbers of its words (between white space), characters (code points) or UTF-8 bytes, none of which is unknown."""
 
-    name: str
-    learns: bool
-    """Whether its vocabulary comes from the training split."""
-
-    def __call__(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        """Return flat int32 numbers and the length of each text."""
-
-    def symbols(self) -> list[str]:
-        """Return the symbol of each number."""
-
-
-class Characters:
-    name, learns = "characters", True
-
-    def __init__(self) -> None:
-        self._number_of = np.full(0x110000, -1, np.int32)
-        self._points: list[int] = []
-
-    def __call__(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        lengths_S = np.asarray(pc.utf8_length(texts)).astype(np.int64)
-        points_T = np.frombuffer(_joined(texts).decode("utf-8").encode("utf-32-le"), np.uint32)
-        seen = np.flatnonzero(np.bincount(points_T)) if len(points_T) else np.zeros(0, np.int64)
-        fresh = seen[self._number_of[seen] < 0]
-        self._number_of[fresh] = np.arange(len(self._points), len(self._points) + len(fresh))
-        self._points += fresh.tolist()
-        return self._number_of[points_T], lengths_S
-
-    def symbols(self) -> list[str]:
-        return [chr(point) for point in self._points]
-
-
-class Words:
-    """Splits at white space."""
-
-    name, learns = "words", True
-
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.learns = name != "bytes"
+        """Whether its vocabulary comes from the training split."""
         self._numbering = Numbering()
 
     def __call__(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        trimmed = pc.utf8_trim_whitespace(texts)
-        lists = pc.utf8_split_whitespace(trimmed)
-        lengths_S = np.where(np.asarray(pc.utf8_length(trimmed)) == 0, 0, pc.list_value_length(lists)).astype(np.int64)
-        words = lists.flatten()
-        return self._numbering(words.filter(pc.not_equal(words, ""))), lengths_S
+        """Return flat int32 numbers and the length of each text; no Python string per row."""
+        if self.name == "words":
+            trimmed = pc.utf8_trim_whitespace(texts)
+            lists = pc.utf8_split_whitespace(trimmed)
+            lengths_S = np.where(np.asarray(pc.utf8_length(trimmed)) == 0, 0, pc.list_value_length(lists))
+            words = lists.flatten()
+            return self._numbering(words.filter(pc.not_equal(words, ""))), lengths_S.astype(np.int64)
+        offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset : texts.offset + len(texts) + 1]
+        joined = bytes(memoryview(texts.buffers()[2])[offsets[0] : offsets[-1]]) if offsets[-1] > offsets[0] else b""
+        if self.name == "bytes":
+            return np.frombuffer(joined, np.uint8).astype(np.int32), np.diff(offsets)
+        lengths_S = np.asarray(pc.utf8_length(texts)).astype(np.int64)
+        points_T = np.frombuffer(joined.decode("utf-8").encode("utf-32-le"), np.uint32)
+        occur_P = np.flatnonzero(np.bincount(points_T)) if len(points_T) else np.zeros(0, np.int64)
+        number_of_point = np.zeros(occur_P.max(initial=0) + 1, np.int32)
+        number_of_point[occur_P] = self._numbering(pa.array(map(chr, occur_P.tolist()), pa.large_string()))
+        return number_of_point[points_T], lengths_S
 
     def symbols(self) -> list[str]:
+        """Return the symbol of each number."""
+        if self.name == "bytes":
+            return [chr(byte) if 32 <= byte < 127 else f"<0x{byte:02X}>" for byte in range(256)]
         return list(self._numbering.number_of)
 
 
-class Bytes:
-    """The bytes of the text's UTF-8: 256 symbols, none of them unknown."""
-
-    name, learns = "bytes", False
-
-    def __call__(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        lengths_S = np.asarray(pc.binary_length(texts)).astype(np.int64)
-        return np.frombuffer(_joined(texts), np.uint8).astype(np.int32), lengths_S
-
-    def symbols(self) -> list[str]:
-        return [chr(byte) if 32 <= byte < 127 else f"<0x{byte:02X}>" for byte in range(256)]
-
-
 class TokenizerFile:
-    """A tokenizer.json of the `tokenizers` library (extra `text`)."""
+    """A tokenizer.json of the `tokenizers` library (extra `text`), used like a SimpleTokenizer."""
 
     learns = False
 
@@ -130,18 +99,20 @@ class TokenizerFile:
         return [symbol_of.get(number, UNKNOWN) for number in range(max(symbol_of, default=-1) + 1)]
 
 
+Tokenizer = SimpleTokenizer | TokenizerFile
+
+
 def make_tokenizer(name: str, *, is_content: bool = False) -> Tokenizer:
     """Return the tokenizer of this name, or that of a tokenizer.json at this path; or with this content, as a `DataDescription`
     has it."""
-    simple: dict[str, type[Characters | Words | Bytes]] = {"characters": Characters, "words": Words, "bytes": Bytes}
-    if name in simple:
-        return simple[name]()
+    if name in SIMPLE:
+        return SimpleTokenizer(name)
     if is_content:
         return TokenizerFile(name, "the tokenizer that this network was trained with")
     try:
         content = Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        expected = "words, characters, bytes or the path of a tokenizer.json"
+        expected = f"{', '.join(SIMPLE)} or the path of a tokenizer.json"
         raise DataError(f"--tokenizer {name}: cannot be read ({error}). Wanted: {expected}.") from error
     return TokenizerFile(content, f"--tokenizer {name}")
 
@@ -171,9 +142,3 @@ def places_in(known: tuple[str, ...], symbols: list[str]) -> np.ndarray:
     """
     place_of = {symbol: place for place, symbol in enumerate(known)}
     return np.array([place_of.get(symbol, 0) for symbol in symbols], np.int32)
-
-
-def _joined(texts: pa.Array) -> bytes:
-    """Return all texts one behind the other; one copy, no Python string per row."""
-    offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    return bytes(memoryview(texts.buffers()[2])[offsets[0] : offsets[-1]]) if offsets[-1] > offsets[0] else b""

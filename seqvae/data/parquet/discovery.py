@@ -120,7 +120,12 @@ def find_files(data_dir: str, *, to_learn_from: bool = True) -> DataFiles:
                 raise DataError(f"--data_dir {data_dir}: no directory or Parquet file matches this pattern.")
         else:
             parent = next(p for p in literal.absolute().parents if p.exists())
-            raise DataError(f"--data_dir {data_dir}: does not exist. {parent} is there and holds {_listing(parent)}.")
+            try:
+                names = sorted(p.name for p in parent.iterdir() if not p.name.startswith("."))
+                listing = ", ".join([*names[:8], *(["..."] if len(names) > 8 else [])]) or "nothing"
+            except OSError:
+                listing = "nothing that may be listed"
+            raise DataError(f"--data_dir {data_dir}: does not exist. {parent} is there and holds {listing}.")
     except OSError as error:
         place = error.filename or data_dir
         raise DataError(
@@ -212,14 +217,6 @@ def split_of(name: str) -> str | None:
 
 def _is_parquet(name: str) -> bool:
     return name.lower().endswith(SUFFIXES)
-
-
-def _listing(directory: Path) -> str:
-    try:
-        names = sorted(p.name for p in directory.iterdir() if not p.name.startswith("."))
-    except OSError:
-        return "nothing that may be listed"
-    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") if names else "nothing"
 
 
 # --- One file -------------------------------------------------------------------------------------------------------

@@ -263,8 +263,21 @@ def detect_layout(columns: Mapping[str, Column], source: SourceSettings) -> Layo
         source.sequence_column,
         source.feature_columns,
     )
-    if source.kind in ("auto", "events") and not (of_rows or of_table) and (layout := _events_layout(found)):
-        return layout
+    id_, time, variable, value = found.id, found.time, found.variable, found.value
+    is_events = variable is not None and (value is not None or variable == "code")
+    if source.kind in ("auto", "events") and not (of_rows or of_table) and time is not None and is_events:
+        in_minutes = is_time(found.types[time]) or time.lower() in ("minute", "minutes")
+        return Layout(
+            kind="events",
+            form="table" if id_ else "files",
+            id=id_,
+            time=time,
+            variable=variable,
+            value=value,
+            set_index=SET_NAME if SET_NAME in found.types else None,
+            label=found.label,
+            time_unit="minutes" if in_minutes else time,
+        )
     if source.kind in ("auto", "tokens", "vectors") and not (of_events or of_table) and (layout := _rows_layout(found)):
         return layout
     if source.kind in ("auto", "vectors") and not (of_events or of_rows) and (layout := _table_layout(found)):
@@ -275,31 +288,14 @@ def detect_layout(columns: Mapping[str, Column], source: SourceSettings) -> Layo
         for name, kind in found.types.items()
         if family(kind) == "list of text"
     ]
-    if found.variable and found.time and not found.value:
+    if variable and time and not value:
         hints.append(
-            f"; {found.variable!r} looks like the variable of events, but their value is not found: name --value_column"
+            f"; {variable!r} looks like the variable of events, but their value is not found: name --value_column"
         )
     raise DataError(
         f"{found.where}: no {'sequences' if source.kind == 'auto' else source.kind} recognised in its columns "
         f"({found.listing}){''.join(hints)}. Name them with --sequence_column, or --id_column, --time_column and "
         f"--variable_column, --value_column or --feature_columns."
-    )
-
-
-def _events_layout(found: _Candidates) -> Layout | None:
-    if found.variable is None or found.time is None or (found.value is None and found.variable != "code"):
-        return None
-    in_minutes = is_time(found.types[found.time]) or found.time.lower() in ("minute", "minutes")
-    return Layout(
-        kind="events",
-        form="table" if found.id else "files",
-        id=found.id,
-        time=found.time,
-        variable=found.variable,
-        value=found.value,
-        set_index=SET_NAME if SET_NAME in found.types else None,
-        label=found.label,
-        time_unit="minutes" if in_minutes else found.time,
     )
 
 
