@@ -5,7 +5,7 @@ the whole training split (vocabulary, moments, the smallest integer type) is app
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from seqvae.data.building.finishing import finish_events, finish_labels, finish_
 from seqvae.data.building.splits import SplitFiles, check_ids, make_assignment, refuse_missing_splits, shares_by_hash
 from seqvae.data.building.tokens import make_tokenizer
 from seqvae.data.description import DataDescription, FittedPreprocessing
-from seqvae.data.parquet.discovery import POOL, ColumnRow, DataFiles, UsableFiles, usable_files
+from seqvae.data.parquet.discovery import POOL, ColumnRow, DataFiles, usable_files
 from seqvae.data.parquet.long_table import (
     bring_together,
     first_scattered_row,
@@ -65,13 +65,17 @@ def build(
     with ExitStack() as stack:
         splits: dict[str, SplitFiles] = {}
         for group, paths in usable.by_split.items():
-            for block in _whole_blocks(usable, reader, paths, problems, source, directory / "spill"):
+            blocks = _blocks_with_ids(reader, paths, problems)
+            if layout.form != "rows":
+                rows_of = {path: usable.rows[path] for path in paths}
+                blocks = _ordered_sequences(blocks, reader, rows_of, problems, source.unsorted, directory / "spill")
+            for block in blocks:
                 encoded = encoder(block)
                 for split, keep_S in assign(group, block, encoded.first_rows_S).items():
                     if keep_S.any():
                         if split not in splits:
                             splits[split] = SplitFiles(directory / split, reader)
-                            stack.callback(splits[split].abandon)
+                            stack.callback(splits[split].release)
                         splits[split].append(encoded.keep(keep_S), block)
             log.info("%s: %d file%s read", group, len(paths), "" if len(paths) == 1 else "s")
         for files in splits.values():
@@ -142,56 +146,53 @@ def _make_encoder(layout: Layout, problems: Problems, source: SourceSettings, kn
     return TokenEncoder(layout, problems, tokenizer, source.vocabulary_size, limited_by)
 
 
-def _whole_blocks(
-    usable: UsableFiles,
+def _blocks_with_ids(reader: BlockReader, paths: Sequence[Path], problems: Problems) -> Iterator[Block]:
+    """Yield blocks of one row or more, without the rows whose id is null: they belong to no sequence."""
+    for block in reader(paths):
+        null_R = np.asarray(block.columns["id"].is_null())
+        if null_R.any():
+            what = f"a null in the id column {reader.layout.id!r}"
+            if problems.policy != "drop":
+                raise problems.error(block, int(np.flatnonzero(null_R)[0]), what)
+            problems.note(int(null_R.sum()), "row", f"left out (--bad_values drop): {what}")
+            block = block.take(np.flatnonzero(~null_R))
+        if len(block.rows_R):
+            yield block
+
+
+def _ordered_sequences(
+    blocks: Iterator[Block],
     reader: BlockReader,
-    paths: Sequence[Path],
+    rows_of: Mapping[Path, int],
     problems: Problems,
-    source: SourceSettings,
+    unsorted: str,
     spill: Path,
 ) -> Iterator[Block]:
-    """Yield blocks of whole sequences in order of time, none without rows. Rows whose id is null belong to no sequence."""
+    """Yield blocks of whole sequences in order of time from blocks of long tables; `rows_of` are the files that they come from."""
     layout = reader.layout
-
-    def with_ids() -> Iterator[Block]:
-        for block in reader(paths):
-            null_R = np.asarray(block.column("id").is_null())
-            if null_R.any():
-                what = f"a null in the id column {layout.id!r}"
-                if problems.policy != "drop":
-                    raise problems.error(block, int(np.flatnonzero(null_R)[0]), what)
-                problems.note(int(null_R.sum()), "row", f"left out (--bad_values drop): {what}")
-                block = block.take(np.flatnonzero(~null_R))
-            if len(block.rows_R):
-                yield block
-
-    blocks = with_ids()
-    if layout.form == "rows":
-        yield from blocks
-        return
-    if layout.form == "table" and (place := first_scattered_row(reader, paths)):
-        if source.unsorted == "error":
+    if layout.form == "table" and (place := first_scattered_row(reader, [*rows_of])):
+        if unsorted == "error":
             raise DataError(
                 f"{place}: the id in column {layout.id!r} was met before, with other ids in between. Sort the rows by id and "
                 f"time, or say --unsorted sort."
             )
         log.info("%s: rows of one sequence lie apart, bringing them together", place)
-        rows = sum(usable.rows[path] for path in paths)
+        rows = sum(rows_of.values())
         problems.note(rows, "row", "brought together by id, as rows of one sequence lay apart")
         blocks = bring_together(blocks, rows, spill)
     for block in whole_sequences(blocks):
         if layout.label is not None:
             _refuse_changing_labels(block, reader)
-        ordered, backwards = in_order_of_time(block, reader, source.unsorted)
+        ordered, backwards = in_order_of_time(block, reader, unsorted)
         problems.note(backwards, "row", "earlier than the row before in the same sequence: sorted by time")
         yield ordered
 
 
 def _refuse_changing_labels(block: Block, reader: BlockReader) -> None:
     """In a long table, all rows of a sequence must have the same label."""
-    labels = block.column("label")
+    labels = block.columns["label"]
     codes_R = labels.dictionary_encode("encode").indices.to_numpy()
-    starts = sequence_starts(block.column("id"))
+    starts = sequence_starts(block.columns["id"])
     first_R = np.repeat(starts, np.diff(starts, append=len(codes_R)))
     changed = np.flatnonzero(codes_R != codes_R[first_R])
     if len(changed):

@@ -133,7 +133,7 @@ class TokenEncoder:
     """Where the size of the vocabulary comes from, for messages."""
 
     def __call__(self, block: Block) -> Encoded:
-        column, name = block.column("sequence"), self.layout.sequence
+        column, name = block.columns["sequence"], self.layout.sequence
         rows_S = np.arange(len(column))
         check = BlockCheck(self.problems, block, rows_S, np.ones(len(column), bool))
         null_S = np.asarray(column.is_null())
@@ -178,7 +178,7 @@ class VectorEncoder:
     def __call__(self, block: Block) -> Encoded:
         if self.layout.form == "rows":
             return self._encode_lists(block)
-        starts_S = sequence_starts(block.column("id"))
+        starts_S = sequence_starts(block.columns["id"])
         lengths_S = np.diff(starts_S, append=len(block.rows_R))
         sequence_R = np.repeat(np.arange(len(starts_S)), lengths_S)
         check = BlockCheck(self.problems, block, sequence_R, np.ones(len(starts_S), bool))
@@ -187,12 +187,12 @@ class VectorEncoder:
             check.leave_out(timeless, f"no time (null, NaN or infinite) in column {self.layout.time!r}")
         values_TD = np.empty((len(block.rows_R), self.width))
         for number, column in enumerate(self.layout.features):
-            values_TD[:, number] = check.numbers(block.column(str(number)), column, lambda rows: rows)
+            values_TD[:, number] = check.numbers(block.columns[str(number)], column, lambda rows: rows)
         return Encoded(starts_S, lengths_S, {"values": values_TD}).keep(check.keep_S)
 
     def _encode_lists(self, block: Block) -> Encoded:
         """The steps are numbers (D = 1), lists, or lists of fixed size; a null vector is NaN throughout."""
-        lists, column = block.column("sequence"), str(self.layout.sequence)
+        lists, column = block.columns["sequence"], str(self.layout.sequence)
         rows_S = np.arange(len(lists))
         check = BlockCheck(self.problems, block, rows_S, np.ones(len(lists), bool))
         null_S = np.asarray(lists.is_null())
@@ -258,18 +258,18 @@ class EventEncoder:
 
     def __call__(self, block: Block) -> Encoded:
         layout = self.layout
-        starts_S = sequence_starts(block.column("id"))
+        starts_S = sequence_starts(block.columns["id"])
         sequence_R = np.repeat(np.arange(len(starts_S)), np.diff(starts_S, append=len(block.rows_R)))
         check = BlockCheck(self.problems, block, sequence_R, np.ones(len(starts_S), bool))
 
-        names = block.column("variable")
+        names = block.columns["variable"]
         check.leave_out(np.flatnonzero(names.is_null()), f"a null in the variable column {layout.variable!r}")
         variables_R = self.numbering(pc.fill_null(names, ""))
         values_R = np.full(len(names), np.nan)
         if layout.value is not None:
-            values_R = check.numbers(block.column("value"), layout.value, lambda rows: rows)
+            values_R = check.numbers(block.columns["value"], layout.value, lambda rows: rows)
 
-        time_R, static_R = block.numbers("time"), np.asarray(block.column("time").is_null())
+        time_R, static_R = block.numbers("time"), np.asarray(block.columns["time"].is_null())
         timed_R = np.abs(time_R) <= LARGEST_VALUE
         check.leave_out(
             np.flatnonzero(~timed_R & ~static_R), f"a time that is NaN or infinite in column {layout.time!r}"

@@ -84,8 +84,21 @@ def finish_tokens(
     if known is not None:
         size, symbols = known.vocabulary_size, known.symbols
         final_V = places_in(symbols, tokenizer.symbols()) if tokenizer is not None and tokenizer.learns else None
+    elif tokenizer is None and source.vocabulary_size is not None:
+        size = source.vocabulary_size
     elif tokenizer is None:
-        size = source.vocabulary_size or _vocabulary_of_ids(splits["train"])
+        largest = first = done = 0
+        for ids_T in read_pieces(*splits["train"].raw("tokens")):
+            if ids_T.max() > largest:
+                largest, first = int(ids_T.max()), done + int(ids_T.argmax())
+            done += len(ids_T)
+        size = largest + 1
+        if size > LARGEST_VOCABULARY:
+            raise DataError(
+                f"{splits['train'].place_of_step(first)}: holds token id {largest}, which would make a vocabulary of {size:,} "
+                f"ids, with weights for each of them. Correct it, or number the ids 0, 1, 2, ...; if there are so many, say so "
+                f"with --vocabulary_size, or with less to leave out what is larger with --bad_values drop."
+            )
     else:
         symbols = tuple(tokenizer.symbols())
         if tokenizer.learns:
@@ -115,22 +128,6 @@ def finish_tokens(
             notes.append(f"{name}: {unknown:,} of {counted(files.steps, 'token')} count as {UNKNOWN}")
     description = {"vocabulary_size": size, "symbols": symbols, "tokenizer": tokenizer.name if tokenizer else None}
     return Finished(description, counts, notes)
-
-
-def _vocabulary_of_ids(files: SplitFiles) -> int:
-    """Return the largest id and one, where that is a plausible size."""
-    largest = first = done = 0
-    for piece in read_pieces(*files.raw("tokens")):
-        if piece.max() > largest:
-            largest, first = int(piece.max()), done + int(piece.argmax())
-        done += len(piece)
-    if largest >= LARGEST_VOCABULARY:
-        raise DataError(
-            f"{files.place_of_step(first)}: holds token id {largest}, which would make a vocabulary of {largest + 1:,} ids, with "
-            f"weights for each of them. Correct it, or number the ids 0, 1, 2, ...; if there are so many, say so with "
-            f"--vocabulary_size, or with less to leave out what is larger with --bad_values drop."
-        )
-    return largest + 1
 
 
 def _learn_vocabulary(
@@ -368,14 +365,14 @@ def finish_labels(
     if source.label_path is None:
         where = f"column {layout.label!r}"
         for split, files in splits.items():
-            coded[split] = np.concatenate([no_codes, *(numbering(chunk) for chunk in files.table()["label"].chunks)])
+            coded[split] = np.concatenate([no_codes, *(numbering(chunk) for chunk in files.table["label"].chunks)])
     else:
         where = f"--label_path {source.label_path}"
         table = read_labels(source.label_path, source.label_column, layout.id or source.id_column)
         code_L = np.append(numbering(pa.array(table.labels, pa.large_string())), -1)
         used_L = np.zeros(len(code_L), bool)
         for split, files in splits.items():
-            texts = (ids_as_text(chunk.to_numpy(zero_copy_only=False)) for chunk in files.table()["id"].chunks)
+            texts = (ids_as_text(chunk.to_numpy(zero_copy_only=False)) for chunk in files.table["id"].chunks)
             row_N = np.concatenate([no_codes, *(table.ids.get_indexer(ids) for ids in texts)])
             coded[split] = code_L[row_N]
             used_L[row_N] = True
@@ -387,7 +384,7 @@ def finish_labels(
         if len(missing) and not source.allow_missing_labels:
             files, first = splits[split], int(missing[0])
             raise DataError(
-                f"{files.place_of(first)}: id {files.table()['id'][first].as_py()!r} has no label in {where}; in "
+                f"{files.place_of(first)}: id {files.table['id'][first].as_py()!r} has no label in {where}; in "
                 f"{split} {how_many}. Add them, or accept that with --allow_missing_labels."
             )
         notes += [f"{split}: {how_many}"] * (len(missing) > 0)

@@ -41,8 +41,10 @@ class SplitFiles:
         self._writers: list[FlatWriter] = []
         self._arrays: dict[str, FlatWriter] = {}
         self._offsets: dict[str, OffsetWriter] = {}
+        self.table = pa.table({})
+        """id, file, row (and label, where the data have one) of each sequence; mapped, and only after `close`."""
         self._table_path = directory / "sequences.arrow"
-        self._table: pa.RecordBatchFileWriter | None = None
+        self._table_writer: pa.RecordBatchFileWriter | None = None
 
     @property
     def steps(self) -> int:
@@ -65,15 +67,18 @@ class SplitFiles:
             self._arrays[name].append(array)
 
         rows = pa.array(rows_S)
-        columns = {"id": block.column("id").take(rows), "file": block.files_R[rows_S], "row": block.rows_R[rows_S]}
-        if "label" in block.table.column_names:
-            labels_S, label = block.column("label").take(rows).to_numpy(zero_copy_only=False), self._reader.layout.label
+        columns = {"id": block.columns["id"].take(rows), "file": block.files_R[rows_S], "row": block.rows_R[rows_S]}
+        if "label" in block.columns.schema.names:
+            labels_S, label = (
+                block.columns["label"].take(rows).to_numpy(zero_copy_only=False),
+                self._reader.layout.label,
+            )
             names_S = label_names(labels_S, lambda s: f"{self._reader.where(block, rows_S[s])}: column {label!r}")
             columns["label"] = pa.array(names_S, pa.large_string())
         table = pa.table(columns)
-        if self._table is None:
-            self._table = pa.ipc.new_file(str(self._table_path), table.schema)
-        self._table.write_table(table)
+        if self._table_writer is None:
+            self._table_writer = pa.ipc.new_file(str(self._table_path), table.schema)
+        self._table_writer.write_table(table)
 
     def close(self) -> None:
         """Flush everything; the raw arrays still wait for their final form."""
@@ -83,18 +88,21 @@ class SplitFiles:
             entry = writer.close()
             if name in FINAL_TYPES:
                 self.entries[name] = entry
-        if self._table is not None:
-            self._table.close()
-            self._table = None
+        if self._table_writer is not None:
+            self._table_writer.close()
+            self._table_writer = None
             self.table_entry = describe_file(self._table_path)
+            with pa.memory_map(str(self._table_path)) as source:
+                self.table = pa.ipc.open_file(source).read_all()
 
-    def abandon(self) -> None:
+    def release(self) -> None:
         """Leave no file open, whatever has happened."""
         for writer in self._writers:
             writer.abandon()
-        if self._table is not None:
+        if self._table_writer is not None:
             with suppress(OSError, pa.ArrowException):
-                self._table.close()
+                self._table_writer.close()
+        self.table = pa.table({})  # Windows renames no directory with a mapped file in it
 
     def new_writer(self, file: str, dtype: Any) -> FlatWriter:
         writer = FlatWriter(self.directory / file, dtype)
@@ -110,14 +118,9 @@ class SplitFiles:
         self.entries[name] = writer.close()
         self.raw(name)[0].unlink()
 
-    def table(self) -> pa.Table:
-        """Return id, file, row (and label, where the data have one) of each sequence; only after `close`."""
-        with pa.memory_map(str(self._table_path)) as source:
-            return pa.ipc.open_file(source).read_all()
-
     def place_of(self, sequence: int) -> str:
         """Return file and row where a sequence begins, for messages."""
-        where = self.table().slice(sequence, 1).to_pylist()[0]
+        where = self.table.slice(sequence, 1).to_pylist()[0]
         return f"{self._reader.files[where['file']]}: row {where['row']}"
 
     def place_of_step(self, step: int) -> str:
@@ -146,7 +149,7 @@ def make_assignment(
     def assign(group: str, block: Block, rows_S: np.ndarray) -> dict[str, np.ndarray]:
         if subjects is None and (group not in (POOL, "train") or not shares):
             return {group: np.ones(len(rows_S), bool)}
-        ids_S = block.column("id").take(pa.array(rows_S))
+        ids_S = block.columns["id"].take(pa.array(rows_S))
         if subjects is not None:
             names = ids_as_text(ids_S.to_numpy(zero_copy_only=False))
             split_S = subjects.reindex(names).to_numpy(dtype=object)
@@ -201,7 +204,7 @@ def check_ids(splits: Mapping[str, SplitFiles], reader: BlockReader, *, may_leak
     hashes: dict[str, np.ndarray] = {}
     for split, files in splits.items():
         if has_ids and (may_leak or layout.form == "rows"):
-            hashes_N = distinct(hash_ids(files.table()["id"]))
+            hashes_N = distinct(hash_ids(files.table["id"]))
             if layout.form == "rows" and (repeated := files.sequences - len(hashes_N)):
                 rows = counted(repeated, "row")
                 notes.append(
@@ -211,7 +214,7 @@ def check_ids(splits: Mapping[str, SplitFiles], reader: BlockReader, *, may_leak
                 hashes[split] = hashes_N
 
     def first_with(files: SplitFiles, hashes_N: np.ndarray) -> tuple[int | str, str]:
-        ids = files.table()["id"]
+        ids = files.table["id"]
         sequence = int(np.flatnonzero(np.isin(hash_ids(ids), hashes_N))[0])
         return ids[sequence].as_py(), files.place_of(sequence)
 

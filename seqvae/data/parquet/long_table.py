@@ -38,12 +38,12 @@ def whole_sequences(blocks: Iterator[Block]) -> Iterator[Block]:
     """Cut blocks only where a new sequence begins; equal ids must already lie together."""
     unfinished: list[Block] = []
     for block in blocks:
-        ids = block.column("id")
+        ids = block.columns["id"]
         last = int(sequence_starts(ids)[-1])
         if last:
             yield concat_blocks([*unfinished, block.slice(0, last)])
             unfinished = []
-        elif unfinished and unfinished[-1].column("id")[-1] != ids[0]:
+        elif unfinished and unfinished[-1].columns["id"][-1] != ids[0]:
             yield concat_blocks(unfinished)
             unfinished = []
         unfinished.append(block.slice(last, len(ids)))
@@ -78,7 +78,7 @@ def _runs(reader: BlockReader, paths: Sequence[Path]) -> Iterator[tuple[np.ndarr
     )
     last = np.zeros(0, np.uint64)
     for block in BlockReader(reader.files, ids_alone)(paths):
-        ids = block.column("id")
+        ids = block.columns["id"]
         rows = np.flatnonzero(ids.is_valid())
         starts = rows[sequence_starts(ids.drop_null())]
         keys = hash_ids(ids.take(pa.array(starts)))
@@ -96,35 +96,36 @@ def bring_together(blocks: Iterator[Block], rows: int, directory: Path) -> Itera
         with ExitStack() as stack:
             writers: dict[int, pa.RecordBatchStreamWriter] = {}
             for block in blocks:
-                bucket_R = (hash_ids(block.column("id")) % np.uint64(count)).astype(np.int64)
+                bucket_R = (hash_ids(block.columns["id"]) % np.uint64(count)).astype(np.int64)
                 order = np.argsort(bucket_R, kind="stable")
-                table = block.table.append_column("__file", pa.array(block.files_R))
-                table = table.append_column("__row", pa.array(block.rows_R)).take(pa.array(order))
+                columns = block.columns.append_column("__file", pa.array(block.files_R))
+                columns = columns.append_column("__row", pa.array(block.rows_R)).take(pa.array(order))
                 bounds = np.searchsorted(bucket_R[order], np.arange(count + 1))
                 for number in np.flatnonzero(np.diff(bounds)).tolist():
                     if number not in writers:
                         sink = stack.enter_context(pa.OSFile(str(paths[number]), "wb"))
-                        writers[number] = stack.enter_context(pa.ipc.new_stream(sink, table.schema))
-                    writers[number].write_table(table.slice(bounds[number], bounds[number + 1] - bounds[number]))
+                        writers[number] = stack.enter_context(pa.ipc.new_stream(sink, columns.schema))
+                    writers[number].write_batch(columns.slice(bounds[number], bounds[number + 1] - bounds[number]))
         for path in filter(Path.exists, paths):
             with pa.OSFile(str(path)) as source:
                 table = pa.ipc.open_stream(source).read_all()
             path.unlink()
+            table = table.take(pa.array(np.argsort(hash_ids(table["id"]), kind="stable")))
             files_R, rows_R = (table[name].to_numpy() for name in ("__file", "__row"))
-            block = Block(table.drop_columns(["__file", "__row"]), files_R, rows_R)
-            yield block.take(np.argsort(hash_ids(block.column("id")), kind="stable"))
+            [columns] = table.drop_columns(["__file", "__row"]).combine_chunks().to_batches()
+            yield Block(columns, files_R, rows_R)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def in_order_of_time(block: Block, reader: BlockReader, unsorted: str) -> tuple[Block, int]:
     """Return the block with each sequence's rows in order of time (null times first), and how many rows came too early."""
-    if "time" not in block.table.column_names:
+    if "time" not in block.columns.schema.names:
         return block, 0
-    starts = sequence_starts(block.column("id"))
+    starts = sequence_starts(block.columns["id"])
     sequence_R = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(block.rows_R)))
     time_R = block.numbers("time")
-    valid_R = np.asarray(block.column("time").is_valid())
+    valid_R = np.asarray(block.columns["time"].is_valid())
     timed = np.flatnonzero(valid_R)  # a static fact may stand anywhere
     earlier, later = timed[:-1], timed[1:]
     backwards = np.flatnonzero((time_R[later] < time_R[earlier]) & (sequence_R[later] == sequence_R[earlier]))

@@ -41,7 +41,7 @@ open_parquet = partial(pq.ParquetFile, page_checksum_verification=True, pre_buff
 class Block(NamedTuple):
     """Some rows, in the order of the files."""
 
-    table: pa.Table
+    columns: pa.RecordBatch
     """Columns id, sequence | id, time, variable, value, set_index | id, time, 0, 1, ... (features), and label."""
     files_R: np.ndarray
     """int32, the file of each row, as an index into the list of files."""
@@ -49,26 +49,22 @@ class Block(NamedTuple):
     """int64, the row in that file."""
 
     def take(self, indices: np.ndarray) -> "Block":
-        return Block(self.table.take(pa.array(indices)), self.files_R[indices], self.rows_R[indices])
+        return Block(self.columns.take(pa.array(indices)), self.files_R[indices], self.rows_R[indices])
 
     def slice(self, start: int, stop: int) -> "Block":
-        return Block(self.table.slice(start, stop - start), self.files_R[start:stop], self.rows_R[start:stop])
-
-    def column(self, name: str) -> pa.Array:
-        """Return one column as one array, however many chunks it has."""
-        chunks = self.table.column(name).chunks
-        return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
+        return Block(self.columns.slice(start, stop - start), self.files_R[start:stop], self.rows_R[start:stop])
 
     def numbers(self, name: str) -> np.ndarray:
         """Return a number column as float64, nulls as NaN; not to be written to."""
-        return np.asarray(self.column(name).to_numpy(zero_copy_only=False), dtype=np.float64)
+        return np.asarray(self.columns[name].to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
 def concat_blocks(blocks: Sequence[Block]) -> Block:
     if len(blocks) == 1:
         return blocks[0]
-    tables, files, rows = zip(*blocks, strict=True)
-    return Block(pa.concat_tables(tables), np.concatenate(files), np.concatenate(rows))
+    batches, files, rows = zip(*blocks, strict=True)
+    [columns] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return Block(columns, np.concatenate(files), np.concatenate(rows))
 
 
 class BlockReader:
@@ -112,10 +108,10 @@ class BlockReader:
                     columns["id"] = pa.repeat(pa.scalar(self.stem_id(path), stem_type), len(rows_R))
                 elif "id" not in columns:
                     columns["id"] = pa.array(rows_R + rows_before)
-                block = Block(pa.table(columns), np.full(len(rows_R), index[path], np.int32), rows_R)
-                rows, size = len(rows_R), block.table.nbytes
+                block = Block(pa.record_batch(columns), np.full(len(rows_R), index[path], np.int32), rows_R)
+                rows, size = len(rows_R), block.columns.nbytes
                 full = waiting_rows + rows > BLOCK_ROWS or waiting_bytes + size > BLOCK_BYTES
-                if waiting and (full or waiting[0].table.schema != block.table.schema):
+                if waiting and (full or waiting[0].columns.schema != block.columns.schema):
                     yield concat_blocks(waiting)
                     waiting, waiting_rows, waiting_bytes = [], 0, 0
                 waiting.append(block)
