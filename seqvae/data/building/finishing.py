@@ -319,7 +319,8 @@ def _measure(pieces: Pieces, size: int) -> tuple[np.ndarray, np.ndarray, np.ndar
     count_V, base_V = np.zeros(size, np.int64), np.full(size, np.nan)
     sum_V, square_V = np.zeros(size), np.zeros(size)
     for every_E, raw_E in pieces():
-        names_E, values_E = every_E[~np.isnan(raw_E)], raw_E[~np.isnan(raw_E)]
+        present_E = ~np.isnan(raw_E)
+        names_E, values_E = every_E[present_E], raw_E[present_E]
         found_V = np.full(size, np.nan)
         found_V[names_E] = values_E
         base_V = np.where(np.isnan(base_V), found_V, base_V)
@@ -327,7 +328,8 @@ def _measure(pieces: Pieces, size: int) -> tuple[np.ndarray, np.ndarray, np.ndar
         sum_V += np.bincount(names_E, values_E - base_V[names_E], minlength=size)
     mean_V = np.nan_to_num(base_V) + sum_V / np.maximum(count_V, 1)
     for every_E, raw_E in pieces():
-        names_E, values_E = every_E[~np.isnan(raw_E)], raw_E[~np.isnan(raw_E)]
+        present_E = ~np.isnan(raw_E)
+        names_E, values_E = every_E[present_E], raw_E[present_E]
         square_V += np.bincount(names_E, (values_E - mean_V[names_E]) ** 2, minlength=size)
     return count_V, mean_V, np.sqrt(square_V / np.maximum(count_V, 1))
 
