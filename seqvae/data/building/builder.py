@@ -173,7 +173,7 @@ def _ordered_sequences(
     if layout.form == "table" and (place := first_scattered_row(reader, [*rows_of])):
         if unsorted == "error":
             raise DataError(
-                f"{place}: the id in column {layout.id!r} was met before, with other ids in between. Sort the rows by id and "
+                f"{place}: the id in column {layout.id!r} occurred before, with other ids in between. Sort the rows by id and "
                 f"time, or say --unsorted sort."
             )
         log.info("%s: rows of one sequence lie apart, bringing them together", place)

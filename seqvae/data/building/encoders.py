@@ -222,7 +222,7 @@ class VectorEncoder:
 
         if len(present_T) == 0 and self.width == 0:
             raise DataError(
-                f"{where(0)} begins with so many nulls in place of vectors that their length is not known. Put a sequence with "
+                f"{where(0)} begins with nulls in place of vectors, so that their length is not known. Put a sequence with "
                 f"values first, or make it list<fixed_size_list>."
             )
         if not is_list(steps.type):

@@ -163,7 +163,7 @@ def finish_vectors(
         here, trained = ([re.sub(r"^.*(?=\[\d+\]$)", "", name) for name in each] for each in (names, known.names))
         if here != trained:
             raise DataError(
-                f"{source.data_dir}: holds {counted(width, 'feature')} a step ({some(list(names))}), but the network was trained "
+                f"{source.data_dir}: holds {counted(width, 'feature')} per step ({some(list(names))}), but the network was trained "
                 f"on {len(known.names)} ({some(list(known.names))}). Give it data with the same features."
             )
     moments = _moments(lambda: pieces_of(splits["train"]), names, source, known)

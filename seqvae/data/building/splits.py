@@ -156,7 +156,7 @@ def make_assignment(
             unknown = np.flatnonzero(pd.isna(split_S))
             if len(unknown):
                 raise DataError(
-                    f"{reader.where(block, int(rows_S[unknown[0]]))}: subject {names[unknown[0]]} does not stand in "
+                    f"{reader.where(block, int(rows_S[unknown[0]]))}: subject {names[unknown[0]]} is missing in "
                     f"metadata/subject_splits.parquet. Add it there."
                 )
             return {split: split_S == split for split in ("train", "valid", "test")}
@@ -227,6 +227,6 @@ def check_ids(splits: Mapping[str, SplitFiles], reader: BlockReader, *, may_leak
             raise DataError(
                 f"{counted(len(shared), 'sequence')} in both {one} and {other}, such as id {id_!r}{column} ({here}; {there}): "
                 f"the evaluation would be of data seen in training. Remove them from one of the two, or name the column "
-                f"that tells sequences apart with --id_column (none: ids start anew in each split, rows are sequences)."
+                f"that tells sequences apart with --id_column (none: ids start again in each split, rows are sequences)."
             )
     return notes

@@ -128,9 +128,7 @@ def find_files(data_dir: str, *, to_learn_from: bool = True) -> DataFiles:
             raise DataError(f"--data_dir {data_dir}: does not exist. {parent} is there and holds {listing}.")
     except OSError as error:
         place = error.filename or data_dir
-        raise DataError(
-            f"{place}: cannot be looked into ({error.strerror}). Check the path and its permissions."
-        ) from error
+        raise DataError(f"{place}: cannot be listed ({error.strerror}). Check the path and its permissions.") from error
     by_split: dict[str, list[Path]] = {}
     for one in found:
         for split, paths in one.by_split.items():

@@ -235,5 +235,5 @@ def _first_bad_value(role: str, column: pa.Array) -> tuple[int, str]:
         return start, "bytes that are not UTF-8"
     exact = EXACT_BELOW.get(column.type)
     if exact and exact <= abs(value) < math.inf:
-        return start, f"{value}, but {column.type} counts in ones only below {exact:,}"
-    return start, f"{value}, which is no whole number of 64 bits with a sign"
+        return start, f"{value}, but {column.type} is exact only below {exact:,}"
+    return start, f"{value}, which is not a signed 64-bit whole number"

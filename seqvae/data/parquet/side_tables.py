@@ -38,7 +38,7 @@ def read_labels(path: str, column: str | None, id_column: str | None) -> LabelTa
     ids = pd.Index(ids_as_text(table[identity].to_numpy()))
     if ids.has_duplicates:
         again = int(np.flatnonzero(ids.duplicated())[0])
-        raise DataError(f"{where}: row {again}: id {ids[again]!r} was met before; keep one row a sequence.")
+        raise DataError(f"{where}: row {again}: id {ids[again]!r} occurred before; keep one row per sequence.")
     return LabelTable(ids, label_names(table[column].to_numpy(), lambda row: f"{where}: row {row}: column {column!r}"))
 
 
@@ -126,7 +126,7 @@ def read_subject_splits(paths: tuple[Path, ...]) -> pd.Series:
     twice = every.index[every.index.duplicated()]
     if len(twice):
         where = ", ".join(map(str, paths))
-        raise DataError(f"{where}: subject {twice[0]} stands there more than once. Keep one row a subject.")
+        raise DataError(f"{where}: subject {twice[0]} occurs more than once. Keep one row per subject.")
     return every
 
 
@@ -151,7 +151,7 @@ def _read_table(where: str, path: str, as_text: Collection[str] | None) -> pd.Da
         ) from error
     if table.empty or table.shape[1] < 2:
         raise DataError(
-            f"{where}: wanted a row a name and at least two columns, found {table.shape[0]} rows and {table.shape[1]} columns."
+            f"{where}: needs one row per name and at least two columns, has {table.shape[0]} rows and {table.shape[1]} columns."
         )
     return table
 
@@ -169,7 +169,7 @@ def _distinct_names(where: str, names: pd.Series) -> list[str]:
     twice = np.flatnonzero(names.duplicated())
     if len(twice):
         raise DataError(
-            f"{where}: row {twice[0]}: variable {names.iloc[twice[0]]!r} was met before; keep one row each."
+            f"{where}: row {twice[0]}: variable {names.iloc[twice[0]]!r} occurred before; keep one row each."
         )
     return [str(name) for name in names]
 
