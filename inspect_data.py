@@ -82,7 +82,7 @@ def main() -> ExitCode:
     set_up_output(quiet=settings.report.check_only)
 
     from seqvae.data.cache import open_cache, prepare_cache
-    from seqvae.data.parquet.file_check import survey_files
+    from seqvae.data.parquet.discovery import survey_files
     from seqvae.data.parquet.side_tables import read_variable_embeddings
     from seqvae.reports.data_page import refusal_page  # only now: torch and others take seconds, which --help must not
     from seqvae.text import ink_for

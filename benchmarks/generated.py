@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from seqvae.data.demo.demo import log_normal_lengths
+from seqvae.data.demo.processes import log_normal_lengths
 
 ROWS_PER_GROUP = 50_000
 

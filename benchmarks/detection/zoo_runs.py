@@ -29,7 +29,7 @@ from seqvae.cli.command_line import parse_command_line
 from seqvae.config.training import TrainingSettings
 from seqvae.data.batch import Batch
 from seqvae.data.datamodule import SequenceDataModule
-from seqvae.data.demo.demo import write_demo
+from seqvae.data.demo.write import write_demo
 from seqvae.errors import DivergedError
 from seqvae.files import exclusive
 from seqvae.models.backbones import Decoder

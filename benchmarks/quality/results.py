@@ -29,8 +29,8 @@ from seqvae.config.training import TrainingSettings
 from seqvae.data.batch import Batch
 from seqvae.data.cache import default_cache_dir
 from seqvae.data.datamodule import SequenceDataModule
-from seqvae.data.demo.demo import read_tokens, read_truth, write_demo
-from seqvae.data.demo.demo_tokens import TokenTruth
+from seqvae.data.demo.processes import TokenTruth
+from seqvae.data.demo.write import read_tokens, read_truth, write_demo
 from seqvae.errors import UsageError, run_command
 from seqvae.inference.estimates import (
     Estimate,

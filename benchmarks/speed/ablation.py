@@ -39,7 +39,7 @@ from seqvae.cli.command_line import parse_command_line
 from seqvae.config.training import TrainingSettings
 from seqvae.console import share_machine
 from seqvae.data.dataset import LONGEST
-from seqvae.data.demo.demo import write_demo
+from seqvae.data.demo.write import write_demo
 from seqvae.data.description import Kind
 from seqvae.errors import run_command
 from seqvae.training.fit import make_data

@@ -31,7 +31,7 @@ from seqvae.config.model import ModelSettings
 from seqvae.console import set_up_output
 from seqvae.data.batch import Batch
 from seqvae.data.datamodule import SequenceDataModule
-from seqvae.data.demo.demo import write_demo
+from seqvae.data.demo.write import write_demo
 from seqvae.data.description import Kind
 from seqvae.inference.estimates import batches_of, importance_weighted_nll
 from seqvae.inference.model import chosen_splits, open_data, open_trained

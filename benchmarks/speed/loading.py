@@ -32,7 +32,7 @@ from seqvae.data.batch import TokenBatch
 from seqvae.data.batching import Limits, Plan, cut_batches, padding_efficiency, plan_epoch
 from seqvae.data.cache import open_cache, prepare_cache
 from seqvae.data.dataset import SequenceSet
-from seqvae.data.demo.demo import log_normal_lengths
+from seqvae.data.demo.processes import log_normal_lengths
 from seqvae.data.loader import BatchLoader, resolve_loading
 from seqvae.errors import run_command
 

@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from seqvae.data.demo.demo_shared import LengthLaw
-from seqvae.data.demo.demo_tokens import TokenTruth
+from seqvae.data.demo.processes import LengthLaw, TokenTruth
 
 TRAINED_ON, VALIDATED_ON = 20_000, 64
 """Sequences. Few to validate on, as that is done often, and on the same ones by all."""

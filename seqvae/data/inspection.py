@@ -17,7 +17,7 @@ from seqvae.data.cache import SequenceData
 from seqvae.data.dataset import read_meta
 from seqvae.data.description import UNKNOWN
 from seqvae.data.names import FlatSplit, Names, describe_names, time_spans
-from seqvae.data.parquet.file_check import ColumnRow
+from seqvae.data.parquet.discovery import ColumnRow
 from seqvae.text import some
 
 NO_LABEL = "(none)"

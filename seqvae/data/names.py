@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from seqvae.data.building.statistics import FAR_OUT, Pieces
+from seqvae.data.building.finishing import FAR_OUT, Pieces
 from seqvae.data.cache import SequenceData
 from seqvae.data.description import UNKNOWN
 from seqvae.data.flat_file import PIECE_ITEMS, map_flat, read_pieces

@@ -18,7 +18,7 @@ from benchmarks.speed.set_loop_reference import SetLoopVAE
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.model import ModelSettings
 from seqvae.data.batch import EventBatch, TokenBatch
-from seqvae.data.demo.demo import write_demo
+from seqvae.data.demo.write import write_demo
 from seqvae.data.description import DataDescription
 from seqvae.models.vae import SequenceVAE
 from train_optimized import OptimizedSettings

@@ -16,7 +16,7 @@ from seqvae.config.data import CacheSettings, SourceSettings
 from seqvae.config.model import ModelSettings
 from seqvae.data.batching import Limits, cut_batches, padding_efficiency, plan_epoch
 from seqvae.data.datamodule import SequenceDataModule, some_batches
-from seqvae.data.demo.demo import log_normal_lengths
+from seqvae.data.demo.processes import log_normal_lengths
 
 TINY = ModelSettings(width=16, depth=1, heads=2, latent_size=2)
 TINY_WORDS = ("--width", "16", "--depth", "1", "--heads", "2", "--latent_size", "2", "--num_workers", "0")

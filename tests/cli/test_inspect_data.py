@@ -15,7 +15,7 @@ import pytest
 import inspect_data
 from inspect_data import InspectSettings, ReportSettings
 from seqvae.cli.command_line import parse_command_line
-from seqvae.data.demo.demo import write_demo
+from seqvae.data.demo.write import write_demo
 from seqvae.errors import ExitCode, run_command
 from tests.support.parquet_files import flip_bit, write, write_splits
 from train_optimized import OptimizedSettings

@@ -185,9 +185,7 @@ def test_a_folder_that_may_not_be_entered_is_refused_and_not_passed_over(shared)
     write(closed / "a.parquet", {"tokens": [[1]]})
     closed.chmod(0)
     said = load_without_privileges(shared / "d", shared / "cache")
-    assert_says(
-        said, "DataError", closed, "cannot be looked into (Permission denied)", "Check the path and its permissions"
-    )
+    assert_says(said, "DataError", closed, "cannot be listed (Permission denied)", "Check the path and its permissions")
 
 
 def test_a_cache_directory_that_cannot_be_written_is_a_matter_of_storage(shared):
@@ -604,7 +602,7 @@ def test_a_sequence_with_several_faults_is_left_out_and_counted_once(tmp_path, l
         ),
         ([[[1.0, 2.0]], [[1.0], [3.0]]], "row 1: column 'x' holds a vector of 1 values, but those before it hold 2"),
         ([[[]]], "row 0: column 'x' holds a vector without values"),
-        ([[None, None], [None]], "row 0: column 'x' begins with so many nulls in place of vectors"),
+        ([[None, None], [None]], "row 0: column 'x' begins with nulls in place of vectors"),
         ([[[1.0]], [None], [[]]], "row 2: column 'x' holds a vector of 0 values, but those before it hold 1"),
     ],
 )
@@ -704,9 +702,9 @@ def test_a_vector_without_a_time_is_refused(tmp_path, load, missing):
 @pytest.mark.parametrize(
     ("id_column", "shown"),
     [
-        (pa.array([1.0, 1.5, 2.0, 2.0]), "1.5, which is no whole number of 64 bits with a sign"),
-        (pa.array([1, 2**63, 2, 2], pa.uint64()), "9223372036854775808, which is no whole number of 64 bits"),
-        (pa.array([1.0, INF, 2.0, 2.0]), "inf, which is no whole number"),
+        (pa.array([1.0, 1.5, 2.0, 2.0]), "1.5, which is not a signed 64-bit whole number"),
+        (pa.array([1, 2**63, 2, 2], pa.uint64()), "9223372036854775808, which is not a signed 64-bit whole number"),
+        (pa.array([1.0, INF, 2.0, 2.0]), "inf, which is not a signed 64-bit whole number"),
     ],
 )
 @pytest.mark.parametrize("rows_per_block", [1, 1000])
@@ -734,7 +732,7 @@ def test_interleaved_ids_can_be_refused_with_the_first_row_that_is_apart(tmp_pat
     said = refusal(load, tmp_path / "d", unsorted="error", bad_values="drop")
     assert_says(
         said,
-        "c.parquet: row 1: the id in column 'id' was met before",
+        "c.parquet: row 1: the id in column 'id' occurred before",
         "Sort the rows by id and time",
         "--unsorted sort",
     )
@@ -823,13 +821,13 @@ def meds(directory: Path, splits: dict[str, Any], *, subjects: tuple[int, ...] =
     [
         (
             {"subject_id": [1, 2], "split": ["train", "tuning"]},
-            ["0.parquet: row 2: subject 3 does not stand in", "Add it there"],
+            ["0.parquet: row 2: subject 3 is missing in", "Add it there"],
         ),
         (
             {"subject_id": [1, 2, 3], "split": ["train", "tuning", "x"]},
             ["row 2: split 'x' is unknown", "tuning, held_out"],
         ),
-        ({"subject_id": [1, 2, 2], "split": ["train"] * 3}, ["subject 2 stands there more than once"]),
+        ({"subject_id": [1, 2, 2], "split": ["train"] * 3}, ["subject 2 occurs more than once"]),
         ({"subject": [1, 2], "split": ["train"] * 2}, ["has no column 'subject_id'; did you mean 'subject'?"]),
         ({"subject_id": [1, 2, 3], "split": ["train"] * 3}, ["no sequence is left for the valid split"]),
     ],
@@ -871,9 +869,7 @@ def test_a_data_frame_with_missing_lists_is_refused_with_the_row(tmp_path, load)
 def test_float_ids_that_stand_for_several_numbers_are_refused(tmp_path, load):
     ids = pa.array([1.0, 16_777_216.0], pa.float32())
     write(tmp_path / "train.parquet", {"id": ids, "tokens": [[1], [2]]})
-    with pytest.raises(
-        DataError, match=r"train.parquet: row 1: column 'id' holds 16777216.0, but float counts in ones only"
-    ):
+    with pytest.raises(DataError, match=r"train.parquet: row 1: column 'id' holds 16777216.0, but float is exact only"):
         load(tmp_path)
 
 

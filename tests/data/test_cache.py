@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from seqvae.config.data import CacheSettings, LengthSettings, SourceSettings
 from seqvae.data.building import builder as build_module
-from seqvae.data.building.statistics import LEAST_LOG_GAP_STD, gap_moments
+from seqvae.data.building.finishing import LEAST_LOG_GAP_STD, gap_moments
 from seqvae.data.cache import open_cache, prepare_cache, why_unusable
 from seqvae.data.dataset import cut_windows
 from seqvae.data.flat_file import read_pieces

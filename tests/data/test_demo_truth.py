@@ -6,12 +6,18 @@ import math
 import numpy as np
 import pytest
 
-from seqvae.data.demo import demo_tokens
-from seqvae.data.demo.demo import log_normal_lengths
-from seqvae.data.demo.demo_events import VARIABLES, EventTruth
-from seqvae.data.demo.demo_shared import LengthLaw, estimate_mean, offsets_of, step_numbers
-from seqvae.data.demo.demo_tokens import TokenTruth
-from seqvae.data.demo.demo_vectors import VectorTruth
+from seqvae.data.demo import processes
+from seqvae.data.demo.processes import (
+    VARIABLES,
+    EventTruth,
+    LengthLaw,
+    TokenTruth,
+    VectorTruth,
+    log_normal_lengths,
+    logsumexp,
+    offsets_of,
+    step_numbers,
+)
 
 SHORT = LengthLaw(mean=6, longest=12, shortest=2)
 
@@ -24,6 +30,19 @@ def token_truth():
 @pytest.fixture(scope="module")
 def token_sample(token_truth):
     return token_truth.sample(4_000, np.random.default_rng(1))
+
+
+def estimate_mean(sums_N, counts_N=None):
+    """Return sum of the sums over sum of the counts (default: the mean), and its standard error over sequences."""
+    counts_N = np.ones(len(sums_N)) if counts_N is None else counts_N
+    value = sums_N.sum() / counts_N.sum()
+    error = (sums_N - value * counts_N).std(ddof=1) / math.sqrt(len(sums_N)) / counts_N.mean()
+    return value, error
+
+
+def log_posterior(given_NCG):
+    """Return log p(class, factor | tokens), (N, C, G)."""
+    return given_NCG - logsumexp(given_NCG, axis=(1, 2))[:, None, None]
 
 
 def split(values_S, offsets_N1):
@@ -42,7 +61,7 @@ def slow_log_likelihood(truth, tokens, group, level):
 
 
 def test_token_likelihood_is_the_sum_over_all_chains(monkeypatch):
-    monkeypatch.setattr(demo_tokens, "CHUNK", 3)
+    monkeypatch.setattr(processes, "CHUNK", 3)
     truth = TokenTruth.draw(np.random.default_rng(3), SHORT, vocabulary_size=4, classes=2)
     sample = truth.sample(8, np.random.default_rng(4))
     chains = list(itertools.product(range(2), range(16)))
@@ -53,8 +72,6 @@ def test_token_likelihood_is_the_sum_over_all_chains(monkeypatch):
         np.testing.assert_allclose(given_CG.ravel(), np.log(slow) + log_lengths[row], rtol=1e-9)
         fast = truth.log_likelihood(sample.tokens_S, sample.offsets_N1)[row]
         assert fast == pytest.approx(math.log(np.mean(slow)) + log_lengths[row], rel=1e-9)
-        posterior_CG = truth.posterior(sample.tokens_S, sample.offsets_N1)[row]
-        np.testing.assert_allclose(posterior_CG.ravel(), slow / np.sum(slow), rtol=1e-9)
 
 
 def test_probabilities_of_all_token_sequences_sum_to_one():
@@ -65,14 +82,13 @@ def test_probabilities_of_all_token_sequences_sum_to_one():
     assert np.exp(log_p).sum() == pytest.approx(1, abs=1e-12)
 
 
-def test_unigram_entropy_is_that_of_the_tokens_and_end_marks(token_truth, token_sample):
+def test_unigram_probabilities_are_those_of_the_tokens_and_end_marks(token_truth, token_sample):
+    probabilities = token_truth.unigram_probabilities
     seen_V = np.bincount(token_sample.tokens_S, minlength=32) / len(token_sample.tokens_S)
-    assert (
-        np.abs(seen_V - token_truth.unigram_probabilities[:-1] / (1 - token_truth.unigram_probabilities[-1])).max()
-        < 0.005
-    )
-    measured = token_truth.entropies(token_sample).unigram
-    assert abs(measured.value - token_truth.unigram_entropy) < 4 * measured.error
+    assert np.abs(seen_V - probabilities[:-1] / (1 - probabilities[-1])).max() < 0.005
+    log_p_N = token_truth.unigram_log_likelihood(token_sample.tokens_S, token_sample.offsets_N1)
+    measured, error = estimate_mean(-log_p_N, np.diff(token_sample.offsets_N1) + 1)
+    assert abs(measured + probabilities @ np.log(probabilities)) < 4 * error
 
 
 def test_token_sample_follows_its_class_and_factor(token_truth, token_sample):
@@ -88,35 +104,50 @@ def test_token_sample_follows_its_class_and_factor(token_truth, token_sample):
     expected_N = (
         first_K[chains_N] + (lengths_N - 1) * later_K[chains_N] - token_truth.lengths.log_probability(lengths_N)
     )
-    surplus = estimate_mean(-chosen_N - expected_N)
-    assert abs(surplus.value) < 4 * surplus.error
+    surplus, error = estimate_mean(-chosen_N - expected_N)
+    assert abs(surplus) < 4 * error
 
 
-def test_mutual_information_is_what_the_latent_saves(token_truth, token_sample):
-    entropies = token_truth.entropies(token_sample)
-    symbols = len(token_sample.tokens_S) / len(token_sample.classes_N) + 1
-    saved = (entropies.true.value - entropies.given_latent.value) * symbols
-    assert saved == pytest.approx(entropies.mutual_information.value, abs=0.1)
+@pytest.fixture(scope="module")
+def given_NCG(token_truth, token_sample):
+    return token_truth.log_likelihood_given(token_sample.tokens_S, token_sample.offsets_N1)
 
 
-def test_token_posterior_is_calibrated(token_truth, token_sample):
-    posterior_NC = token_truth.posterior(token_sample.tokens_S, token_sample.offsets_N1).sum(axis=2)
+def mutual_information(given_NCG):
+    """Return nats per sequence between a sequence and its class and factor."""
+    log_p_NCG = log_posterior(given_NCG)
+    return math.log(given_NCG[0].size) + (np.exp(log_p_NCG) * log_p_NCG).sum(axis=(1, 2)).mean()
+
+
+def test_mutual_information_is_what_the_latent_saves(token_truth, token_sample, given_NCG):
+    levels_N = np.searchsorted(token_truth.factors_G, token_sample.factors_N)
+    chosen_N = given_NCG[np.arange(len(levels_N)), token_sample.classes_N, levels_N]
+    saved_N = chosen_N - token_truth.log_likelihood(token_sample.tokens_S, token_sample.offsets_N1)
+    assert saved_N.mean() == pytest.approx(mutual_information(given_NCG), abs=0.1)
+
+
+def test_token_posterior_is_calibrated(token_sample, given_NCG):
+    posterior_NC = np.exp(log_posterior(given_NCG)).sum(axis=2)
     on_truth_N = posterior_NC[np.arange(len(posterior_NC)), token_sample.classes_N]
-    surplus = estimate_mean(on_truth_N - (posterior_NC**2).sum(axis=1))
-    assert abs(surplus.value) < 4 * surplus.error
+    surplus, error = estimate_mean(on_truth_N - (posterior_NC**2).sum(axis=1))
+    assert abs(surplus) < 4 * error
 
 
-def test_default_tokens_leave_much_to_learn_and_a_reason_for_a_latent(token_truth, token_sample):
-    entropies = token_truth.entropies(token_sample)
-    assert entropies.unigram.value == pytest.approx(3.35, abs=0.02)
-    assert entropies.true.value == pytest.approx(2.23, abs=0.02)
-    assert entropies.true.error < 0.01
-    assert entropies.mutual_information.value == pytest.approx(2.8, abs=0.1)
+def test_default_tokens_leave_much_to_learn_and_a_reason_for_a_latent(token_truth, token_sample, given_NCG):
+    data, symbols_N = (token_sample.tokens_S, token_sample.offsets_N1), np.diff(token_sample.offsets_N1) + 1
+    unigram, _ = estimate_mean(-token_truth.unigram_log_likelihood(*data), symbols_N)
+    true, error = estimate_mean(-token_truth.log_likelihood(*data), symbols_N)
+    assert unigram == pytest.approx(3.35, abs=0.02)
+    assert true == pytest.approx(2.23, abs=0.02)
+    assert error < 0.01
+    assert mutual_information(given_NCG) == pytest.approx(2.8, abs=0.1)
     long = [tokens[:50] for tokens in split(token_sample.tokens_S, token_sample.offsets_N1) if len(tokens) >= 50]
     open_nats = {}
     for length in (5, 20, 50):
         beginnings_S = np.concatenate([tokens[:length] for tokens in long])
-        posterior_NC = token_truth.posterior(beginnings_S, np.arange(len(long) + 1) * length).sum(axis=2)
+        offsets_N1 = np.arange(len(long) + 1) * length
+        log_p_NCG = log_posterior(token_truth.log_likelihood_given(beginnings_S, offsets_N1))
+        posterior_NC = np.exp(log_p_NCG).sum(axis=2)
         open_nats[length] = -(posterior_NC * np.log(posterior_NC + 1e-300)).sum(axis=1).mean()
     assert open_nats == pytest.approx({5: 1.6, 20: 0.65, 50: 0.12}, abs=0.1)
 
@@ -173,8 +204,8 @@ def test_vector_likelihood_is_that_of_one_large_gaussian():
     truth = VectorTruth.draw(np.random.default_rng(1), SHORT)
     sample = truth.sample(40, np.random.default_rng(2))
     assert np.isnan(sample.values_SD).sum() > 20
-    marginal_N = truth.log_likelihood(sample.values_SD, sample.offsets_N1)
-    given_N = truth.log_likelihood_given(sample)
+    marginal_N = truth.log_likelihood(sample)
+    given_N = truth.factor_terms(sample).given(sample.classes_N, sample.factors_N)
     log_lengths_N = truth.lengths.log_probability(np.diff(sample.offsets_N1))
     for row, values_TD in enumerate(split(sample.values_SD, sample.offsets_N1)):
         values, mean, noise, tilt = slow_vectors(truth, values_TD, sample.classes_N[row])
@@ -224,8 +255,8 @@ def slow_events(truth, sample, row, group):
 def test_event_likelihood_is_presence_times_one_large_gaussian():
     truth = EventTruth.draw(np.random.default_rng(1), SHORT)
     sample = truth.sample(40, np.random.default_rng(2))
-    marginal_N = truth.log_likelihood(sample.present_SV, sample.values_SV, sample.gaps_S, sample.offsets_N1)
-    given_N = truth.log_likelihood_given(sample)
+    marginal_N = truth.log_likelihood(sample)
+    given_N = truth.factor_terms(sample).given(sample.classes_N, sample.factors_N)
     log_lengths_N = truth.lengths.log_probability(np.diff(sample.offsets_N1))
     for row, (group, factor) in enumerate(zip(sample.classes_N, sample.factors_N, strict=True)):
         values, mean, noise, slopes, rest = slow_events(truth, sample, row, group)

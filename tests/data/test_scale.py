@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.generated import write_token_lists
 from seqvae.data.batching import Limits, cut_batches, plan_epoch
-from seqvae.data.demo.demo import log_normal_lengths
+from seqvae.data.demo.processes import log_normal_lengths
 from tests.support.parquet_files import write
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -132,9 +132,9 @@ def test_labels_of_other_sequences_alone_are_refused_even_so(tmp_path, load, sta
     [
         (["ts_id,y", "11,0.5", "12,1"], ["row 0: column 'y' holds 0.5, but a label must be a class", "--label_column"]),
         (["ts_id,y", "11,1", "12,inf"], ["row 1: column 'y' holds inf"]),
-        (["ts_id,y", "11,0", "12,1", "11.0,0"], ["row 2: id '11' was met before; keep one row a sequence"]),
-        (["ts_id", "11"], ["wanted a row a name and at least two columns, found 1 rows and 1 columns"]),
-        (["ts_id,y"], ["found 0 rows and 2 columns"]),
+        (["ts_id,y", "11,0", "12,1", "11.0,0"], ["row 2: id '11' occurred before; keep one row per sequence"]),
+        (["ts_id", "11"], ["needs one row per name and at least two columns, has 1 rows and 1 columns"]),
+        (["ts_id,y"], ["has 0 rows and 2 columns"]),
         ([""], ["cannot be read as a table"]),
         (["a,b", "1,2,3,4", "1,2,3"], ["cannot be read as a table"]),
     ],
@@ -226,7 +226,7 @@ def test_variables_that_are_rare_need_no_given_moments(tmp_path, load, stays):
         ),
         (["variable,mean,std", "a,1,-1"], ["row 0: variable 'a' has mean 1 and std -1"]),
         (["variable,mean,std", "a,1,"], ["row 0: variable 'a' has mean 1 and std nothing"]),
-        (["variable,mean,std", "a,1,1", "a,2,2"], ["row 1: variable 'a' was met before; keep one row each"]),
+        (["variable,mean,std", "a,1,1", "a,2,2"], ["row 1: variable 'a' occurred before; keep one row each"]),
     ],
 )
 def test_given_moments_with_faults_are_refused(tmp_path, lines, parts):
@@ -258,8 +258,8 @@ def test_embeddings_may_come_from_parquet(tmp_path):
         (["v,0", "bp,1"], ["lacks 1 of 2 variables (NA). Add them."]),
         (["v,0", "bp,1", "NA,x"], ["row 1: column '0' holds x. Wanted: finite numbers"]),
         (["v,0", "bp,1", "NA,"], ["row 1: column '0' holds nothing"]),
-        (["v,0", "bp,1", "NA,2", "bp,3"], ["row 2: variable 'bp' was met before"]),
-        (["v", "bp"], ["at least two columns, found 1 rows and 1 columns"]),
+        (["v,0", "bp,1", "NA,2", "bp,3"], ["row 2: variable 'bp' occurred before"]),
+        (["v", "bp"], ["at least two columns, has 1 rows and 1 columns"]),
     ],
 )
 def test_embeddings_with_faults_are_refused(tmp_path, lines, parts):

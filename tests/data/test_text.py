@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqvae.data.building.tokens import Bytes, Characters, Words, vocabulary
+from seqvae.data.building.tokens import SimpleTokenizer, vocabulary
 from seqvae.errors import DataError
 from tests.support.parquet_files import texts, tokens, write_splits
 
@@ -21,7 +21,7 @@ def as_column(values: list[str]) -> pa.Array:
     return pa.array(values, pa.large_string())
 
 
-def decoded(tokenizer: Characters | Words | Bytes, column: list[str]) -> list[list[str]]:
+def decoded(tokenizer: SimpleTokenizer, column: list[str]) -> list[list[str]]:
     numbers_T, lengths_S = tokenizer(as_column(column))
     symbols = np.array(tokenizer.symbols() or [""], object)
     return [part.tolist() for part in np.split(symbols[numbers_T], np.cumsum(lengths_S)[:-1])]
@@ -29,7 +29,7 @@ def decoded(tokenizer: Characters | Words | Bytes, column: list[str]) -> list[li
 
 @given(st.lists(st.text(), min_size=1))
 def test_characters_are_the_code_points(column):
-    assert decoded(Characters(), column) == [list(text) for text in column]
+    assert decoded(SimpleTokenizer("characters"), column) == [list(text) for text in column]
 
 
 PYTHON_ALONE = "\x1c\x1d\x1e\x1f"
@@ -45,21 +45,21 @@ PYTHON_ALONE = "\x1c\x1d\x1e\x1f"
     )
 )
 def test_words_are_what_stands_between_white_space(column):
-    assert decoded(Words(), column) == [text.split() for text in column]
+    assert decoded(SimpleTokenizer("words"), column) == [text.split() for text in column]
 
 
 @given(st.lists(st.text(), min_size=1))
 def test_bytes_are_those_of_utf_8(column):
-    numbers_T, lengths_S = Bytes()(as_column(column))
+    numbers_T, lengths_S = SimpleTokenizer("bytes")(as_column(column))
     assert bytes(numbers_T.astype(np.uint8)) == "".join(column).encode()
     assert lengths_S.tolist() == [len(text.encode()) for text in column]
 
 
 @given(st.lists(st.lists(st.text(string.ascii_letters), min_size=1), min_size=1))
 def test_numbers_do_not_depend_on_how_the_column_was_cut_into_blocks(blocks):
-    in_blocks, at_once = Characters(), Characters()
+    in_blocks, at_once = SimpleTokenizer("characters"), SimpleTokenizer("characters")
     assert [decoded(in_blocks, block) for block in blocks] == [decoded(at_once, block) for block in blocks]
-    together = decoded(Characters(), [text for block in blocks for text in block])
+    together = decoded(SimpleTokenizer("characters"), [text for block in blocks for text in block])
     assert together == [list(text) for block in blocks for text in block]
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from seqvae.data.batch import TokenBatch
-from seqvae.data.building.statistics import gap_moments
+from seqvae.data.building.finishing import gap_moments
 from seqvae.data.description import DataDescription
 from seqvae.models.blocks.pieces import bounded
 from seqvae.models.embeddings import (

@@ -15,7 +15,7 @@ from seqvae.cli.command_line import parse_command_line
 from seqvae.config.data import BatchSettings
 from seqvae.config.training import ComputeSettings, TrainingSettings
 from seqvae.data.batching import Cut, cut_batches, plan_epoch, resolve_limits
-from seqvae.data.demo.demo import write_demo
+from seqvae.data.demo.write import write_demo
 from seqvae.errors import DataError
 from seqvae.profiling.find_batch import FoundBatch, Limit, Search, Tried, describe, find_batch, what_helps
 from seqvae.profiling.trials import Ready, Trials, Try

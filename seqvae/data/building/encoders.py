@@ -1,10 +1,15 @@
-"""Sequences as flat numbers, on their way from a block of rows to the cache; and what is done about bad values.
+"""Blocks of whole sequences -> flat numbers on their way to the cache; and what is done about bad values.
 
-Legend: S sequences, R rows of a block, T steps of all sequences one behind the other, E events of all steps, X any of them.
+Tokens come from integer lists as they are or from a tokenizer; vectors from rows with a list each or from long tables with a
+column per feature; events from long tables of (time, variable, value).
+
+Legend: S sequences, R rows of a block, T steps of all sequences one behind the other, D features, E events of all steps, X any
+of them.
 """
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from seqvae.data.building.tokens import Numbering, Tokenizer
 from seqvae.data.parquet.long_table import sequence_starts
 from seqvae.data.parquet.reader import Block
 from seqvae.data.parquet.schema import Layout, is_list
@@ -20,6 +26,7 @@ from seqvae.text import counted
 
 LARGEST_VALUE = 1e30
 """What is larger counts as infinite: its square, or itself in other units, would not fit float32."""
+LARGEST_ID = 2**31 - 1
 
 
 class Encoded(NamedTuple):
@@ -30,13 +37,13 @@ class Encoded(NamedTuple):
     lengths_S: np.ndarray
     """Steps of each sequence."""
     steps: dict[str, np.ndarray]
-    """Arrays with one row a step."""
+    """Arrays with one row per step."""
     events_per_step_T: np.ndarray | None = None
     events: dict[str, np.ndarray] | None = None
-    """Arrays with one row an event; tokens and vectors have none."""
+    """Arrays with one row per event; tokens and vectors have none."""
 
     def keep(self, keep_S: np.ndarray) -> "Encoded":
-        """Only the sequences where `keep_S` is true."""
+        """Return only the sequences where `keep_S` is true."""
         if keep_S.all():
             return self
         keep_T = np.repeat(keep_S, self.lengths_S)
@@ -49,52 +56,54 @@ class Encoded(NamedTuple):
         return Encoded(self.first_rows_S[keep_S], self.lengths_S[keep_S], steps, events_T, events)
 
 
+@dataclass
 class Problems:
     """What was wrong in any block so far, and what --bad_values says to do about it."""
 
-    def __init__(self, policy: str, where: Callable[[Block, int], str]) -> None:
-        self.policy = policy
-        self.where = where
-        self._counts: Counter[tuple[str, str]] = Counter()
+    policy: str
+    where: Callable[[Block, int], str]
+    """Returns the place of a row of a block, for messages."""
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def note(self, count: int, noun: str, what: str) -> None:
-        """Remember what was done to so many things; the same words are added up."""
+        """Remember what was done to `count` things; equal sentences are added up."""
         if count:
-            self._counts[noun, what] += count
+            self.counts[noun, what] += count
 
     def notes(self) -> list[str]:
-        return [f"{counted(count, noun)} {what}" for (noun, what), count in self._counts.items()]
+        return [f"{counted(count, noun)} {what}" for (noun, what), count in self.counts.items()]
 
-    def refuse(self, block: Block, row: int, what: str) -> DataError:
+    def error(self, block: Block, row: int, what: str) -> DataError:
         return DataError(
             f"{self.where(block, row)}: {what}. Correct it, or leave such sequences out with --bad_values drop."
         )
 
 
+@dataclass
 class BlockCheck:
     """The bad values of one block: raises at the first, or knows which sequences to leave out."""
 
-    def __init__(self, problems: Problems, block: Block, sequence_of_R: np.ndarray, sequences: int) -> None:
-        self.problems = problems
-        self.block = block
-        self.keep_S = np.ones(sequences, bool)
-        self._sequence_of_R = sequence_of_R
+    problems: Problems
+    block: Block
+    sequence_of_R: np.ndarray
+    keep_S: np.ndarray
 
     def leave_out(self, bad_rows: np.ndarray, what: str, found: str = "") -> None:
-        """These rows are bad. `found` is the first bad value, where `what` does not say it."""
+        """Leave out the sequences of these rows. `found` is the first bad value, where `what` does not say it."""
         if len(bad_rows) == 0:
             return
         if self.problems.policy != "drop":
-            raise self.problems.refuse(self.block, int(bad_rows[0]), what + found)
+            raise self.problems.error(self.block, int(bad_rows[0]), what + found)
         bad_S = np.zeros_like(self.keep_S)
-        bad_S[self._sequence_of_R[bad_rows]] = True
+        bad_S[self.sequence_of_R[bad_rows]] = True
         self.problems.note(int((bad_S & self.keep_S).sum()), "sequence", f"left out (--bad_values drop): {what}")
         self.keep_S &= ~bad_S
 
     def numbers(self, array: pa.Array, column: str, rows_of: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """Values as float64, NaN where they are null: missing on purpose. `rows_of` finds the rows of flat indices."""
-        values_X, null_X = flat_numbers(array)
-        bad_X = ~(np.abs(values_X) <= LARGEST_VALUE) & ~null_X
+        """Return values as float64 (a copy), NaN where they are null: missing on purpose. `rows_of` finds the rows of flat
+        indices."""
+        values_X = np.array(array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), dtype=np.float64)
+        bad_X = ~(np.abs(values_X) <= LARGEST_VALUE) & ~np.asarray(array.is_null())
         if not bad_X.any():
             return values_X
         bad = np.flatnonzero(bad_X)
@@ -112,93 +121,109 @@ class BlockCheck:
         return values_X
 
 
-def without_null_ids(block: Block, problems: Problems, id_column: str | None) -> Block:
-    """Rows whose id is null belong to no sequence."""
-    null = block.column("id").is_null()
-    if not null.true_count:
-        return block
-    null_R = np.asarray(null)
-    if problems.policy != "drop":
-        raise problems.refuse(block, int(np.flatnonzero(null_R)[0]), f"a null in the id column {id_column!r}")
-    problems.note(int(null_R.sum()), "row", f"left out (--bad_values drop): a null in the id column {id_column!r}")
-    return block.take(np.flatnonzero(~null_R))
+@dataclass
+class TokenEncoder:
+    """Blocks -> flat int32 token ids (for text: numbers of symbols, final ids come from `vocabulary`)."""
+
+    layout: Layout
+    problems: Problems
+    tokenizer: Tokenizer | None
+    vocabulary_size: int | None
+    limited_by: str
+    """Where the size of the vocabulary comes from, for messages."""
+
+    def __call__(self, block: Block) -> Encoded:
+        column, name = block.columns["sequence"], self.layout.sequence
+        rows_S = np.arange(len(column))
+        check = BlockCheck(self.problems, block, rows_S, np.ones(len(column), bool))
+        null_S = np.asarray(column.is_null())
+        check.leave_out(np.flatnonzero(null_S), f"a null in column {name!r}")
+        if self.tokenizer:
+            tokens_T, lengths_S = self.tokenizer(pc.fill_null(column, ""))
+        else:
+            lengths_S = np.asarray(pc.list_value_length(column).fill_null(0)).astype(np.int64)
+            flat = column.flatten()
+            row_of_T = np.repeat(rows_S, lengths_S)
+            if flat.null_count:
+                check.leave_out(row_of_T[np.asarray(flat.is_null())], f"a null inside a list of column {name!r}")
+                flat = pc.fill_null(flat.cast(pa.int64()) if pat.is_null(flat.type) else flat, 0)
+            tokens_T = flat.to_numpy(zero_copy_only=False)
+            largest = min((self.vocabulary_size or LARGEST_ID + 1) - 1, LARGEST_ID)
+            if len(tokens_T) and (tokens_T.min() < 0 or tokens_T.max() > largest):
+                wrong_T = (tokens_T < 0) | (tokens_T > largest)
+                limit = f" {self.limited_by}" if largest < LARGEST_ID else ""
+                check.leave_out(
+                    row_of_T[wrong_T],
+                    f"a token id outside 0 .. {largest}{limit} in column {name!r}",
+                    f", {tokens_T[wrong_T][0]}",
+                )
+                tokens_T = np.where(wrong_T, 0, tokens_T)  # their sequences are left out
+            tokens_T = tokens_T.astype(np.int32, copy=False)
+        check.leave_out(np.flatnonzero((lengths_S == 0) & ~null_S), f"an empty sequence in column {name!r}")
+        return Encoded(rows_S, lengths_S, {"tokens": tokens_T}).keep(check.keep_S)
 
 
-def list_lengths(lists: pa.Array) -> np.ndarray:
-    """int64; a null has length 0."""
-    return np.asarray(pc.fill_null(pc.list_value_length(lists), 0)).astype(np.int64)
-
-
-def flat_numbers(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """A number column as float64 (a copy, NaN where null) and where it is null."""
-    numbers = array.cast(pa.float64(), safe=False)
-    return np.array(numbers.to_numpy(zero_copy_only=False), dtype=np.float64), np.asarray(array.is_null())
-
-
-# Sequences of real vectors: from rows with a list each, or from long tables with a column a feature, to flat values.
-
-
+@dataclass
 class VectorEncoder:
     """Blocks -> flat [T, D] float64 values in the data's own units, NaN where missing."""
 
-    def __init__(self, layout: Layout, problems: Problems) -> None:
-        self.layout = layout
-        self.problems = problems
-        self.width = len(layout.features)
-        """Values a step; of lists it is known with the first vector."""
-
-    def __call__(self, block: Block) -> Encoded:
-        if self.layout.form == "rows":
-            return self._from_lists(block)
-        return self._from_columns(block)
+    layout: Layout
+    problems: Problems
+    width: int
+    """Values per step; of lists it is known with the first vector, and 0 before."""
 
     def names(self) -> tuple[str, ...]:
         return self.layout.features or tuple(f"{self.layout.sequence}[{d}]" for d in range(self.width))
 
-    def _from_columns(self, block: Block) -> Encoded:
-        starts_S = sequence_starts(block.column("id"))
+    def __call__(self, block: Block) -> Encoded:
+        if self.layout.form == "rows":
+            return self._encode_lists(block)
+        starts_S = sequence_starts(block.columns["id"])
         lengths_S = np.diff(starts_S, append=len(block.rows_R))
-        check = BlockCheck(self.problems, block, np.repeat(np.arange(len(starts_S)), lengths_S), len(starts_S))
+        sequence_R = np.repeat(np.arange(len(starts_S)), lengths_S)
+        check = BlockCheck(self.problems, block, sequence_R, np.ones(len(starts_S), bool))
         if self.layout.time is not None:
             timeless = np.flatnonzero(~np.isfinite(block.numbers("time")))
             check.leave_out(timeless, f"no time (null, NaN or infinite) in column {self.layout.time!r}")
         values_TD = np.empty((len(block.rows_R), self.width))
         for number, column in enumerate(self.layout.features):
-            values_TD[:, number] = check.numbers(block.column(str(number)), column, lambda rows: rows)
+            values_TD[:, number] = check.numbers(block.columns[str(number)], column, lambda rows: rows)
         return Encoded(starts_S, lengths_S, {"values": values_TD}).keep(check.keep_S)
 
-    def _from_lists(self, block: Block) -> Encoded:
-        lists, column = block.column("sequence"), self.layout.sequence
+    def _encode_lists(self, block: Block) -> Encoded:
+        """The steps are numbers (D = 1), lists, or lists of fixed size; a null vector is NaN throughout."""
+        lists, column = block.columns["sequence"], str(self.layout.sequence)
         rows_S = np.arange(len(lists))
-        check = BlockCheck(self.problems, block, rows_S, len(rows_S))
-        null_S, lengths_S = np.asarray(lists.is_null()), list_lengths(lists)
+        check = BlockCheck(self.problems, block, rows_S, np.ones(len(lists), bool))
+        null_S = np.asarray(lists.is_null())
+        lengths_S = np.asarray(pc.list_value_length(lists).fill_null(0)).astype(np.int64)
         check.leave_out(np.flatnonzero(null_S), f"a null in column {column!r}")
         check.leave_out(np.flatnonzero((lengths_S == 0) & ~null_S), f"an empty sequence in column {column!r}")
-        values_TD = self._step_values(lists.flatten(), check, np.repeat(rows_S, lengths_S))
+        row_of_T = np.repeat(rows_S, lengths_S)
+        steps = lists.flatten()
+        present_T = np.flatnonzero(steps.is_valid()) if is_list(steps.type) else np.arange(len(steps))
+        if len(steps):
+            self._check_widths(steps, present_T, block, row_of_T)
+        width = self.width
+        flat = steps.flatten() if is_list(steps.type) else steps  # without the null vectors
+        values_X = check.numbers(flat, column, lambda items: row_of_T[present_T[items // width]])
+        values_TD = values_X.reshape(len(present_T), width)
+        if len(present_T) < len(steps):
+            every_TD = np.full((len(steps), width), np.nan)
+            every_TD[present_T] = values_TD
+            values_TD = every_TD
         return Encoded(rows_S, lengths_S, {"values": values_TD}).keep(check.keep_S)
 
-    def _step_values(self, steps: pa.Array, check: BlockCheck, row_of_T: np.ndarray) -> np.ndarray:
-        """[T, D] from the inner arrays: numbers (D = 1), lists, or lists of fixed size; a null vector is NaN throughout."""
-        present_T = np.flatnonzero(steps.is_valid()) if is_list(steps.type) else np.arange(len(steps))
-        self._check_widths(steps, present_T, check, row_of_T)
-        flat = steps.flatten() if is_list(steps.type) else steps  # without the null vectors
-        column, width = str(self.layout.sequence), self.width
-        values = check.numbers(flat, column, lambda items: row_of_T[present_T[items // width]])
-        if len(present_T) == len(steps):
-            return values.reshape(len(steps), width)
-        values_TD = np.full((len(steps), width), np.nan)
-        values_TD[present_T] = values.reshape(len(present_T), width)
-        return values_TD
+    def _check_widths(self, steps: pa.Array, present_T: np.ndarray, block: Block, row_of_T: np.ndarray) -> None:
+        """Refuse vectors that are not as long as the first one."""
 
-    def _check_widths(self, steps: pa.Array, present_T: np.ndarray, check: BlockCheck, row_of_T: np.ndarray) -> None:
-        """All vectors must be as long as the first one was."""
-        if len(steps) == 0:
-            return
-        column, where = self.layout.sequence, lambda step: self.problems.where(check.block, int(row_of_T[step]))
+        def where(step: int) -> str:
+            return f"{self.problems.where(block, int(row_of_T[step]))}: column {self.layout.sequence!r}"
+
         if len(present_T) == 0 and self.width == 0:
             raise DataError(
-                f"{where(0)}: column {column!r} begins with so many nulls in place of vectors that their length is not "
-                f"known. Put a sequence with values first, or make it list<fixed_size_list>."
+                f"{where(0)} begins with nulls in place of vectors, so that their length is not known. Put a sequence with "
+                f"values first, or make it list<fixed_size_list>."
             )
         if not is_list(steps.type):
             widths = np.ones(1, np.int64)
@@ -207,134 +232,99 @@ class VectorEncoder:
         else:
             widths = np.asarray(pc.list_value_length(steps.drop_null()))
         if len(widths) and widths[0] == 0:
-            raise DataError(
-                f"{where(present_T[0])}: column {column!r} holds a vector without values. Fill or remove it."
-            )
+            raise DataError(f"{where(present_T[0])} holds a vector without values. Fill or remove it.")
         self.width = self.width or int(widths[0])
         wrong = np.flatnonzero(widths != self.width)
         if len(wrong):
             raise DataError(
-                f"{where(present_T[wrong[0]] if len(present_T) else 0)}: column {column!r} holds a vector of "
-                f"{widths[wrong[0]]} values, but those before it hold {self.width}. All vectors must be of one length."
+                f"{where(present_T[wrong[0]] if len(present_T) else 0)} holds a vector of {widths[wrong[0]]} values, but those "
+                f"before it hold {self.width}. All vectors must be of one length."
             )
 
 
-# Irregular events: from long tables of (time, variable, value) to steps, each the set of the events at one time stamp.
-#
-# Within a step a variable stands once: repeated measurements at one time are replaced by their mean, and counted. A null
-# time is a static fact and belongs to the first step; a null value means that the event is present and carries none.
-
-
+@dataclass
 class EventEncoder:
-    """Blocks of whole sequences in order of time -> gaps a step; variable numbers and values (own units) an event."""
+    """Blocks of whole sequences in order of time -> steps, each the set of the events at one time stamp: a gap per step, and a
+    variable number and a value (own units) per event.
 
-    def __init__(self, layout: Layout, problems: Problems) -> None:
-        self.layout = layout
-        self.problems = problems
-        self._number_of: dict[str, int] = {}
+    Within a step a variable stands once: repeated measurements at one time are replaced by their mean, and counted. A null
+    time is a static fact and belongs to the first step; a null value means that the event is present and carries none.
+    """
 
-    def symbols(self) -> list[str]:
-        """The variable that each number stands for, in order of appearance."""
-        return list(self._number_of)
+    layout: Layout
+    problems: Problems
+    numbering: Numbering = field(default_factory=Numbering)
+    """Of the variables."""
 
     def __call__(self, block: Block) -> Encoded:
-        starts_S = sequence_starts(block.column("id"))
+        layout = self.layout
+        starts_S = sequence_starts(block.columns["id"])
         sequence_R = np.repeat(np.arange(len(starts_S)), np.diff(starts_S, append=len(block.rows_R)))
-        check = BlockCheck(self.problems, block, sequence_R, len(starts_S))
-        variables_R = self._variables(block, check)
-        values_R = self._values(block, check)
-        time_R, static_R = self._times(block, check, starts_S, sequence_R)
-        key_R = self._step_keys(block, check, time_R, static_R, starts_S)
-        order = np.lexsort((variables_R, key_R, sequence_R))
-        sequence_R, key_R, time_R = sequence_R[order], key_R[order], time_R[order]
-        new_step_R = _changes(sequence_R) | _changes(key_R)
-        variables_E, values_E, step_E = self._merge_repeats(variables_R[order], values_R[order], new_step_R)
+        check = BlockCheck(self.problems, block, sequence_R, np.ones(len(starts_S), bool))
 
-        first_T = np.flatnonzero(new_step_R)
-        sequence_T = sequence_R[first_T]
-        gaps_T = self._gaps(check, np.minimum.reduceat(time_R, first_T), sequence_T, order[first_T])
-        events_T = np.bincount(step_E, minlength=len(first_T)).astype(np.int32)
-        lengths_S = np.bincount(sequence_T, minlength=len(starts_S)).astype(np.int64)
-        encoded = Encoded(
-            starts_S, lengths_S, {"gaps": gaps_T}, events_T, {"variables": variables_E, "values": values_E}
-        )
-        return encoded.keep(check.keep_S)
+        names = block.columns["variable"]
+        check.leave_out(np.flatnonzero(names.is_null()), f"a null in the variable column {layout.variable!r}")
+        variables_R = self.numbering(pc.fill_null(names, ""))
+        values_R = np.full(len(names), np.nan)
+        if layout.value is not None:
+            values_R = check.numbers(block.columns["value"], layout.value, lambda rows: rows)
 
-    def _variables(self, block: Block, check: BlockCheck) -> np.ndarray:
-        column = block.column("variable")
-        check.leave_out(np.flatnonzero(column.is_null()), f"a null in the variable column {self.layout.variable!r}")
-        names = pc.fill_null(column, "").dictionary_encode()
-        numbers = [self._number_of.setdefault(name, len(self._number_of)) for name in names.dictionary.to_pylist()]
-        return np.array(numbers, np.int32)[names.indices.to_numpy()]
-
-    def _values(self, block: Block, check: BlockCheck) -> np.ndarray:
-        if self.layout.value is None:
-            return np.full(len(block.rows_R), np.nan)
-        return check.numbers(block.column("value"), self.layout.value, lambda rows: rows)
-
-    def _times(
-        self, block: Block, check: BlockCheck, starts_S: np.ndarray, sequence_R: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Times, with those of static facts set to their sequence's first; and which rows are static."""
-        static_R = np.asarray(block.column("time").is_null())
-        time_R = block.numbers("time")
+        time_R, static_R = block.numbers("time"), np.asarray(block.columns["time"].is_null())
         timed_R = np.abs(time_R) <= LARGEST_VALUE
         check.leave_out(
-            np.flatnonzero(~timed_R & ~static_R), f"a time that is NaN or infinite in column {self.layout.time!r}"
+            np.flatnonzero(~timed_R & ~static_R), f"a time that is NaN or infinite in column {layout.time!r}"
         )
-        first_S = np.minimum.reduceat(np.where(timed_R, time_R, np.inf), starts_S)
-        first_S[~np.isfinite(first_S)] = 0.0
-        return np.where(timed_R, time_R, first_S[sequence_R]), static_R
+        key_R = time_R = _filled_with_first(time_R, timed_R, starts_S)
+        if layout.set_index is not None:
+            key_R = block.numbers("set_index")
+            null_R = np.isnan(key_R) & ~static_R
+            check.leave_out(np.flatnonzero(null_R), f"a null in column {layout.set_index!r}")
+            key_R = _filled_with_first(key_R, ~(static_R | null_R), starts_S)
 
-    def _step_keys(
-        self, block: Block, check: BlockCheck, time_R: np.ndarray, static_R: np.ndarray, starts_S: np.ndarray
-    ) -> np.ndarray:
-        """What is equal within a step and ascends with the steps: the time, or set_index where there is one."""
-        if self.layout.set_index is None:
-            return time_R
-        key_R = block.numbers("set_index")
-        null_R = np.isnan(key_R) & ~static_R
-        check.leave_out(np.flatnonzero(null_R), f"a null in column {self.layout.set_index!r}")
-        keyless_R = static_R | null_R
-        first_S = np.minimum.reduceat(np.where(keyless_R, np.inf, key_R), starts_S)
-        first_S[~np.isfinite(first_S)] = 0.0
-        return np.where(keyless_R, np.repeat(first_S, np.diff(starts_S, append=len(key_R))), key_R)
+        # A step is what has one key; its events are in the order of their variables.
+        order = np.lexsort((variables_R, key_R, sequence_R))
+        variables_R, values_R = variables_R[order], values_R[order]
+        sequence_R, key_R, time_R = sequence_R[order], key_R[order], time_R[order]
+        new_step_R = _changes(sequence_R) | _changes(key_R)
+        step_R = np.cumsum(new_step_R) - 1
+        starts_E = np.flatnonzero(new_step_R | _changes(variables_R))
+        if repeated := len(step_R) - len(starts_E):
+            what = "merged with another of the same variable at the same time: the mean is kept"
+            self.problems.note(repeated, "event", what)
+            present_R = np.isfinite(values_R)
+            sums_E = np.add.reduceat(np.where(present_R, values_R, 0.0), starts_E)
+            counts_E = np.add.reduceat(present_R.astype(np.int64), starts_E)
+            values_R = np.where(counts_E > 0, sums_E / np.maximum(counts_E, 1), np.nan)
+            variables_R, step_R = variables_R[starts_E], step_R[starts_E]
 
-    def _gaps(self, check: BlockCheck, time_T: np.ndarray, sequence_T: np.ndarray, rows_T: np.ndarray) -> np.ndarray:
-        """Time since the step before; 0 for a sequence's first."""
+        first_T = np.flatnonzero(new_step_R)
+        sequence_T, time_T = sequence_R[first_T], np.minimum.reduceat(time_R, first_T)
         gaps_T = np.diff(time_T, prepend=time_T[:1])
         gaps_T[_changes(sequence_T)] = 0.0
         backwards = np.flatnonzero((gaps_T < 0) & check.keep_S[sequence_T])
         if len(backwards):
             step = int(backwards[0])
             raise DataError(
-                f"{self.problems.where(check.block, int(rows_T[step]))}: the set that column {self.layout.set_index!r} numbers "
-                f"here begins {-gaps_T[step]:g} before the set with the next smaller number (column {self.layout.time!r}). "
+                f"{self.problems.where(block, int(order[first_T[step]]))}: the set that column {layout.set_index!r} numbers "
+                f"here begins {-gaps_T[step]:g} before the set with the next smaller number (column {layout.time!r}). "
                 f"Number the sets in order of time, or leave that column out."
             )
-        return gaps_T.astype(np.float32)
+        return Encoded(
+            starts_S,
+            np.bincount(sequence_T, minlength=len(starts_S)).astype(np.int64),
+            {"gaps": gaps_T.astype(np.float32)},
+            np.bincount(step_R, minlength=len(first_T)).astype(np.int32),
+            {"variables": variables_R, "values": values_R},
+        ).keep(check.keep_S)
 
-    def _merge_repeats(
-        self, variables_R: np.ndarray, values_R: np.ndarray, new_step_R: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Variable, mean value and step of each distinct (step, variable); rows are sorted by both."""
-        step_R = np.cumsum(new_step_R) - 1
-        first_R = new_step_R | _changes(variables_R)
-        if first_R.all():
-            return variables_R, values_R, step_R
-        self.problems.note(
-            int((~first_R).sum()),
-            "event",
-            "merged with another of the same variable at the same time: the mean is kept",
-        )
-        starts_E = np.flatnonzero(first_R)
-        present_R = np.isfinite(values_R)
-        sums_E = np.add.reduceat(np.where(present_R, values_R, 0.0), starts_E)
-        counts_E = np.add.reduceat(present_R.astype(np.int64), starts_E)
-        means_E = np.where(counts_E > 0, sums_E / np.maximum(counts_E, 1), np.nan)
-        return variables_R[starts_E], means_E, step_R[starts_E]
+
+def _filled_with_first(values_R: np.ndarray, known_R: np.ndarray, starts_S: np.ndarray) -> np.ndarray:
+    """Return the values, and where they are not known the smallest of their sequence, or 0 where it has none."""
+    first_S = np.minimum.reduceat(np.where(known_R, values_R, np.inf), starts_S)
+    first_S[~np.isfinite(first_S)] = 0.0
+    return np.where(known_R, values_R, np.repeat(first_S, np.diff(starts_S, append=len(values_R))))
 
 
 def _changes(keys_R: np.ndarray) -> np.ndarray:
-    """True for the first row and wherever a row differs from the one before."""
+    """Return true for the first row and wherever a row differs from the one before."""
     return np.concatenate([np.ones(min(1, len(keys_R)), bool), keys_R[1:] != keys_R[:-1]])

@@ -1,35 +1,47 @@
 """The second pass of a cache build: from raw arrays to final ones, with what only the whole training split can tell.
 
 Tokens get their final ids in the smallest integer type; vectors and events are normalised, once and for all, by the
-training split's mean and standard deviation. Gaps stay as they are, and the moments of their logarithms are noted.
+training split's mean and standard deviation. Gaps stay as they are, and the moments of their logarithms are noted. Labels
+become the numbers of their classes.
+
+`known`, in all of these, is what a trained network understands: its vocabulary and moments then hold.
+
+Shapes: V names (tokens, features, variables), T steps, D features, E values or events, N sequences, C classes, L rows of the
+label file.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from seqvae.config.data import SourceSettings
-from seqvae.data.building.split_files import FINAL_TYPES, RAW_TYPES, SplitFiles
-from seqvae.data.building.statistics import (
-    FAR_OUT,
-    GapMoments,
-    Moments,
-    Pieces,
-    gap_moments,
-    moment_notes,
-    training_moments,
-)
-from seqvae.data.building.tokens import Tokenizer, places_in, vocabulary
+from seqvae.data.building.splits import FINAL_TYPES, SplitFiles
+from seqvae.data.building.tokens import Numbering, Tokenizer, places_in, vocabulary
 from seqvae.data.description import UNKNOWN, DataDescription
 from seqvae.data.flat_file import OFFSETS, PIECE_ITEMS, read_pieces, smallest_unsigned
+from seqvae.data.parquet.schema import Layout
+from seqvae.data.parquet.side_tables import ids_as_text, read_labels, read_params_map
 from seqvae.errors import DataError
 from seqvae.text import counted, some
 
 LARGEST_VOCABULARY = 2**24
 """Of ids, unless --vocabulary_size says so: the weights of more fit hardly any machine, and one wrong id would ask for them."""
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+FAR_OUT = 10.0
+"""Standard deviations from the mean beyond which a value is counted as an outlier."""
+CONSTANT = 1e-12
+"""A standard deviation below this share of the mean is rounding, not variation."""
+LEAST_LOG_GAP_STD = 0.1
+"""Gaps that differ by less than a tenth come from a clock: were its wavering taken for the unit, a gap twice as long would lie
+beyond all reckoning."""
+SHOWN_CLASSES = 10
+WHOLE = re.compile(r"-?\d+", re.ASCII)
+
+Pieces = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
+"""Starts over at each call; yields arrays of names (as numbers) and of their values, NaN where missing."""
 
 
 class Finished(NamedTuple):
@@ -40,31 +52,77 @@ class Finished(NamedTuple):
     notes: list[str]
 
 
+class Moments(NamedTuple):
+    """Moments of each of V names over the training split."""
+
+    count_V: np.ndarray
+    """Values in the training split."""
+    mean_V: np.ndarray
+    std_V: np.ndarray
+    """1 where there is only one value."""
+    constant_V: np.ndarray
+    fields: dict[str, tuple[Any, ...]]
+    """Fields of the DataDescription."""
+
+
+class GapMoments(NamedTuple):
+    """Fields of the DataDescription."""
+
+    log_gap_mean: float
+    log_gap_std: float
+    shortest_gap: float
+
+
+# --- Tokens ---------------------------------------------------------------------------------------------------------
+
+
 def finish_tokens(
-    splits: dict[str, SplitFiles],
-    tokenizer: Tokenizer | None,
-    source: SourceSettings,
-    known: DataDescription | None = None,
+    splits: dict[str, SplitFiles], tokenizer: Tokenizer | None, source: SourceSettings, known: DataDescription | None
 ) -> Finished:
-    """`known`, here and below, is what a trained network understands: its vocabulary and moments then hold."""
     symbols: tuple[str, ...] = ()
-    final = None
+    final_V = None
     if known is not None:
         size, symbols = known.vocabulary_size, known.symbols
-        final = places_in(symbols, tokenizer.symbols()) if tokenizer is not None and tokenizer.learns else None
+        final_V = places_in(symbols, tokenizer.symbols()) if tokenizer is not None and tokenizer.learns else None
+    elif tokenizer is None and source.vocabulary_size is not None:
+        size = source.vocabulary_size
     elif tokenizer is None:
-        size = source.vocabulary_size or _vocabulary_of_ids(splits["train"])
+        largest = first = done = 0
+        for ids_T in read_pieces(*splits["train"].raw("tokens")):
+            if ids_T.max() > largest:
+                largest, first = int(ids_T.max()), done + int(ids_T.argmax())
+            done += len(ids_T)
+        size = largest + 1
+        if size > LARGEST_VOCABULARY:
+            raise DataError(
+                f"{splits['train'].place_of_step(first)}: holds token id {largest}, which would make a vocabulary of {size:,} "
+                f"ids, with weights for each of them. Correct it, or number the ids 0, 1, 2, ...; if there are so many, say so "
+                f"with --vocabulary_size, or with less to leave out what is larger with --bad_values drop."
+            )
     else:
         symbols = tuple(tokenizer.symbols())
         if tokenizer.learns:
-            counts_V = _count(splits["train"], "tokens", len(symbols))
-            symbols, final = vocabulary(list(symbols), counts_V, source.minimum_count)
-            _refuse_empty(symbols, "symbol", counts_V, source)
+            symbols, final_V = _learn_vocabulary(splits["train"], "tokens", "symbol", symbols, source)
         size = len(symbols)
     counts: dict[str, dict[str, Any]] = {}
     notes: list[str] = []
     for name, files in splits.items():
-        unknown = _write_tokens(files, final, size)
+        unknown = done = 0
+        writer = files.new_writer("tokens.bin", smallest_unsigned(max(size - 1, 1)))
+        for ids_T in read_pieces(*files.raw("tokens")):
+            if final_V is not None:
+                ids_T = final_V[ids_T]
+                unknown += int((ids_T == 0).sum())
+            elif ids_T.max() >= size:
+                step = int(np.flatnonzero(ids_T >= size)[0])
+                raise DataError(
+                    f"{files.place_of_step(done + step)}: holds token id {ids_T[step]}, which is past the vocabulary of {size} "
+                    f"ids (the largest of the training split is {size - 1}). Correct it, or say how many ids there are with "
+                    f"--vocabulary_size."
+                )
+            done += len(ids_T)
+            writer.append(ids_T)
+        files.finish("tokens", writer)
         counts[name] = {"unknown": unknown}
         if unknown:
             notes.append(f"{name}: {unknown:,} of {counted(files.steps, 'token')} count as {UNKNOWN}")
@@ -72,25 +130,50 @@ def finish_tokens(
     return Finished(description, counts, notes)
 
 
+def _learn_vocabulary(
+    files: SplitFiles, name: str, noun: str, symbols: Sequence[str], source: SourceSettings
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """Return the names that are frequent enough in the training split, and the final number of each symbol."""
+    counts_V = np.zeros(len(symbols), np.int64)
+    for piece in read_pieces(*files.raw(name)):
+        counts_V += np.bincount(piece, minlength=len(symbols))
+    kept, final_V = vocabulary(list(symbols), counts_V, source.minimum_count, by_name=noun == "variable")
+    if len(kept) == 1:
+        raise DataError(
+            f"{source.data_dir}: no {noun} of the training split is seen --minimum_count {source.minimum_count} times, the "
+            f"most frequent one {counts_V.max()} times. Lower it."
+        )
+    return kept, final_V
+
+
+# --- Vectors and events ---------------------------------------------------------------------------------------------
+
+
 def finish_vectors(
-    splits: dict[str, SplitFiles],
-    names: tuple[str, ...],
-    source: SourceSettings,
-    known: DataDescription | None = None,
+    splits: dict[str, SplitFiles], names: tuple[str, ...], source: SourceSettings, known: DataDescription | None
 ) -> Finished:
     width = len(names)
+
+    def pieces_of(files: SplitFiles) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for values_E in read_pieces(*files.raw("values"), max(1, PIECE_ITEMS // width) * width):
+            yield np.tile(np.arange(width), len(values_E) // width), values_E
+
     if known is not None:
-        _refuse_other_features(names, known, source)
-        moments = _moments_of(known)
-    else:
-        moments = training_moments(_vector_pieces(splits["train"], width), names, source.params_map_path)
+        # Lists have no names of their own: theirs are made of the column's, which may be called otherwise.
+        here, trained = ([re.sub(r"^.*(?=\[\d+\]$)", "", name) for name in each] for each in (names, known.names))
+        if here != trained:
+            raise DataError(
+                f"{source.data_dir}: holds {counted(width, 'feature')} per step ({some(list(names))}), but the network was trained "
+                f"on {len(known.names)} ({some(list(known.names))}). Give it data with the same features."
+            )
+    moments = _moments(lambda: pieces_of(splits["train"]), names, source, known)
     counts: dict[str, dict[str, Any]] = {}
     notes: list[str] = []
     far_V = np.zeros(width, np.int64)
     for split, files in splits.items():
         writer = files.new_writer("values.bin", np.float32)
         missing_V = np.zeros(width, np.int64)
-        for features_E, raw_E in _vector_pieces(files, width)():
+        for features_E, raw_E in pieces_of(files):
             values_TD = _normalise(raw_E, features_E, moments, names, split).reshape(-1, width)
             missing_V += np.isnan(values_TD).sum(axis=0)
             far_V += (np.abs(values_TD) > FAR_OUT).sum(axis=0)
@@ -103,8 +186,8 @@ def finish_vectors(
     if without:
         unused = "" if known is None else "; here they are not used"
         notes.append(f"warning: without any value in the training split: {some(without)}{unused}")
-    description = {"names": names} | _description_of(moments, known)
-    return Finished(description, counts, notes + moment_notes(names, moments, far_V))
+    description = {"names": names} | moments.fields
+    return Finished(description, counts, notes + _moment_notes(names, moments, far_V))
 
 
 def finish_events(
@@ -112,15 +195,19 @@ def finish_events(
     symbols: list[str],
     time_unit: str,
     source: SourceSettings,
-    known: DataDescription | None = None,
+    known: DataDescription | None,
 ) -> Finished:
+    def pieces_of(files: SplitFiles) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        values = read_pieces(*files.raw("values"))
+        for numbers_E, values_E in zip(read_pieces(*files.raw("variables")), values, strict=True):
+            variables_E = final_V[numbers_E]
+            yield variables_E, np.where(variables_E == 0, np.nan, values_E)  # what is unknown has no scale of its own
+
     if known is not None:
-        names, final_V, moments = known.names, places_in(known.names, symbols), _moments_of(known)
+        names, final_V = known.names, places_in(known.names, symbols)
     else:
-        seen_V = _count(splits["train"], "variables", len(symbols))
-        names, final_V = vocabulary_by_name(symbols, seen_V, source.minimum_count)
-        _refuse_empty(names, "variable", seen_V, source)
-        moments = training_moments(_event_pieces(splits["train"], final_V), names, source.params_map_path)
+        names, final_V = _learn_vocabulary(splits["train"], "variables", "variable", symbols, source)
+    moments = _moments(lambda: pieces_of(splits["train"]), names, source, known)
     counts: dict[str, dict[str, Any]] = {}
     notes: list[str] = []
     far_V = np.zeros(len(names), np.int64)
@@ -128,7 +215,7 @@ def finish_events(
         number_V, valued_V = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
         variables = files.new_writer("variables.bin", smallest_unsigned(len(names)))
         values = files.new_writer("values.bin", np.float32)
-        for variables_E, raw_E in _event_pieces(files, final_V)():
+        for variables_E, raw_E in pieces_of(files):
             values_E = _normalise(raw_E, variables_E, moments, names, split)
             number_V += np.bincount(variables_E, minlength=len(names))
             valued_V += np.bincount(variables_E[~np.isnan(values_E)], minlength=len(names))
@@ -143,44 +230,15 @@ def finish_events(
             notes.append(f"{split}: {number_V[0]:,} of {events} count as {UNKNOWN}, and their values are not used")
     if known is not None:
         gaps = GapMoments(known.log_gap_mean, known.log_gap_std, known.shortest_gap)
-        _refuse_other_unit(time_unit, known, source)
+        if "minutes" in (time_unit, known.time_unit) and time_unit != known.time_unit:
+            raise DataError(
+                f"{source.data_dir}: times are in {time_unit!r}, but the network was trained on {known.time_unit!r}. Convert "
+                f"them."
+            )
     else:
         gaps = gap_moments(lambda: _later_gaps(splits["train"]))
-    description = {"names": names, "time_unit": time_unit} | _description_of(moments, known) | gaps._asdict()
-    return Finished(description, counts, notes + moment_notes(names, moments, far_V))
-
-
-def _description_of(moments: Moments, known: DataDescription | None) -> dict[str, Any]:
-    if known is not None:
-        return {"mean": known.mean, "std": known.std, "valued": known.valued}
-    return {
-        "mean": tuple(moments.mean_V.tolist()),
-        "std": tuple(moments.std_V.tolist()),
-        "valued": tuple((moments.count_V > 0).tolist()),
-    }
-
-
-def _moments_of(known: DataDescription) -> Moments:
-    """Values of names that training saw none of become NaN: the network has learnt nothing that they could tell it."""
-    valued_V, mean_V, std_V = (np.array(each) for each in (known.valued, known.mean, known.std))
-    return Moments(valued_V.astype(np.int64), mean_V, np.where(valued_V, std_V, np.nan), np.zeros(len(mean_V), bool))
-
-
-def _refuse_other_features(names: tuple[str, ...], known: DataDescription, source: SourceSettings) -> None:
-    """Lists have no names of their own: theirs are made of the column's, which may be called otherwise."""
-    found, wanted = (tuple(re.sub(r"^.*(?=\[\d+\]$)", "", name) for name in each) for each in (names, known.names))
-    if found != wanted:
-        raise DataError(
-            f"{source.data_dir}: holds {counted(len(names), 'feature')} a step ({some(list(names))}), but the network was trained "
-            f"on {len(known.names)} ({some(list(known.names))}). Give it data with the same features."
-        )
-
-
-def _refuse_other_unit(time_unit: str, known: DataDescription, source: SourceSettings) -> None:
-    if "minutes" in (time_unit, known.time_unit) and time_unit != known.time_unit:
-        raise DataError(
-            f"{source.data_dir}: times are in {time_unit!r}, but the network was trained on {known.time_unit!r}. Convert them."
-        )
+    description = {"names": names, "time_unit": time_unit} | moments.fields | gaps._asdict()
+    return Finished(description, counts, notes + _moment_notes(names, moments, far_V))
 
 
 def _normalise(
@@ -197,103 +255,169 @@ def _normalise(
     return values_E
 
 
-def vocabulary_by_name(
-    symbols: list[str], seen_V: np.ndarray, minimum_count: int
-) -> tuple[tuple[str, ...], np.ndarray]:
-    """The variables kept, <unknown> first and the others by name, and the final number of each.
-
-    >>> vocabulary_by_name(["pulse", "age", "rare"], np.array([3, 2, 1]), minimum_count=2)
-    (('<unknown>', 'age', 'pulse'), array([2, 1, 0], dtype=int32))
-    """
-    kept = sorted(
-        (symbol, number)
-        for number, symbol in enumerate(symbols)
-        if seen_V[number] >= minimum_count and symbol != UNKNOWN
-    )
-    final_V = np.zeros(len(symbols), np.int32)
-    final_V[[number for _, number in kept]] = np.arange(1, len(kept) + 1)
-    return (UNKNOWN, *(symbol for symbol, _ in kept)), final_V
-
-
-def _refuse_empty(kept: tuple[str, ...], noun: str, counts_V: np.ndarray, source: SourceSettings) -> None:
-    if len(kept) == 1:
-        raise DataError(
-            f"{source.data_dir}: no {noun} of the training split is seen --minimum_count {source.minimum_count} times, the "
-            f"most frequent one {counts_V.max()} times. Lower it."
-        )
-
-
-def _write_tokens(files: SplitFiles, final: np.ndarray | None, size: int) -> int:
-    """Write tokens.bin; return how many tokens are unknown."""
-    unknown = done = 0
-    writer = files.new_writer("tokens.bin", smallest_unsigned(max(size - 1, 1)))
-    for ids_T in read_pieces(files.raw_path("tokens"), RAW_TYPES["tokens"]):
-        if final is not None:
-            ids_T = final[ids_T]
-            unknown += int((ids_T == 0).sum())
-        elif ids_T.max() >= size:
-            step = int(np.flatnonzero(ids_T >= size)[0])
-            raise DataError(
-                f"{files.place_of_step(done + step)}: holds token id {ids_T[step]}, which is past the vocabulary of {size} ids "
-                f"(the largest of the training split is {size - 1}). Correct it, or say how many ids there are with "
-                f"--vocabulary_size."
-            )
-        done += len(ids_T)
-        writer.append(ids_T)
-    files.finish("tokens", writer)
-    return unknown
-
-
-def _vocabulary_of_ids(files: SplitFiles) -> int:
-    """The largest id and one, where that is a size that somebody can have meant."""
-    largest = first = done = 0
-    for piece in read_pieces(files.raw_path("tokens"), RAW_TYPES["tokens"]):
-        if piece.max() > largest:
-            largest, first = int(piece.max()), done + int(piece.argmax())
-        done += len(piece)
-    if largest >= LARGEST_VOCABULARY:
-        raise DataError(
-            f"{files.place_of_step(first)}: holds token id {largest}, which would make a vocabulary of {largest + 1:,} ids, with "
-            f"weights for each of them. Correct it, or number the ids 0, 1, 2, ...; if there are so many, say so with "
-            f"--vocabulary_size, or with less to leave out what is larger with --bad_values drop."
-        )
-    return largest + 1
-
-
-def _count(files: SplitFiles, name: str, size: int) -> np.ndarray:
-    """How often each symbol number occurs."""
-    counts_V = np.zeros(size, np.int64)
-    for piece in read_pieces(files.raw_path(name), RAW_TYPES[name]):
-        counts_V += np.bincount(piece, minlength=size)
-    return counts_V
-
-
-def _vector_pieces(files: SplitFiles, width: int) -> Pieces:
-    def pieces() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for values_E in read_pieces(
-            files.raw_path("values"), RAW_TYPES["values"], max(1, PIECE_ITEMS // width) * width
-        ):
-            yield np.tile(np.arange(width), len(values_E) // width), values_E
-
-    return pieces
-
-
-def _event_pieces(files: SplitFiles, final_V: np.ndarray) -> Pieces:
-    def pieces() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        variables = read_pieces(files.raw_path("variables"), RAW_TYPES["variables"])
-        values = read_pieces(files.raw_path("values"), RAW_TYPES["values"])
-        for numbers_E, values_E in zip(variables, values, strict=True):
-            variables_E = final_V[numbers_E]
-            yield variables_E, np.where(variables_E == 0, np.nan, values_E)  # what is unknown has no scale of its own
-
-    return pieces
-
-
 def _later_gaps(files: SplitFiles) -> Iterator[np.ndarray]:
-    """The gaps of a split but those of first steps, before which there was nothing."""
+    """Yield the gaps of a split except those of first steps, before which there was nothing."""
     starts_S = np.fromfile(files.directory / OFFSETS, np.int64)
     done = 0
     for gaps_T in read_pieces(files.directory / files.entries["gaps"]["file"], FINAL_TYPES["gaps"]):
         first, behind = np.searchsorted(starts_S, (done, done + len(gaps_T)))
         yield np.delete(gaps_T, starts_S[first:behind] - done)
         done += len(gaps_T)
+
+
+# --- Moments --------------------------------------------------------------------------------------------------------
+
+
+def _moments(pieces: Pieces, names: tuple[str, ...], source: SourceSettings, known: DataDescription | None) -> Moments:
+    """Return the moments that the network knows, or those of --params_map_path, or else those of the pieces."""
+    if known is not None:
+        fields = {"mean": known.mean, "std": known.std, "valued": known.valued}
+        valued_V, mean_V, std_V = (np.array(each) for each in (known.valued, known.mean, known.std))
+        # Values of names of which training saw none become NaN: the network has learnt nothing that they could tell it.
+        std_V = np.where(valued_V, std_V, np.nan)
+        return Moments(valued_V.astype(np.int64), mean_V, std_V, np.zeros(len(mean_V), bool), fields)
+    count_V, mean_V, std_V = _measure(pieces, len(names))
+    if source.params_map_path is not None:
+        moments_of = read_params_map(source.params_map_path)
+        missing = [name for name, count in zip(names, count_V, strict=True) if name not in moments_of and count > 0]
+        if missing:
+            raise DataError(
+                f"--params_map_path {source.params_map_path}: lacks {len(missing)} of those that have values "
+                f"({some(missing)}). Add them."
+            )
+        mean_V, std_V = np.array([moments_of.get(name, (0.0, 1.0)) for name in names]).T
+    constant_V = std_V <= CONSTANT * np.abs(mean_V)
+    std_V = np.where(constant_V, 1.0, std_V)
+    means, stds, valued = (tuple(each.tolist()) for each in (mean_V, std_V, count_V > 0))
+    return Moments(count_V, mean_V, std_V, constant_V, {"mean": means, "std": stds, "valued": valued})
+
+
+def gap_moments(pieces: Callable[[], Iterator[np.ndarray]]) -> GapMoments:
+    """Return the moments of gaps that are not those of first steps.
+
+    The shortest gap that is told apart is half the smallest that is not 0: where times are rounded, less than that becomes 0.
+    """
+    smallest = min((float(gaps_T[gaps_T > 0].min(initial=np.inf)) for gaps_T in pieces()), default=np.inf)
+    if smallest == np.inf:
+        return GapMoments(0.0, 1.0, 1.0)
+    shortest = smallest / 2
+    _, mean_1, std_1 = _measure(
+        lambda: (
+            (np.zeros(len(gaps_T), np.int64), np.log(np.maximum(gaps_T, shortest, dtype=np.float64)))
+            for gaps_T in pieces()
+        ),
+        size=1,
+    )
+    return GapMoments(float(mean_1[0]), max(float(std_1[0]), LEAST_LOG_GAP_STD), shortest)
+
+
+def _measure(pieces: Pieces, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return count, mean and standard deviation in two passes, which is exact where one pass would cancel.
+
+    Sums are of differences to one value of each name: those of a constant are exactly 0.
+    """
+    count_V, base_V = np.zeros(size, np.int64), np.full(size, np.nan)
+    sum_V, square_V = np.zeros(size), np.zeros(size)
+    for every_E, raw_E in pieces():
+        present_E = ~np.isnan(raw_E)
+        names_E, values_E = every_E[present_E], raw_E[present_E]
+        found_V = np.full(size, np.nan)
+        found_V[names_E] = values_E
+        base_V = np.where(np.isnan(base_V), found_V, base_V)
+        count_V += np.bincount(names_E, minlength=size)
+        sum_V += np.bincount(names_E, values_E - base_V[names_E], minlength=size)
+    mean_V = np.nan_to_num(base_V) + sum_V / np.maximum(count_V, 1)
+    for every_E, raw_E in pieces():
+        present_E = ~np.isnan(raw_E)
+        names_E, values_E = every_E[present_E], raw_E[present_E]
+        square_V += np.bincount(names_E, (values_E - mean_V[names_E]) ** 2, minlength=size)
+    return count_V, mean_V, np.sqrt(square_V / np.maximum(count_V, 1))
+
+
+def _moment_notes(names: tuple[str, ...], moments: Moments, far_V: np.ndarray) -> list[str]:
+    """`far_V` counts the values that lie FAR_OUT."""
+    notes = []
+    constant = [names[v] for v in np.flatnonzero(moments.constant_V & (moments.count_V > 0))]
+    if constant:
+        notes.append(f"warning: constant in the training split, left unscaled: {some(constant)}")
+    if far_V.sum():
+        worst = [f"{names[v]} {far_V[v]:,}" for v in np.argsort(-far_V)[:5] if far_V[v]]
+        lie = "lies" if far_V.sum() == 1 else "lie"
+        notes.append(
+            f"{counted(int(far_V.sum()), 'value')} {lie} more than {FAR_OUT:g} standard deviations from the mean "
+            f"({', '.join(worst)}{', ...' if (far_V > 0).sum() > 5 else ''})"
+        )
+    return notes
+
+
+# --- Labels ---------------------------------------------------------------------------------------------------------
+
+
+def finish_labels(
+    splits: dict[str, SplitFiles], layout: Layout, source: SourceSettings
+) -> tuple[tuple[str, ...], list[str]]:
+    """Write labels.bin for each split (the number of the class, -1 where there is none), from a column of the data or from a file
+    beside them. Return the names of the classes, and notes."""
+    if source.label_path is None and layout.label is None:
+        return (), []
+    notes: list[str] = []
+    numbering = Numbering()
+    coded: dict[str, np.ndarray] = {}
+    no_codes = np.zeros(0, np.int32)
+    if source.label_path is None:
+        where = f"column {layout.label!r}"
+        for split, files in splits.items():
+            coded[split] = np.concatenate([no_codes, *(numbering(chunk) for chunk in files.table["label"].chunks)])
+    else:
+        where = f"--label_path {source.label_path}"
+        table = read_labels(source.label_path, source.label_column, layout.id or source.id_column)
+        code_L = np.append(numbering(pa.array(table.labels, pa.large_string())), -1)
+        used_L = np.zeros(len(code_L), bool)
+        for split, files in splits.items():
+            texts = (ids_as_text(chunk.to_numpy(zero_copy_only=False)) for chunk in files.table["id"].chunks)
+            row_N = np.concatenate([no_codes, *(table.ids.get_indexer(ids) for ids in texts)])
+            coded[split] = code_L[row_N]
+            used_L[row_N] = True
+        if unused := int((~used_L[:-1]).sum()):
+            notes.append(f"{where}: {counted(unused, 'row')} without a sequence in the data")
+    for split, code_N in coded.items():
+        missing = np.flatnonzero(code_N < 0)
+        how_many = f"{len(missing):,} of {counted(len(code_N), 'sequence')} have no label"
+        if len(missing) and not source.allow_missing_labels:
+            files, first = splits[split], int(missing[0])
+            raise DataError(
+                f"{files.place_of(first)}: id {files.table['id'][first].as_py()!r} has no label in {where}; in "
+                f"{split} {how_many}. Add them, or accept that with --allow_missing_labels."
+            )
+        notes += [f"{split}: {how_many}"] * (len(missing) > 0)
+
+    names = list(numbering.number_of)
+    count_V = {split: np.bincount(code_N[code_N >= 0], minlength=len(names)) for split, code_N in coded.items()}
+    in_use = np.flatnonzero(sum(count_V.values()))
+    if not len(in_use):
+        raise DataError(
+            f"{where}: no sequence has a label there. Check the ids, or leave --label_path and --label_column out."
+        )
+    classes = [names[code] for code in in_use]  # whole numbers in their order, then text in its order
+    classes.sort(key=lambda name: (0, int(name), "") if WHOLE.fullmatch(name) else (1, 0, name))
+    code_C = [numbering.number_of[name] for name in classes]
+    final_V = np.full(len(names) + 1, -1, np.int32)  # the last one stands for code -1
+    final_V[code_C] = np.arange(len(classes))
+    for split, files in splits.items():
+        writer = files.new_writer("labels.bin", np.int32)
+        writer.append(final_V[coded[split]])
+        files.entries["labels"] = writer.close()
+
+    if "train" not in splits:  # data that a trained network is used on
+        return tuple(classes), notes
+    if len(classes) == 1:
+        notes.append(f"warning: all labels are {classes[0]!r}, so that there is nothing to tell apart")
+        return tuple(classes), notes
+    counts_C = count_V["train"][code_C].tolist()
+    shown = [f"{name!r}: {count:,}" for name, count in zip(classes, counts_C, strict=True)]
+    more = ", ..." if len(classes) > SHOWN_CLASSES else ""
+    notes.append(f"labels have {len(classes)} classes (in train {', '.join(shown[:SHOWN_CLASSES])}{more})")
+    absent = [repr(name) for name, count in zip(classes, counts_C, strict=True) if count == 0]
+    if absent:
+        notes.append(f"warning: no sequence of the training split has the label {some(absent)}")
+    return tuple(classes), notes

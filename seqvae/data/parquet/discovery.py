@@ -1,4 +1,5 @@
-"""From --data_dir to a list of Parquet files, each with the split it belongs to and a fingerprint.
+"""From --data_dir to the Parquet files that can be used, each with the split it belongs to and a fingerprint; and why each of the
+others cannot be used.
 
 Known layouts: train/ valid/ test/ as folders or as train.parquet ...; the same below data/ (MEDS); MEDS with
 metadata/subject_splits.parquet; one pool without splits; a single file. A glob takes the union over its matches.
@@ -9,13 +10,19 @@ import hashlib
 import os
 import re
 import stat
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from seqvae.config.data import SourceSettings
+from seqvae.data.parquet.reader import BlockReader, read_batches
+from seqvae.data.parquet.schema import STRAY_INDEX, Footer, Layout, check_schema, common_columns, detect_layout
 from seqvae.errors import DataError
+from seqvae.text import counted, some
 
 SPLIT_NAMES = {
     "train": "train",
@@ -35,18 +42,24 @@ POOL = "pool"
 SUFFIXES = (".parquet", ".pq")
 TAIL_BYTES = 4096
 """The end of a Parquet file holds its footer; a digest of this much tells a rewritten file from an untouched one."""
+SHOWN_FILES = 5
+SKIP = "or leave such files out with --on_bad_files skip"
 
 
 class DataFiles(NamedTuple):
     """The files of a data set by split; "pool" where the split is not known from the layout."""
 
     by_split: dict[str, list[Path]]
-    subject_splits: tuple[Path, ...]
+    subject_splits: tuple[Path, ...] = ()
     """MEDS tables that say which subject belongs to which split."""
-    hidden: tuple[Path, ...]
+    hidden: tuple[Path, ...] = ()
     """Files left out because their name, or that of a folder they are in, starts with a dot or an underscore."""
-    beside: tuple[Path, ...]
+    beside: tuple[Path, ...] = ()
     """Files left out because they stand beside train/, valid/, ... and belong to no split."""
+
+    @property
+    def paths(self) -> list[Path]:
+        return [path for paths in self.by_split.values() for path in paths]
 
 
 class Fingerprint(NamedTuple):
@@ -58,29 +71,71 @@ class Fingerprint(NamedTuple):
     tail_digest: str
 
 
-class Footer(NamedTuple):
-    """What a readable Parquet file says of itself."""
+class ColumnRow(NamedTuple):
+    """A column of the files as a user sees it; the fields stand in meta.json."""
 
-    path: Path
-    schema: pa.Schema
-    rows: int
+    column: str
+    type: str
+    part: str | None
+    """Its role; None: not used, or not known."""
+    files: int
+    """How many files have it."""
+
+
+class Survey(NamedTuple):
+    """What is known of files from which no cache can be built."""
+
+    files: int
+    bytes: int
+    columns: tuple[ColumnRow, ...]
+    refused: tuple[str, ...]
+
+
+class UsableFiles(NamedTuple):
+    """Files that are readable, with rows, and with the columns that most of them have."""
+
+    layout: Layout
+    by_split: dict[str, list[Path]]
+    rows: dict[Path, int]
+    columns: tuple[ColumnRow, ...]
+    bad_files: tuple[str, ...]
+    """Why each file that cannot be used is left out."""
+    notes: list[str]
+
+
+# --- Finding --------------------------------------------------------------------------------------------------------
 
 
 def find_files(data_dir: str, *, to_learn_from: bool = True) -> DataFiles:
+    """Return the files below the directories (or the files) that --data_dir names, literally or as a glob."""
+    literal = Path(data_dir).expanduser()
     try:
-        found = [_find_below(root, split) for root, split in _expand(data_dir)]
+        if literal.exists():
+            found = [_find_below(literal.absolute(), None)]
+        elif glob.has_magic(data_dir):
+            matches = [Path(match).absolute() for match in sorted(glob.glob(str(literal), recursive=True))]
+            # Matches that are named after splits are these splits: dir/* is then what dir is.
+            found = [_find_below(m, split_of(m.name)) for m in matches if m.is_dir() or _is_parquet(m.name)]
+            if not found:
+                raise DataError(f"--data_dir {data_dir}: no directory or Parquet file matches this pattern.")
+        else:
+            parent = next(p for p in literal.absolute().parents if p.exists())
+            try:
+                names = sorted(p.name for p in parent.iterdir() if not p.name.startswith("."))
+                listing = ", ".join([*names[:8], *(["..."] if len(names) > 8 else [])]) or "nothing"
+            except OSError:
+                listing = "nothing that may be listed"
+            raise DataError(f"--data_dir {data_dir}: does not exist. {parent} is there and holds {listing}.")
     except OSError as error:
         place = error.filename or data_dir
-        raise DataError(
-            f"{place}: cannot be looked into ({error.strerror}). Check the path and its permissions."
-        ) from error
+        raise DataError(f"{place}: cannot be listed ({error.strerror}). Check the path and its permissions.") from error
     by_split: dict[str, list[Path]] = {}
     for one in found:
         for split, paths in one.by_split.items():
             by_split[split] = list(dict.fromkeys([*by_split.get(split, []), *paths]))
     tables, hidden, beside = (
-        tuple(dict.fromkeys(path for one in found for path in paths(one)))
-        for paths in (lambda one: one.subject_splits, lambda one: one.hidden, lambda one: one.beside)
+        tuple(dict.fromkeys(path for paths in lists for path in paths))
+        for lists in zip(*((one.subject_splits, one.hidden, one.beside) for one in found), strict=True)
     )
     if not any(by_split.values()):
         passed = f" beside {len(hidden)} whose names begin with . or _" if hidden else ""
@@ -101,9 +156,73 @@ def find_files(data_dir: str, *, to_learn_from: bool = True) -> DataFiles:
     return DataFiles(by_split, tables, hidden, beside)
 
 
+def _find_below(root: Path, split: str | None) -> DataFiles:
+    """Return the files in all folders below, links followed. They belong to `split`, unless there are split folders below."""
+    if root.is_file():
+        return DataFiles({split or POOL: [root]})
+
+    def raise_error(error: OSError) -> None:  # a folder that cannot be opened must not be passed over
+        raise error
+
+    every: set[Path] = set()
+    entered = {os.path.realpath(root)}
+    for parent, folders, names in os.walk(root, onerror=raise_error, followlinks=True):
+        folders[:] = [name for name in folders if os.path.realpath(Path(parent, name)) not in entered]
+        entered |= {os.path.realpath(Path(parent, name)) for name in folders}
+        every |= {Path(parent, name) for name in names if _is_parquet(name)}
+    hidden = {path for path in every if any(part.startswith((".", "_")) for part in path.relative_to(root).parts)}
+    files, hidden_files = sorted(every - hidden), tuple(sorted(hidden))
+
+    metadata, data = root / "metadata", root / "data"
+    tables = tuple(path for path in files if path == metadata / "subject_splits.parquet")
+    if tables or (data.is_dir() and metadata.is_dir()):
+        files = [path for path in files if path.parent != metadata]
+    split_of_entry: dict[Path, str] = {}
+    """The folders and Parquet files directly below root, or else below data/, that are named after a split."""
+    for directory in [] if tables else [root, data]:
+        if not split_of_entry and directory.is_dir():
+            split_of_entry = {
+                child: name
+                for child in sorted(directory.iterdir())
+                if (name := split_of(child.name)) and (child.is_dir() or _is_parquet(child.name))
+            }
+    if not split_of_entry:
+        return DataFiles({split or POOL: files} if files else {}, tables, hidden_files)
+    by_split: dict[str, list[Path]] = {name: [] for name in split_of_entry.values()}
+    above = next(iter(split_of_entry)).parent.parts
+    split_below = {(*above, entry.name): name for entry, name in split_of_entry.items()}
+    beside: list[Path] = []
+    for path in files:
+        split = split_below.get(path.parts[: len(above) + 1])
+        (by_split[split] if split else beside).append(path)
+    for entry, name in split_of_entry.items():
+        if not by_split[name]:
+            raise DataError(
+                f"{entry}: holds no Parquet file, but a {name} split was expected there. Fill or remove it."
+            )
+    return DataFiles(by_split, (), hidden_files, tuple(beside))
+
+
+def split_of(name: str) -> str | None:
+    """Return the split that a folder or file is named after.
+
+    >>> split_of("Tuning"), split_of("test-00000-of-00001.parquet"), split_of("notes")
+    ('valid', 'test', None)
+    """
+    stem = Path(name).stem if _is_parquet(name) else name
+    return SPLIT_NAMES.get(SHARD.sub("", stem).lower())
+
+
+def _is_parquet(name: str) -> bool:
+    return name.lower().endswith(SUFFIXES)
+
+
+# --- One file -------------------------------------------------------------------------------------------------------
+
+
 def fingerprint(path: Path) -> Fingerprint:
     try:
-        _refuse_what_is_no_file(path)
+        _refuse_irregular(path)
         with path.open("rb") as file:
             status = path.stat()
             file.seek(max(0, status.st_size - TAIL_BYTES))
@@ -113,121 +232,41 @@ def fingerprint(path: Path) -> Fingerprint:
     return Fingerprint(str(path), status.st_size, status.st_mtime_ns, hashlib.sha256(tail).hexdigest()[:16])
 
 
-def read_footer(path: Path) -> Footer:
-    """The schema and row count of one file, or a DataError that says why it is no Parquet file."""
-    skip = "or leave such files out with --on_bad_files skip"
+def _refuse_irregular(path: Path) -> None:
+    """Opening a pipe would wait until something writes to it, and a device may never end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise DataError(
+            f"{path}: is no file but a pipe, a device or the like. Put a Parquet file in its place, {SKIP}."
+        )
+
+
+def _read_footer(path: Path, *, read_pages: bool) -> Footer:
+    """Return schema and row count of one file, or raise a DataError that says why it is no Parquet file.
+
+    With `read_pages` every page is read once, so that a file is left out whole or not at all.
+    """
     try:
-        _refuse_what_is_no_file(path)
+        _refuse_irregular(path)
         str(path).encode()  # as pyarrow will do, somewhere
         metadata = pq.read_metadata(path)
         footer = Footer(path, metadata.schema.to_arrow_schema(), metadata.num_rows)
-        _ = footer.schema.names  # they are decoded here, or cannot be
+        names = footer.schema.names  # they are decoded here, or cannot be
         rows = sum(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
         if rows != metadata.num_rows:
             raise pa.ArrowInvalid(f"it declares {metadata.num_rows} rows, but {rows} in its row groups")
-        return footer
     except PermissionError as error:
-        raise DataError(f"{path}: cannot be read (permission denied). Change its permissions, {skip}.") from error
+        raise DataError(f"{path}: cannot be read (permission denied). Change its permissions, {SKIP}.") from error
     except UnicodeEncodeError as error:
         raise DataError(
-            f"{path}: cannot be read, as its name is not UTF-8. Rename it or its folder, {skip}."
+            f"{path}: cannot be read, as its name is not UTF-8. Rename it or its folder, {SKIP}."
         ) from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         wrong = _what_is_wrong(path, error)
-        raise DataError(f"{path}: is not a readable Parquet file: {wrong}. Write it again, {skip}.") from error
-
-
-def split_of(name: str) -> str | None:
-    """The split that a folder or file is named after.
-
-    >>> split_of("Tuning"), split_of("test-00000-of-00001.parquet"), split_of("notes")
-    ('valid', 'test', None)
-    """
-    stem = Path(name).stem if name.lower().endswith(SUFFIXES) else name
-    return SPLIT_NAMES.get(SHARD.sub("", stem).lower())
-
-
-def _expand(data_dir: str) -> list[tuple[Path, str | None]]:
-    """The directories (or files) that --data_dir names, literally or as a glob.
-
-    Matches of a glob that are named after splits are these splits: dir/* is then what dir is.
-    """
-    literal = Path(data_dir).expanduser()
-    if literal.exists():
-        return [(literal.absolute(), None)]
-    if glob.has_magic(data_dir):
-        matches = [Path(match).absolute() for match in sorted(glob.glob(str(literal), recursive=True))]
-        matches = [match for match in matches if match.is_dir() or _is_parquet(match.name)]
-        if matches:
-            return [(match, split_of(match.name)) for match in matches]
-        raise DataError(f"--data_dir {data_dir}: no directory or Parquet file matches this pattern.")
-    parent = next(p for p in literal.absolute().parents if p.exists())
-    raise DataError(f"--data_dir {data_dir}: does not exist. {parent} is there and holds {_listing(parent)}.")
-
-
-def _find_below(root: Path, split: str | None) -> DataFiles:
-    """`split`: what all files below are, unless there are split folders below."""
-    if root.is_file():
-        return DataFiles({split or POOL: [root]}, (), (), ())
-    files, hidden = _parquet_below(root)
-    metadata, data = root / "metadata", root / "data"
-    tables = tuple(path for path in files if path == metadata / "subject_splits.parquet")
-    if tables or (data.is_dir() and metadata.is_dir()):
-        files = [path for path in files if path.parent != metadata]
-    entries = {} if tables else _split_entries(root) or (_split_entries(data) if data.is_dir() else {})
-    if not entries:
-        return DataFiles({split or POOL: files} if files else {}, tables, hidden, ())
-    by_split: dict[str, list[Path]] = {name: [] for name in entries.values()}
-    above = next(iter(entries)).parent.parts
-    split_below = {(*above, entry.name): name for entry, name in entries.items()}
-    beside: list[Path] = []
-    for path in files:
-        name = split_below.get(path.parts[: len(above) + 1])
-        (by_split[name] if name else beside).append(path)
-    for entry, name in entries.items():
-        if not by_split[name]:
-            raise DataError(
-                f"{entry}: holds no Parquet file, but a {name} split was expected there. Fill or remove it."
-            )
-    return DataFiles(by_split, (), hidden, tuple(beside))
-
-
-def _split_entries(directory: Path) -> dict[Path, str]:
-    """The folders and Parquet files directly below a directory that are named after a split."""
-    return {
-        child: split
-        for child in sorted(directory.iterdir())
-        if (split := split_of(child.name)) and (child.is_dir() or _is_parquet(child.name))
-    }
-
-
-def _parquet_below(directory: Path) -> tuple[list[Path], tuple[Path, ...]]:
-    """The files in all folders below, links followed; and apart from them those that hide. A closed folder is an error."""
-    files: list[Path] = []
-    entered = {os.path.realpath(directory)}
-    for parent, folders, names in os.walk(directory, onerror=_raise, followlinks=True):
-        folders[:] = [name for name in folders if os.path.realpath(Path(parent, name)) not in entered]
-        entered |= {os.path.realpath(Path(parent, name)) for name in folders}
-        files += [Path(parent, name) for name in names if _is_parquet(name)]
-    hidden = {path for path in files if any(part.startswith((".", "_")) for part in path.relative_to(directory).parts)}
-    return sorted(set(files) - hidden), tuple(sorted(hidden))
-
-
-def _is_parquet(name: str) -> bool:
-    return name.lower().endswith(SUFFIXES)
-
-
-def _raise(error: OSError) -> None:
-    raise error
-
-
-def _refuse_what_is_no_file(path: Path) -> None:
-    """Whoever opens a pipe waits until somebody writes to it, and a device may never end."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise DataError(
-            f"{path}: is no file but a pipe, a device or the like. Put a Parquet file in its place, or leave such files out "
-            f"with --on_bad_files skip."
-        )
+        raise DataError(f"{path}: is not a readable Parquet file: {wrong}. Write it again, {SKIP}.") from error
+    if read_pages:
+        for _ in read_batches(path, names):
+            pass
+    return footer
 
 
 def _what_is_wrong(path: Path, error: Exception) -> str:
@@ -248,9 +287,109 @@ def _what_is_wrong(path: Path, error: Exception) -> str:
     return f"its footer is damaged ({' '.join(str(error).split())[:200]})"
 
 
-def _listing(directory: Path) -> str:
+# --- All files ------------------------------------------------------------------------------------------------------
+
+
+def usable_files(data: DataFiles, source: SourceSettings) -> UsableFiles:
+    """Return the files that can be used together; whether others end the build is for --on_bad_files to say."""
+
+    def refuse(reasons: list[str]) -> None:
+        if reasons and source.on_bad_files == "error":
+            more = f" {counted(len(reasons) - 1, 'more file')} cannot be used." if len(reasons) > 1 else ""
+            raise DataError(reasons[0] + more)
+
+    readable, bad_files = _sift(data.paths, lambda path: _read_footer(path, read_pages=source.on_bad_files == "skip"))
+    refuse(bad_files)
+    full = [footer for footer in readable if footer.rows]
+    if not full:
+        bad = f"The first reason: {bad_files[0]}" if bad_files else "Fill them, or point --data_dir elsewhere."
+        raise DataError(f"{source.data_dir}: none of its Parquet files has rows that can be read. {bad}")
+    layout, fitting, unfit = _detect_and_check(full, source)
+    refuse(unfit)
+    if not fitting:
+        raise DataError(f"{source.data_dir}: all files are left out. The first reason: {unfit[0]}")
+    rows = {footer.path: footer.rows for footer in fitting}
+    by_split = {split: [path for path in paths if path in rows] for split, paths in data.by_split.items()}
+    if layout.form == "files":  # two files of one split must not come out as the same sequence
+        reader = BlockReader([path for paths in by_split.values() for path in paths], layout)
+        for paths in by_split.values():
+            first_of: dict[int | str, Path] = {}
+            for path in paths:
+                twin = first_of.setdefault(reader.stem_id(path), path)
+                if twin != path:
+                    raise DataError(
+                        f"{twin} and {path}: two files with the same sequence id {reader.stem_id(path)!r}, their name. Rename "
+                        f"one."
+                    )
+    columns = _list_columns(full, layout)
+    bad_files += unfit
+    notes = []
+    if data.hidden:
+        notes.append(
+            f"{counted(len(data.hidden), 'file')} left out whose name, or that of a folder, begins with . or _"
+        )
+    if data.beside:
+        notes.append(
+            f"{counted(len(data.beside), 'file')} left out that belong to no split, the first: {data.beside[0]}"
+        )
+    if empty := [footer.path for footer in readable if not footer.rows]:
+        notes.append(f"{counted(len(empty), 'file')} without rows, the first: {empty[0]}")
+    if bad_files:
+        files = counted(len(data.paths), "file")
+        notes.append(f"{len(bad_files):,} of {files} left out that cannot be used (--on_bad_files skip)")
+        notes += [f"left out: {reason}" for reason in bad_files[:SHOWN_FILES]]
+    if unused := [repr(row.column) for row in columns if row.part is None and not STRAY_INDEX.fullmatch(row.column)]:
+        notes.append(f"columns that are not used: {some(unused)}")
+    return UsableFiles(layout, by_split, rows, columns, tuple(bad_files), notes)
+
+
+def survey_files(source: SourceSettings, *, read_pages: bool) -> Survey | None:
+    """Return every file that cannot be used, and the columns of the readable ones; None where there are no files.
+
+    Pages are read where they are suspected, that is, after any bad file: it takes as long as a build.
+    """
     try:
-        names = sorted(p.name for p in directory.iterdir() if not p.name.startswith("."))
-    except OSError:
-        return "nothing that may be listed"
-    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") if names else "nothing"
+        data = find_files(str(source.data_dir))
+    except DataError:
+        return None
+    readable, refused = _sift(data.paths, lambda path: _read_footer(path, read_pages=read_pages))
+    layout, full = None, [footer for footer in readable if footer.rows]
+    if full:
+        try:
+            layout, _, unfit = _detect_and_check(full, source)
+            refused += unfit
+        except DataError:
+            pass  # nothing was detected: that is about all files together, not about one of them
+    if refused and not read_pages:
+        return survey_files(source, read_pages=True)
+    size = sum(path.stat().st_size for path in data.paths if path.is_file())  # a link may lead nowhere
+    return Survey(len(data.paths), size, _list_columns(readable, layout), tuple(refused))
+
+
+def _detect_and_check(footers: Sequence[Footer], source: SourceSettings) -> tuple[Layout, list[Footer], list[str]]:
+    """Return the layout of all files together, those that have its columns, and why each of the others does not fit."""
+    columns = common_columns(footers)
+    layout = detect_layout(columns, source)
+    return layout, *_sift(footers, lambda footer: check_schema(footer, layout, columns))
+
+
+def _sift(items: Iterable[Any], check: Callable[[Any], Footer]) -> tuple[list[Footer], list[str]]:
+    """Return the footers of the items that pass the check, and one sentence for each that does not."""
+    passed: list[Footer] = []
+    refused: list[str] = []
+    for item in items:
+        try:
+            passed.append(check(item))
+        except DataError as error:
+            refused.append(str(error))
+    return passed, refused
+
+
+def _list_columns(footers: Sequence[Footer], layout: Layout | None) -> tuple[ColumnRow, ...]:
+    """Return every column that some file has."""
+    number_of = Counter(name for footer in footers for name in footer.schema.names)
+    used = set(layout.columns) if layout else set()
+    return tuple(
+        ColumnRow(name, str(column.type), layout.role_of(name) if layout and name in used else None, number_of[name])
+        for name, column in common_columns(footers).items()
+    )

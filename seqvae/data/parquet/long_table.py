@@ -1,12 +1,12 @@
 """Long tables: from blocks in file order to blocks of whole sequences, each in order of time.
 
 Rows of one sequence that lie apart (sorted by time, appended day by day) are brought together with a bounded amount of
-memory: rows are dealt out to spill files by a hash of their id, and each spill file is small enough to sort.
+memory: rows are distributed to spill files by a hash of their id, and each spill file is small enough to sort.
 """
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -23,7 +23,7 @@ MOST_SPILL_FILES = 256
 
 
 def sequence_starts(ids: pa.Array) -> np.ndarray:
-    """Where a new sequence begins: the first row of every run of equal ids.
+    """Return the first row of every run of equal ids.
 
     >>> sequence_starts(pa.array(["a", "a", "b"])).tolist()
     [0, 2]
@@ -38,21 +38,21 @@ def whole_sequences(blocks: Iterator[Block]) -> Iterator[Block]:
     """Cut blocks only where a new sequence begins; equal ids must already lie together."""
     unfinished: list[Block] = []
     for block in blocks:
-        ids = block.column("id")
+        ids = block.columns["id"]
         last = int(sequence_starts(ids)[-1])
         if last:
             yield concat_blocks([*unfinished, block.slice(0, last)])
             unfinished = []
-        elif unfinished and unfinished[-1].column("id")[-1] != ids[0]:
+        elif unfinished and unfinished[-1].columns["id"][-1] != ids[0]:
             yield concat_blocks(unfinished)
             unfinished = []
-        unfinished.append(block.slice(last))
+        unfinished.append(block.slice(last, len(ids)))
     if unfinished:
         yield concat_blocks(unfinished)
 
 
 def first_scattered_row(reader: BlockReader, paths: Sequence[Path]) -> str | None:
-    """The place of a row whose id was met before and left since, or None where equal ids lie together."""
+    """Return the place of a row whose id occurred before, with others in between, or None where equal ids lie together."""
     runs = [np.zeros(0, np.uint64)]
     for keys, _, _ in _runs(reader, paths):
         runs.append(keys)
@@ -72,13 +72,13 @@ def first_scattered_row(reader: BlockReader, paths: Sequence[Path]) -> str | Non
 
 
 def _runs(reader: BlockReader, paths: Sequence[Path]) -> Iterator[tuple[np.ndarray, np.ndarray, Block]]:
-    """Hashes of the ids in their order, once for each run of equal ones, and the rows of the block where runs begin."""
+    """Yield the hashes of the ids in their order, one for each run of equal ids, and the rows of the block where runs begin."""
     ids_alone = dataclasses.replace(
         reader.layout, time=None, variable=None, value=None, set_index=None, features=(), label=None
     )
     last = np.zeros(0, np.uint64)
     for block in BlockReader(reader.files, ids_alone)(paths):
-        ids = block.column("id")
+        ids = block.columns["id"]
         rows = np.flatnonzero(ids.is_valid())
         starts = rows[sequence_starts(ids.drop_null())]
         keys = hash_ids(ids.take(pa.array(starts)))
@@ -88,64 +88,53 @@ def _runs(reader: BlockReader, paths: Sequence[Path]) -> Iterator[tuple[np.ndarr
 
 
 def bring_together(blocks: Iterator[Block], rows: int, directory: Path) -> Iterator[Block]:
-    """Blocks of whole sequences from blocks whose equal ids lie anywhere; `rows` decides how many spill files are made."""
+    """Yield blocks of whole sequences from blocks whose equal ids lie anywhere; `rows` decides the number of spill files."""
     directory.mkdir(parents=True, exist_ok=True)
     count = min(MOST_SPILL_FILES, 1 + rows // SPILL_ROWS)
     paths = [directory / f"{number}.arrow" for number in range(count)]
     try:
-        _deal_out(blocks, paths)
-        for path in paths:
-            if path.exists():
-                with pa.OSFile(str(path)) as source:
-                    table = pa.ipc.open_stream(source).read_all()
-                path.unlink()
-                places = (table[name].to_numpy() for name in ("__file", "__row"))
-                block = Block(table.drop_columns(["__file", "__row"]), *places)
-                yield block.take(np.argsort(hash_ids(block.column("id")), kind="stable"))
+        with ExitStack() as stack:
+            writers: dict[int, pa.RecordBatchStreamWriter] = {}
+            for block in blocks:
+                bucket_R = (hash_ids(block.columns["id"]) % np.uint64(count)).astype(np.int64)
+                order = np.argsort(bucket_R, kind="stable")
+                columns = block.columns.append_column("__file", pa.array(block.files_R))
+                columns = columns.append_column("__row", pa.array(block.rows_R)).take(pa.array(order))
+                bounds = np.searchsorted(bucket_R[order], np.arange(count + 1))
+                for number in np.flatnonzero(np.diff(bounds)).tolist():
+                    if number not in writers:
+                        sink = stack.enter_context(pa.OSFile(str(paths[number]), "wb"))
+                        writers[number] = stack.enter_context(pa.ipc.new_stream(sink, columns.schema))
+                    writers[number].write_batch(columns.slice(bounds[number], bounds[number + 1] - bounds[number]))
+        for path in filter(Path.exists, paths):
+            with pa.OSFile(str(path)) as source:
+                table = pa.ipc.open_stream(source).read_all()
+            path.unlink()
+            table = table.take(pa.array(np.argsort(hash_ids(table["id"]), kind="stable")))
+            files_R, rows_R = (table[name].to_numpy() for name in ("__file", "__row"))
+            [columns] = table.drop_columns(["__file", "__row"]).combine_chunks().to_batches()
+            yield Block(columns, files_R, rows_R)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def in_order_of_time(
-    block: Block, where: Callable[[Block, int], str], unsorted: str, time_column: str | None
-) -> tuple[Block, int]:
-    """The block with each sequence's rows in order of time (null times first), and how many rows came too early."""
-    if "time" not in block.table.column_names:
+def in_order_of_time(block: Block, reader: BlockReader, unsorted: str) -> tuple[Block, int]:
+    """Return the block with each sequence's rows in order of time (null times first), and how many rows came too early."""
+    if "time" not in block.columns.schema.names:
         return block, 0
-    starts = sequence_starts(block.column("id"))
+    starts = sequence_starts(block.columns["id"])
     sequence_R = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(block.rows_R)))
     time_R = block.numbers("time")
-    timed = np.flatnonzero(block.column("time").is_valid())  # a static fact may stand anywhere
+    valid_R = np.asarray(block.columns["time"].is_valid())
+    timed = np.flatnonzero(valid_R)  # a static fact may stand anywhere
     earlier, later = timed[:-1], timed[1:]
-    backwards = (time_R[later] < time_R[earlier]) & (sequence_R[later] == sequence_R[earlier])
-    count = int(backwards.sum())
-    if not count:
+    backwards = np.flatnonzero((time_R[later] < time_R[earlier]) & (sequence_R[later] == sequence_R[earlier]))
+    if not len(backwards):
         return block, 0
     if unsorted == "error":
-        first = int(np.flatnonzero(backwards)[0])
+        before, row = int(earlier[backwards[0]]), int(later[backwards[0]])
         raise DataError(
-            f"{where(block, int(later[first]))}: time goes backwards in column {time_column!r}, from "
-            f"{time_R[earlier[first]]:g} to {time_R[later[first]]:g} within one sequence. Sort the rows by id and time, or "
-            f"say --unsorted sort."
+            f"{reader.where(block, row)}: time goes backwards in column {reader.layout.time!r}, from {time_R[before]:g} to "
+            f"{time_R[row]:g} within one sequence. Sort the rows by id and time, or say --unsorted sort."
         )
-    time_R = np.where(block.column("time").is_valid(), time_R, -np.inf)
-    return block.take(np.lexsort((time_R, sequence_R))), count
-
-
-def _deal_out(blocks: Iterator[Block], paths: list[Path]) -> None:
-    with ExitStack() as stack:
-        writers: dict[int, pa.RecordBatchStreamWriter] = {}
-        for block in blocks:
-            table = block.table.append_column("__file", pa.array(block.files_R)).append_column(
-                "__row", pa.array(block.rows_R)
-            )
-            bucket_R = (hash_ids(block.column("id")) % np.uint64(len(paths))).astype(np.int64)
-            order = np.argsort(bucket_R, kind="stable")
-            table = table.take(pa.array(order))
-            bounds = np.searchsorted(bucket_R[order], np.arange(len(paths) + 1))
-            for number in np.flatnonzero(np.diff(bounds)).tolist():
-                part = table.slice(bounds[number], bounds[number + 1] - bounds[number])
-                if number not in writers:
-                    sink = stack.enter_context(pa.OSFile(str(paths[number]), "wb"))
-                    writers[number] = stack.enter_context(pa.ipc.new_stream(sink, table.schema))
-                writers[number].write_table(part)
+    return block.take(np.lexsort((np.where(valid_R, time_R, -np.inf), sequence_R))), len(backwards)

@@ -1,7 +1,6 @@
-"""The small tables that stand beside the Parquet: labels, given moments, given embeddings, MEDS splits."""
+"""The small tables beside the Parquet: labels, moments to normalise by, embeddings of variables, MEDS splits."""
 
-import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,11 +15,9 @@ from seqvae.data.parquet.discovery import SPLIT_NAMES, SUFFIXES
 from seqvae.data.parquet.schema import ID_NAMES, closest
 from seqvae.errors import DataError
 
-WHOLE = re.compile(r"-?\d+", re.ASCII)
-
 
 class LabelTable(NamedTuple):
-    """One label a sequence; ids as text, so that 200001, "200001" and 200001.0 are the same sequence."""
+    """One label per sequence; ids as text, so that 200001, "200001" and 200001.0 are the same sequence."""
 
     ids: pd.Index
     labels: np.ndarray
@@ -29,25 +26,24 @@ class LabelTable(NamedTuple):
 
 def read_labels(path: str, column: str | None, id_column: str | None) -> LabelTable:
     where = f"--label_path {path}"
-    table = _read_table(where, path, text=[name for name in (id_column, *ID_NAMES) if name])
-    known = [name for name in (id_column, *ID_NAMES) if name in table.columns]
-    identity = known[0] if known else table.columns[0]
+    id_names = [name for name in (id_column, *ID_NAMES) if name]
+    table = _read_table(where, path, as_text=id_names)
+    identity = next((name for name in id_names if name in table.columns), table.columns[0])
     if column is None:
         others = [str(name) for name in table.columns if name != identity]
         if len(others) != 1:
             raise DataError(f"{where}: choose one of its columns ({', '.join(others)}) with --label_column.")
         column = others[0]
-    if column not in table.columns:
-        raise DataError(f"{where}: has no column {column!r}{_closest(column, table)} Name another with --label_column.")
+    _require_columns(where, table, [column], "Name another with --label_column.")
     ids = pd.Index(ids_as_text(table[identity].to_numpy()))
     if ids.has_duplicates:
         again = int(np.flatnonzero(ids.duplicated())[0])
-        raise DataError(f"{where}: row {again}: id {ids[again]!r} was met before; keep one row a sequence.")
+        raise DataError(f"{where}: row {again}: id {ids[again]!r} occurred before; keep one row per sequence.")
     return LabelTable(ids, label_names(table[column].to_numpy(), lambda row: f"{where}: row {row}: column {column!r}"))
 
 
 def label_names(values: np.ndarray, where: Callable[[int], str]) -> np.ndarray:
-    """Class names as text, None where missing; numbers must be whole, as a label is a class."""
+    """Return class names as text, None where missing; numbers must be whole, as a label is a class."""
     names = np.full(len(values), None, object)
     present = np.flatnonzero(~pd.isna(values))
     if np.issubdtype(values.dtype, np.number) or np.issubdtype(values.dtype, np.bool_):
@@ -64,17 +60,8 @@ def label_names(values: np.ndarray, where: Callable[[int], str]) -> np.ndarray:
     return names
 
 
-def class_order(names: Collection[str]) -> list[str]:
-    """Whole numbers in their order, then text in its order.
-
-    >>> class_order({"10", "9", "b", "--1"})
-    ['9', '10', '--1', 'b']
-    """
-    return sorted(names, key=lambda name: (0, int(name), "") if WHOLE.fullmatch(name) else (1, 0, name))
-
-
 def ids_as_text(ids: np.ndarray) -> np.ndarray:
-    """Ids in one form, whatever wrote them: 7, 7.0, "7" and "007" are all "7".
+    """Return ids in one form, whatever wrote them: 7, 7.0, "7" and "007" are all "7".
 
     >>> ids_as_text(np.array(["007", "7.0", "a1"], dtype=object)).tolist()
     ['7', '7', 'a1']
@@ -86,14 +73,12 @@ def ids_as_text(ids: np.ndarray) -> np.ndarray:
 
 
 def read_params_map(path: str) -> dict[str, tuple[float, float]]:
-    """Variable -> (mean, standard deviation)."""
+    """Return the mean and the standard deviation of each variable."""
     where = f"--params_map_path {path}"
-    table = _read_table(where, path, text=["variable"])
-    for name in ("variable", "mean", "std"):
-        if name not in table.columns:
-            raise DataError(f"{where}: has no column {name!r}{_closest(name, table)} Wanted: variable, mean, std.")
+    table = _read_table(where, path, as_text=["variable"])
+    _require_columns(where, table, ["variable", "mean", "std"], "Wanted: variable, mean, std.")
     moments = table[["mean", "std"]].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64)
-    variables = _distinct(table["variable"], where)
+    variables = _distinct_names(where, table["variable"])
     bad = np.flatnonzero(~np.isfinite(moments).all(axis=1) | (moments[:, 1] < 0))
     if len(bad):
         mean, std = (_shown(table[name].iloc[bad[0]]) for name in ("mean", "std"))
@@ -105,10 +90,10 @@ def read_params_map(path: str) -> dict[str, tuple[float, float]]:
 
 
 def read_variable_embeddings(path: str, names: tuple[str, ...]) -> np.ndarray:
-    """float32 [V, width], in the order of `names`; <unknown>, which no file holds, gets the mean of the others."""
+    """Return float32 [V, width], in the order of `names`; <unknown>, which no file holds, gets the mean of the others."""
     where = f"--variable_embeddings_path {path}"
-    table = _read_table(where, path, text=_first_column(path))
-    row_of = {name: row for row, name in enumerate(_distinct(table.iloc[:, 0], where))}
+    table = _read_table(where, path, as_text=None)
+    row_of = {name: row for row, name in enumerate(_distinct_names(where, table.iloc[:, 0]))}
     missing = [name for name in names[1:] if name not in row_of]
     if missing:
         shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
@@ -126,13 +111,11 @@ def read_variable_embeddings(path: str, names: tuple[str, ...]) -> np.ndarray:
 
 
 def read_subject_splits(paths: tuple[Path, ...]) -> pd.Series:
-    """MEDS: split of each subject, by id as text."""
+    """Return the split of each subject of MEDS data, by id as text."""
     tables = []
     for path in paths:
-        table = _read_table(str(path), str(path), text=[])
-        for name in ("subject_id", "split"):
-            if name not in table.columns:
-                raise DataError(f"{path}: has no column {name!r}{_closest(name, table)} Wanted: subject_id, split.")
+        table = _read_table(str(path), str(path), as_text=[])
+        _require_columns(str(path), table, ["subject_id", "split"], "Wanted: subject_id, split.")
         splits = table["split"].astype(str).str.lower().map(SPLIT_NAMES)
         unknown = np.flatnonzero(splits.isna())
         if len(unknown):
@@ -143,27 +126,21 @@ def read_subject_splits(paths: tuple[Path, ...]) -> pd.Series:
     twice = every.index[every.index.duplicated()]
     if len(twice):
         where = ", ".join(map(str, paths))
-        raise DataError(f"{where}: subject {twice[0]} stands there more than once. Keep one row a subject.")
+        raise DataError(f"{where}: subject {twice[0]} occurs more than once. Keep one row per subject.")
     return every
 
 
-def _distinct(names: pd.Series, where: str) -> list[str]:
-    """The names of variables as text, each of which may stand once."""
-    twice = np.flatnonzero(names.duplicated())
-    if len(twice):
-        raise DataError(
-            f"{where}: row {twice[0]}: variable {names.iloc[twice[0]]!r} was met before; keep one row each."
-        )
-    return [str(name) for name in names]
-
-
-def _read_table(where: str, path: str, text: Collection[str]) -> pd.DataFrame:
-    """A small table from CSV or Parquet. CSV columns named in `text` stay as they are written: "007" and "NA" are names."""
+def _read_table(where: str, path: str, as_text: Collection[str] | None) -> pd.DataFrame:
+    """Read a small table from CSV or Parquet. Of a CSV, the columns named in `as_text` (None: the first column) stay as they are
+    written: "007" and "NA" are names."""
     try:
         if path.lower().endswith(SUFFIXES):
             table = pq.read_table(path, filesystem=pa_fs.LocalFileSystem()).to_pandas(ignore_metadata=True)
         else:
-            as_written = pa_csv.ConvertOptions(column_types=dict.fromkeys(text, pa.string()))
+            if as_text is None:
+                with pa_csv.open_csv(path) as reader:
+                    as_text = reader.schema.names[:1]
+            as_written = pa_csv.ConvertOptions(column_types=dict.fromkeys(as_text, pa.string()))
             table = pa_csv.read_csv(path, convert_options=as_written).to_pandas()
     except FileNotFoundError as error:
         raise DataError(f"{where}: does not exist. Check the path.") from error
@@ -174,27 +151,28 @@ def _read_table(where: str, path: str, text: Collection[str]) -> pd.DataFrame:
         ) from error
     if table.empty or table.shape[1] < 2:
         raise DataError(
-            f"{where}: wanted a row a name and at least two columns, found {table.shape[0]} rows and {table.shape[1]} columns."
+            f"{where}: needs one row per name and at least two columns, has {table.shape[0]} rows and {table.shape[1]} columns."
         )
     return table
 
 
+def _require_columns(where: str, table: pd.DataFrame, names: Sequence[str], advice: str) -> None:
+    for name in names:
+        if name not in table.columns:
+            end = closest(name, map(str, table.columns))
+            has = f" (it has: {', '.join(map(repr, table.columns))})." if end == "." else end
+            raise DataError(f"{where}: has no column {name!r}{has} {advice}")
+
+
+def _distinct_names(where: str, names: pd.Series) -> list[str]:
+    """Return the names of variables as text; each may occur once."""
+    twice = np.flatnonzero(names.duplicated())
+    if len(twice):
+        raise DataError(
+            f"{where}: row {twice[0]}: variable {names.iloc[twice[0]]!r} occurred before; keep one row each."
+        )
+    return [str(name) for name in names]
+
+
 def _shown(value: Any) -> str:
     return "nothing" if pd.isna(value) else str(value)
-
-
-def _first_column(path: str) -> list[str]:
-    """The name of a CSV's first column."""
-    if path.lower().endswith(SUFFIXES):
-        return []
-    try:
-        with pa_csv.open_csv(path) as reader:
-            names: list[str] = reader.schema.names
-    except (OSError, pa.ArrowException):
-        return []  # what is wrong is said where the table is read
-    return names[:1]
-
-
-def _closest(name: str, table: pd.DataFrame) -> str:
-    end = closest(name, map(str, table.columns))
-    return f" (it has: {', '.join(map(repr, table.columns))})." if end == "." else end

@@ -1,20 +1,22 @@
 """Demo data with known truth: Parquet files of any kind, drawn from a process whose likelihood is exact.
 
 In: a directory, a kind, a size and a seed. Out: a folder in there that --data_dir takes as it is, with train.parquet,
-valid.parquet, test.parquet and truth.json, from which `read_truth` gives the process back. One row a sequence, except for
+valid.parquet, test.parquet and truth.json, from which `read_truth` gives the process back. One row per sequence, except for
 events:
 
     tokens   id, tokens list<uint8>, label, factor
     vectors  id, values list<fixed_size_list<float>[6]> with nulls where missing, label, factor
-    events   ts_id, minute, variable, value (null: presence only), one row an event;
+    events   ts_id, minute, variable, value (null: presence only), one row per event;
              beside them outcomes.csv (ts_id, label) and factors.csv (ts_id, factor)
 
-The label is the sequence's latent class. Each kind's process stands in its own demo_<kind>.py.
+The label is the sequence's latent class.
 """
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,10 +24,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from seqvae.data.demo.demo_events import VARIABLES, EventSample, EventTruth
-from seqvae.data.demo.demo_shared import LengthLaw, from_json, offsets_of, to_json
-from seqvae.data.demo.demo_tokens import TokenSample, TokenTruth
-from seqvae.data.demo.demo_vectors import VectorSample, VectorTruth
+from seqvae.data.demo.processes import (
+    VARIABLES,
+    EventSample,
+    EventTruth,
+    LengthLaw,
+    TokenSample,
+    TokenTruth,
+    VectorSample,
+    VectorTruth,
+    offsets_of,
+)
 from seqvae.data.description import Kind
 from seqvae.files import exclusive
 
@@ -36,9 +45,6 @@ MEAN_LENGTH = 50.0
 """Together a million steps: few enough to go through several times in a minute or two on two cores."""
 HELD_OUT_SHARE = 10
 ROW_GROUP_ROWS = {"tokens": 4_000, "vectors": 4_000, "events": 200_000}
-
-Truth = TokenTruth | VectorTruth | EventTruth
-Sample = TokenSample | VectorSample | EventSample
 TRUTHS: dict[str, type[TokenTruth] | type[VectorTruth] | type[EventTruth]] = {
     "tokens": TokenTruth,
     "vectors": VectorTruth,
@@ -49,7 +55,7 @@ TRUTHS: dict[str, type[TokenTruth] | type[VectorTruth] | type[EventTruth]] = {
 def write_demo(
     directory: Path, kind: Kind, *, sequences: int = SEQUENCES, mean_length: float = MEAN_LENGTH, seed: int = 0
 ) -> Path:
-    """The folder below `directory` with these data, which are made where they are not there yet.
+    """Return the folder below `directory` with these data, and write it first where it does not exist.
 
     `sequences` train; a tenth as many each validate and test. Safe for several processes at once, and to kill.
     """
@@ -74,21 +80,16 @@ def write_demo(
     return target
 
 
-def read_truth(folder: Path) -> Truth:
-    """The process that the files in a folder of `write_demo` were drawn from."""
+def read_truth(folder: Path) -> TokenTruth | VectorTruth | EventTruth:
+    """Return the process that the files in a folder of `write_demo` were drawn from."""
     stored = json.loads((folder / "truth.json").read_text(encoding="utf-8"))
-    return TRUTHS[stored["kind"]](**from_json(stored["process"]))
-
-
-def log_normal_lengths(
-    count: int, rng: np.random.Generator, mean: float = 75, longest: int = 1000, shortest: int = 3
-) -> np.ndarray:
-    """Lengths as unequal as those of real sequences, int64."""
-    return LengthLaw(mean=mean, longest=longest, shortest=shortest).sample(count, rng)
+    process = stored["process"]
+    fields: dict[str, Any] = {n: np.array(value) if isinstance(value, list) else value for n, value in process.items()}
+    return TRUTHS[stored["kind"]](**fields | {"lengths": LengthLaw(**process["lengths"])})
 
 
 def read_tokens(path: Path) -> TokenSample:
-    """One Parquet file of a token demo, as its TokenTruth takes it."""
+    """Return the sample in one Parquet file of a token demo."""
     table = pq.read_table(path, page_checksum_verification=True).combine_chunks()
     lengths_N = pc.list_value_length(table["tokens"]).to_numpy()
     tokens_S = pc.list_flatten(table["tokens"]).to_numpy()
@@ -104,7 +105,7 @@ def _write_files(folder: Path, kind: Kind, sequences: int, lengths: LengthLaw, s
         sample = truth.sample(count, np.random.default_rng([seed, number]))
         latent = {"id": np.arange(first_id, first_id + count), "label": sample.classes_N, "factor": sample.factors_N}
         pq.write_table(
-            _event_table(sample, latent["id"]) if isinstance(sample, EventSample) else _row_table(sample, latent),
+            _to_table(sample, latent),
             folder / f"{split}.parquet",
             row_group_size=ROW_GROUP_ROWS[kind],
             write_page_checksum=True,
@@ -115,30 +116,31 @@ def _write_files(folder: Path, kind: Kind, sequences: int, lengths: LengthLaw, s
         table = pd.concat(latents)
         table[["ts_id", "label"]].to_csv(folder / "outcomes.csv", index=False)
         table[["ts_id", "factor"]].to_csv(folder / "factors.csv", index=False)
-    stored = {"kind": kind, "version": VERSION, "sequences": sequences, "seed": seed, "process": to_json(truth)}
+    process = dataclasses.asdict(truth)
+    process = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in process.items()}
+    stored = {"kind": kind, "version": VERSION, "sequences": sequences, "seed": seed, "process": process}
     (folder / "truth.json").write_text(json.dumps(stored), encoding="utf-8")
 
 
-def _row_table(sample: TokenSample | VectorSample, latent: dict[str, np.ndarray]) -> pa.Table:
-    offsets = pa.array(sample.offsets_N1, pa.int32())
+def _to_table(sample: TokenSample | VectorSample | EventSample, latent: dict[str, np.ndarray]) -> pa.Table:
+    offsets_N1 = sample.offsets_N1
+    if isinstance(sample, EventSample):
+        step_E, variable_E = np.nonzero(sample.present_SV)
+        elapsed_S, lengths_N = np.cumsum(sample.gaps_S), np.diff(offsets_N1)
+        minutes_S = elapsed_S - np.repeat(elapsed_S[offsets_N1[:-1]], lengths_N)
+        return pa.table(
+            {
+                "ts_id": np.repeat(latent["id"], lengths_N)[step_E],
+                "minute": minutes_S[step_E],
+                "variable": pa.array(VARIABLES).take(pa.array(variable_E)),
+                "value": pa.array(sample.values_SV[step_E, variable_E], from_pandas=True),
+            }
+        )
     if isinstance(sample, TokenSample):
         name, steps = "tokens", pa.array(sample.tokens_S)
     else:
         values = pa.array(sample.values_SD.ravel(), from_pandas=True)  # NaN becomes null
         name, steps = "values", pa.FixedSizeListArray.from_arrays(values, sample.values_SD.shape[1])
-    return pa.table({"id": latent["id"], name: pa.ListArray.from_arrays(offsets, steps)} | latent)
-
-
-def _event_table(sample: EventSample, ids_N: np.ndarray) -> pa.Table:
-    step_E, variable_E = np.nonzero(sample.present_SV)
-    elapsed_S = np.cumsum(sample.gaps_S)
-    lengths_N = np.diff(sample.offsets_N1)
-    minutes_S = elapsed_S - np.repeat(elapsed_S[sample.offsets_N1[:-1]], lengths_N)
     return pa.table(
-        {
-            "ts_id": np.repeat(ids_N, lengths_N)[step_E],
-            "minute": minutes_S[step_E],
-            "variable": pa.array(VARIABLES).take(pa.array(variable_E)),
-            "value": pa.array(sample.values_SV[step_E, variable_E], from_pandas=True),
-        }
+        {"id": latent["id"], name: pa.ListArray.from_arrays(pa.array(offsets_N1, pa.int32()), steps)} | latent
     )

@@ -1,0 +1,443 @@
+"""The processes behind the demo data: tokens, vectors and events, each with an exact likelihood.
+
+In: a generator of random numbers. Out: flat samples with offsets, and for any such sample log p in nats. Every sequence has a
+length, a latent class (all equally likely) and a factor; the length says nothing about the other two.
+
+Shapes: N sequences, S steps of all sequences one behind the other (offsets_N1 says where each begins), C classes.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+CHUNK = 512  # token sequences whose transition counts are held at once: 4 MB at 32 tokens
+VARIABLES = (
+    *("pulse", "pressure", "temperature", "breaths", "oxygen", "glucose", "sodium", "lactate", "weight"),
+    *("ventilated", "moved", "visited"),
+)
+"""Of the events; the last three are present or not and have no value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthLaw:
+    """Log-normal lengths, rounded to whole steps and clipped to shortest..longest."""
+
+    mean: float = 75.0
+    """Mean before clipping, which moves it by less than 1 % as long as the bounds are far away."""
+    spread: float = 0.8
+    """Standard deviation of the logarithm."""
+    shortest: int = 3
+    longest: int = 1000
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.shortest < self.longest:
+            raise ValueError(f"lengths need 1 <= shortest < longest, got {self.shortest} and {self.longest}")
+        if not (self.shortest < self.mean < self.longest and self.spread > 0):
+            raise ValueError(
+                f"the mean length must lie between {self.shortest} and {self.longest} and its spread above 0, "
+                f"got {self.mean} and {self.spread}"
+            )
+
+    @property
+    def log_median(self) -> float:
+        return math.log(self.mean) - self.spread**2 / 2
+
+    def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        lengths_N = np.rint(rng.lognormal(self.log_median, self.spread, count))
+        return np.clip(lengths_N, self.shortest, self.longest).astype(np.int64)
+
+    def probabilities(self) -> np.ndarray:
+        """Return those of the lengths shortest..longest; what rounds to less or more than these falls to the ends."""
+        edges = (np.log(np.arange(self.shortest, self.longest) + 0.5) - self.log_median) / self.spread
+        below = [0.5 * math.erfc(-edge / math.sqrt(2)) for edge in edges]
+        return np.diff(below, prepend=0.0, append=1.0)
+
+    def log_probability(self, lengths_N: np.ndarray) -> np.ndarray:
+        """Return -inf for lengths that cannot occur."""
+        reachable_N = (lengths_N >= self.shortest) & (lengths_N <= self.longest)
+        with np.errstate(divide="ignore"):
+            logs = np.log(self.probabilities())
+        return np.where(reachable_N, logs[np.clip(lengths_N, self.shortest, self.longest) - self.shortest], -np.inf)
+
+    def expected(self) -> float:
+        """Return the mean of the clipped lengths."""
+        return float(self.probabilities() @ np.arange(self.shortest, self.longest + 1))
+
+
+def log_normal_lengths(
+    count: int, rng: np.random.Generator, mean: float = 75, longest: int = 1000, shortest: int = 3
+) -> np.ndarray:
+    """Return lengths as unequal as those of real sequences, int64."""
+    return LengthLaw(mean=mean, longest=longest, shortest=shortest).sample(count, rng)
+
+
+def offsets_of(lengths_N: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(lengths_N)])
+
+
+def step_numbers(offsets_N1: np.ndarray) -> np.ndarray:
+    """Return 0, 1, 2, ... within each sequence, (S,)."""
+    return np.arange(offsets_N1[-1]) - np.repeat(offsets_N1[:-1], np.diff(offsets_N1))
+
+
+def logsumexp(values: np.ndarray, axis: int | tuple[int, ...]) -> np.ndarray:
+    highest = values.max(axis=axis, keepdims=True)
+    return np.log(np.exp(values - highest).sum(axis=axis)) + highest.squeeze(axis)
+
+
+# --- Tokens ---------------------------------------------------------------------------------------------------------
+
+
+class TokenSample(NamedTuple):
+    tokens_S: np.ndarray
+    offsets_N1: np.ndarray
+    classes_N: np.ndarray
+    factors_N: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenTruth:
+    """A finite mixture of Markov chains, whose likelihood is therefore exact; its fields are what truth.json holds.
+
+    Which token follows which is common to all sequences (that is what a model learns first). A class has its favourite tokens,
+    and the factor, one of G equally likely values, pulls along one direction of the vocabulary:
+
+        p(next | previous, class, factor) = softmax(base[previous] + favour[class] + factor * direction)
+
+    The first token comes from the stationary law of its chain, so a token is distributed alike at every step. Class and factor
+    show slowly: of log 8 = 2.1 nats about the class 1.6 are still open after 5 tokens, 0.7 after 20 and 0.1 after 50. To know
+    them from the start is what a latent variable can bring. The default process (seed 0, mean length 50), in nats per symbol
+    (a token, or the end mark of a sequence):
+
+        3.35  without any context
+        2.38  from the token before alone: 87 % of the way to
+        2.23  the truth, of which 2.8 nats per sequence are about class and factor
+        2.18  with class and factor known beforehand
+
+    Shapes: V vocabulary, G values of the factor, K = C * G chains.
+    """
+
+    base_VV: np.ndarray
+    favour_CV: np.ndarray
+    direction_V: np.ndarray
+    factors_G: np.ndarray
+    lengths: LengthLaw
+
+    @classmethod
+    def draw(
+        cls, rng: np.random.Generator, lengths: LengthLaw, *, vocabulary_size: int = 32, classes: int = 8
+    ) -> "TokenTruth":
+        """Three decimals are enough, and what stands in truth.json is then the process itself."""
+        return cls(
+            base_VV=rng.normal(scale=2.0, size=(vocabulary_size, vocabulary_size)).round(3),
+            favour_CV=rng.normal(scale=0.6, size=(classes, vocabulary_size)).round(3),
+            direction_V=rng.normal(scale=0.5, size=vocabulary_size).round(3),
+            factors_G=np.linspace(-1.7, 1.7, 16).round(3),
+            lengths=lengths,
+        )
+
+    @cached_property
+    def log_transitions_KVV(self) -> np.ndarray:
+        pull_GV = self.factors_G[:, None] * self.direction_V
+        logits_CGVV = self.base_VV + (self.favour_CV[:, None] + pull_GV)[:, :, None]
+        logits_KVV = logits_CGVV.reshape(-1, *self.base_VV.shape)
+        return logits_KVV - logsumexp(logits_KVV, axis=2)[:, :, None]
+
+    @cached_property
+    def log_first_KV(self) -> np.ndarray:
+        """The stationary law of each chain: p = p T and sum p = 1."""
+        size = len(self.direction_V)
+        equations_KVV = np.exp(self.log_transitions_KVV).transpose(0, 2, 1) - np.eye(size)
+        equations_KVV[:, -1] = 1
+        return np.log(np.linalg.solve(equations_KVV, np.eye(size)[:, -1:])[:, :, 0])
+
+    def sample(self, count: int, rng: np.random.Generator) -> TokenSample:
+        def cumulative(log_probabilities: np.ndarray) -> np.ndarray:
+            sums = np.exp(log_probabilities).cumsum(axis=-1)
+            sums[..., -1] = 1  # whatever the rounding
+            return sums
+
+        def choose(cumulative_NV: np.ndarray) -> np.ndarray:
+            return (rng.random((len(cumulative_NV), 1)) >= cumulative_NV).sum(axis=1)
+
+        # Longest first, so that the n sequences which still run at a step are always the first n.
+        lengths_N = self.lengths.sample(count, rng)
+        offsets_N1 = offsets_of(lengths_N)
+        order_N = np.argsort(-lengths_N, kind="stable")
+        chains_N = rng.integers(len(self.log_first_KV), size=count)
+        ordered_chains_N, starts_N = chains_N[order_N], offsets_N1[order_N]
+        tokens_S = np.empty(offsets_N1[-1], dtype=np.uint8 if len(self.direction_V) <= 256 else np.uint16)
+        cumulative_KVV = cumulative(self.log_transitions_KVV)
+        now_N = choose(cumulative(self.log_first_KV)[ordered_chains_N])
+        tokens_S[starts_N] = now_N
+        for step in range(1, lengths_N.max()):
+            running = np.count_nonzero(lengths_N > step)
+            now_N = choose(cumulative_KVV[ordered_chains_N[:running], now_N[:running]])
+            tokens_S[starts_N[:running] + step] = now_N
+        classes_N, levels_N = np.divmod(chains_N, len(self.factors_G))
+        return TokenSample(tokens_S, offsets_N1, classes_N, self.factors_G[levels_N])
+
+    def log_likelihood_given(self, tokens_S: np.ndarray, offsets_N1: np.ndarray) -> np.ndarray:
+        """Return log p(tokens, length | class, factor), (N, C, G): how often each transition occurs is all that matters."""
+        size = len(self.direction_V)
+        log_transitions_PK = self.log_transitions_KVV.reshape(-1, size * size).T
+        result_NK = self.log_first_KV.T[tokens_S[offsets_N1[:-1]]]
+        result_NK += self.lengths.log_probability(np.diff(offsets_N1))[:, None]
+        for first in range(0, len(result_NK), CHUNK):
+            bounds = offsets_N1[first : first + CHUNK + 1]
+            rows = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds) - 1)
+            later = np.delete(np.arange(bounds[0], bounds[-1]), bounds[:-1] - bounds[0])
+            pairs = tokens_S[later - 1].astype(np.int64) * size + tokens_S[later]
+            counts = np.bincount(rows * size**2 + pairs, minlength=(len(bounds) - 1) * size**2)
+            result_NK[first : first + CHUNK] += counts.reshape(-1, size**2).astype(np.float64) @ log_transitions_PK
+        return result_NK.reshape(-1, len(self.favour_CV), len(self.factors_G))
+
+    def log_likelihood(self, tokens_S: np.ndarray, offsets_N1: np.ndarray) -> np.ndarray:
+        """Return log p(tokens, length), (N,)."""
+        given_NCG = self.log_likelihood_given(tokens_S, offsets_N1)
+        return logsumexp(given_NCG, axis=(1, 2)) - math.log(given_NCG[0].size)
+
+    @cached_property
+    def unigram_probabilities(self) -> np.ndarray:
+        """Of each token and, last, of the end mark, (V + 1,)."""
+        tokens_V = np.exp(self.log_first_KV).mean(axis=0)
+        return np.append(tokens_V * self.lengths.expected(), 1.0) / (self.lengths.expected() + 1)
+
+    def unigram_log_likelihood(self, tokens_S: np.ndarray, offsets_N1: np.ndarray) -> np.ndarray:
+        """Return the log-likelihood of the best model without any context, (N,)."""
+        logs = np.log(self.unigram_probabilities)
+        return np.add.reduceat(logs[tokens_S], offsets_N1[:-1]) + logs[-1]
+
+
+# --- Gaussians whose mean is linear in the factor: vectors and events -----------------------------------------------
+
+
+class FactorTerms(NamedTuple):
+    """log p(x, length | class, factor) = constant + linear * factor - curvature * factor^2 / 2, exactly.
+
+    True of every Gaussian whose mean is linear in the factor. With factor ~ Normal(0, 1) the integral has a closed form.
+    """
+
+    constant_NC: np.ndarray
+    linear_NC: np.ndarray
+    curvature_NC: np.ndarray
+
+    @classmethod
+    def of_steps(cls, terms_SC: list[np.ndarray], offsets_N1: np.ndarray, lengths: LengthLaw) -> "FactorTerms":
+        """Sum the three terms over the steps of each sequence, and add the log-probability of its length."""
+        constant_NC, linear_NC, curvature_NC = (np.add.reduceat(term, offsets_N1[:-1], axis=0) for term in terms_SC)
+        return cls(constant_NC + lengths.log_probability(np.diff(offsets_N1))[:, None], linear_NC, curvature_NC)
+
+    def given(self, classes_N: np.ndarray, factors_N: np.ndarray) -> np.ndarray:
+        """Return log p(x, length | class, factor) at one class and factor for each sequence."""
+        constant_N, linear_N, curvature_N = (term_NC[np.arange(len(classes_N)), classes_N] for term_NC in self)
+        return constant_N + linear_N * factors_N - curvature_N * factors_N**2 / 2
+
+    def marginal(self) -> np.ndarray:
+        """Return log p(x, length), (N,): all classes equally likely."""
+        precision_NC = 1 + self.curvature_NC
+        integrated_NC = self.constant_NC + self.linear_NC**2 / (2 * precision_NC) - np.log(precision_NC) / 2
+        return logsumexp(integrated_NC, axis=1) - math.log(self.constant_NC.shape[1])
+
+
+class VectorSample(NamedTuple):
+    values_SD: np.ndarray
+    """float32, NaN where missing."""
+    offsets_N1: np.ndarray
+    classes_N: np.ndarray
+    factors_N: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VectorTruth:
+    """Damped oscillations in correlated noise, some values missing; its fields are what truth.json holds.
+
+    The class sets the frequency; the factor, Normal(0, 1), changes the amplitude of the first feature, shifts the phase of the
+    last, and does some of both to those between. At step t of a sequence, in units of each feature's own scale,
+
+        mean = decay^t * (sin(angle) + factor / 2 * sin(angle + shift)),   angle = frequency[class] * t + phase
+
+    Noise is Normal(0, covariance), independent from step to step. Values are missing at random, and log p is that of the
+    others.
+
+    Shapes: D features, P patterns of observed features.
+    """
+
+    frequency_C: np.ndarray
+    """Radians per step."""
+    phase_D: np.ndarray
+    shift_D: np.ndarray
+    decay: float
+    offset_D: np.ndarray
+    scale_D: np.ndarray
+    covariance_DD: np.ndarray
+    missing: float
+    """Share of the values that are missing."""
+    lengths: LengthLaw
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator, lengths: LengthLaw, *, features: int = 6) -> "VectorTruth":
+        common_D = rng.uniform(-0.7, 0.7, features).round(3)
+        return cls(
+            frequency_C=(2 * np.pi / np.array([8.0, 11.0, 16.0, 24.0])).round(4),
+            phase_D=rng.uniform(0, 2 * np.pi, features).round(3),
+            shift_D=np.linspace(0, np.pi / 2, features).round(3),
+            decay=0.98,
+            offset_D=np.append(np.zeros(features - 1), 120.0),
+            scale_D=np.append(np.ones(features - 1), 15.0),
+            covariance_DD=np.outer(common_D, common_D) + 0.5 * np.eye(features),
+            missing=0.03,
+            lengths=lengths,
+        )
+
+    def sample(self, count: int, rng: np.random.Generator) -> VectorSample:
+        offsets_N1 = offsets_of(self.lengths.sample(count, rng))
+        classes_N = rng.integers(len(self.frequency_C), size=count)
+        factors_N = rng.normal(size=count)
+        steps_N = np.diff(offsets_N1)
+        base_SD, tilt_SD = self.waves(self.frequency_C[np.repeat(classes_N, steps_N)], step_numbers(offsets_N1))
+        noise_SD = rng.normal(size=base_SD.shape) @ np.linalg.cholesky(self.covariance_DD).T
+        values_SD = base_SD + np.repeat(factors_N, steps_N)[:, None] * tilt_SD + noise_SD
+        values_SD = (self.offset_D + self.scale_D * values_SD).astype(np.float32)
+        values_SD[rng.random(values_SD.shape) < self.missing] = np.nan
+        return VectorSample(values_SD, offsets_N1, classes_N, factors_N)
+
+    def waves(self, frequency_S: np.ndarray | float, steps_S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the mean without the factor, and what one unit of the factor adds to it."""
+        angle_SD = (frequency_S * steps_S)[:, None] + self.phase_D
+        envelope_S1 = (self.decay**steps_S)[:, None]
+        return envelope_S1 * np.sin(angle_SD), envelope_S1 * np.sin(angle_SD + self.shift_D) / 2
+
+    def factor_terms(self, sample: VectorSample) -> FactorTerms:
+        """Return log p(observed values, length | class, factor) as a quadratic in the factor."""
+        size = len(self.scale_D)
+        observed_SD = ~np.isnan(sample.values_SD)
+        standard_SD = np.where(observed_SD, (sample.values_SD - self.offset_D) / self.scale_D, 0.0)
+        codes, pattern_S = np.unique(observed_SD @ (1 << np.arange(size)), return_inverse=True)
+        observed_PD = (codes[:, None] >> np.arange(size)) & 1
+        both_PDD = observed_PD[:, :, None] * observed_PD[:, None, :]
+        # Ones on the diagonal of what is missing: it then takes no part in the determinant or in the others' inverse.
+        covariance_PDD = self.covariance_DD * both_PDD + np.eye(size) * (1 - observed_PD)[:, None, :]
+        precision_PDD = np.linalg.inv(covariance_PDD) * both_PDD
+        norm_S = -np.linalg.slogdet(covariance_PDD).logabsdet[pattern_S] / 2
+        norm_S -= observed_SD @ (np.log(self.scale_D) + math.log(2 * math.pi) / 2)
+        terms_SC: list[list[np.ndarray]] = [[], [], []]
+        for frequency in self.frequency_C:
+            base_SD, tilt_SD = self.waves(frequency, step_numbers(sample.offsets_N1))
+            rest_SD = standard_SD - base_SD
+            weighted_SD = np.einsum("sd,sde->se", tilt_SD, precision_PDD[pattern_S])
+            squares_S = np.einsum("sd,sde,se->s", rest_SD, precision_PDD[pattern_S], rest_SD)
+            terms_SC[0].append(norm_S - squares_S / 2)
+            terms_SC[1].append((weighted_SD * rest_SD).sum(axis=1))
+            terms_SC[2].append((weighted_SD * tilt_SD).sum(axis=1))
+        return FactorTerms.of_steps([np.stack(term, axis=1) for term in terms_SC], sample.offsets_N1, self.lengths)
+
+    def log_likelihood(self, sample: VectorSample) -> np.ndarray:
+        """Return log p(observed values, length), (N,)."""
+        return self.factor_terms(sample).marginal()
+
+
+class EventSample(NamedTuple):
+    present_SV: np.ndarray
+    values_SV: np.ndarray
+    """float32, NaN where an event has no value or is not present."""
+    gaps_S: np.ndarray
+    """Minutes since the step before; 0 at the first step of a sequence."""
+    offsets_N1: np.ndarray
+    classes_N: np.ndarray
+    factors_N: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EventTruth:
+    """Twelve variables, some of them at each of irregular times; its fields are what truth.json holds.
+
+    Variables have rates of their own, and each class has its own rates, levels and pace. A step has at least one event (an
+    empty one could not be told from none). Values and the logarithms of the gaps are Gaussian with means linear in the factor,
+    Normal(0, 1):
+
+        p(variables present | class) = product of Bernoulli(presence[class]), given that there is one
+        (value - location) / scale ~ Normal(level[class] + factor * slope, noise)
+        log(gap in minutes) ~ Normal(pace[class] + factor * pace_slope, pace_noise)
+
+    Shapes: V variables.
+    """
+
+    presence_CV: np.ndarray
+    has_value_V: np.ndarray
+    level_CV: np.ndarray
+    slope_V: np.ndarray
+    noise_V: np.ndarray
+    location_V: np.ndarray
+    scale_V: np.ndarray
+    pace_C: np.ndarray
+    pace_slope: float
+    pace_noise: float
+    lengths: LengthLaw
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator, lengths: LengthLaw) -> "EventTruth":
+        variables, classes = len(VARIABLES), 4
+        log_odds_CV = np.linspace(1.0, -2.5, variables) + rng.normal(scale=0.5, size=(classes, variables))
+        return cls(
+            presence_CV=(1 / (1 + np.exp(-log_odds_CV))).round(3),
+            has_value_V=np.arange(variables) < variables - 3,
+            level_CV=rng.normal(scale=0.5, size=(classes, variables)).round(3),
+            slope_V=rng.normal(scale=0.3, size=variables).round(3),
+            noise_V=rng.uniform(0.7, 1.0, variables).round(3),
+            location_V=np.array([85.0, 120, 37, 18, 97, 130, 139, 2, 80, 0, 0, 0]),
+            scale_V=np.array([15.0, 20, 0.7, 4, 2, 40, 4, 1, 15, 1, 1, 1]),
+            pace_C=np.log([15.0, 25.0, 40.0, 60.0]).round(3),
+            pace_slope=0.2,
+            pace_noise=0.8,
+            lengths=lengths,
+        )
+
+    def sample(self, count: int, rng: np.random.Generator) -> EventSample:
+        offsets_N1 = offsets_of(self.lengths.sample(count, rng))
+        classes_N = rng.integers(len(self.pace_C), size=count)
+        factors_N = rng.normal(size=count)
+        classes_S, factors_S = (np.repeat(latent_N, np.diff(offsets_N1)) for latent_N in (classes_N, factors_N))
+        present_SV = rng.random((len(classes_S), len(self.slope_V))) < self.presence_CV[classes_S]
+        while len(empty := np.flatnonzero(~present_SV.any(axis=1))):
+            present_SV[empty] = rng.random((len(empty), len(self.slope_V))) < self.presence_CV[classes_S[empty]]
+        standard_SV = self.level_CV[classes_S] + factors_S[:, None] * self.slope_V
+        standard_SV += self.noise_V * rng.normal(size=present_SV.shape)
+        values_SV = (self.location_V + self.scale_V * standard_SV).astype(np.float32)
+        values_SV[~(present_SV & self.has_value_V)] = np.nan
+        log_gaps_S = self.pace_C[classes_S] + self.pace_slope * factors_S
+        gaps_S = np.exp(log_gaps_S + self.pace_noise * rng.normal(size=len(classes_S)))
+        gaps_S[offsets_N1[:-1]] = 0
+        return EventSample(present_SV, values_SV, gaps_S, offsets_N1, classes_N, factors_N)
+
+    def log_presence(self, present_SV: np.ndarray) -> np.ndarray:
+        """Return log p(variables present | class), (S, C), given that there is one."""
+        log_absent_C = np.log1p(-self.presence_CV).sum(axis=1)
+        log_odds_CV = np.log(self.presence_CV) - np.log1p(-self.presence_CV)
+        return present_SV @ log_odds_CV.T + log_absent_C - np.log(-np.expm1(log_absent_C))
+
+    def factor_terms(self, sample: EventSample) -> FactorTerms:
+        """Return log p(variables, values, gaps, length | class, factor) as a quadratic in the factor; gaps per minute."""
+        valued_SV = sample.present_SV & self.has_value_V
+        standard_SV = np.where(valued_SV, (sample.values_SV - self.location_V) / self.scale_V, 0.0)
+        later_S = step_numbers(sample.offsets_N1) > 0
+        log_gaps_S = np.log(sample.gaps_S, out=np.zeros(len(later_S)), where=later_S)
+        precision_V, pace_precision = self.noise_V**-2.0, self.pace_noise**-2.0
+        norm_S = valued_SV @ -np.log(self.scale_V * self.noise_V * math.sqrt(2 * math.pi))
+        norm_S -= later_S * (log_gaps_S + math.log(self.pace_noise * math.sqrt(2 * math.pi)))
+        constant_SC = norm_S[:, None] + self.log_presence(sample.present_SV)
+        linear_SC = np.empty_like(constant_SC)
+        curvature_S = valued_SV @ (self.slope_V**2 * precision_V) + later_S * self.pace_slope**2 * pace_precision
+        for c, (level_V, pace) in enumerate(zip(self.level_CV, self.pace_C, strict=True)):
+            rest_SV, rest_S = valued_SV * (standard_SV - level_V), later_S * (log_gaps_S - pace)
+            constant_SC[:, c] -= (rest_SV**2 @ precision_V + rest_S**2 * pace_precision) / 2
+            linear_SC[:, c] = rest_SV @ (self.slope_V * precision_V) + rest_S * self.pace_slope * pace_precision
+        curvature_SC = np.repeat(curvature_S[:, None], len(self.pace_C), axis=1)
+        return FactorTerms.of_steps([constant_SC, linear_SC, curvature_SC], sample.offsets_N1, self.lengths)
+
+    def log_likelihood(self, sample: EventSample) -> np.ndarray:
+        """Return log p(variables, values, gaps, length), (N,)."""
+        return self.factor_terms(sample).marginal()
