@@ -17,8 +17,8 @@ from seqvae.profiling.advise import Advice, advise, best_together, strongest_of_
 from seqvae.profiling.changes import Change, combined
 from seqvae.profiling.contestant import MeasuredRunError, Recipe
 from seqvae.profiling.rounds import Comparison, Pace, Rounds, Trial, Verdict, judged
-from seqvae.reports.advice_table import advice_lines
-from seqvae.text import Ink
+from seqvae.reports.performance_report import advice_lines
+from seqvae.reports.terminal import Ink
 from tests.support.fake_runs import Behaviour, FakeRuns
 from train_optimized import OptimizedSettings, callbacks
 
