@@ -64,6 +64,8 @@ LEAST_BOTTOM, LEAST_TOP, MOST_TOP = -0.12, 10.0, 1e5
 """Of the axis of nats: figures of different runs can be compared, and one that explodes still shows how it began."""
 FEW_PROBES, MARKS = 60, 24
 """Up to FEW_PROBES probes are marked one by one, of more about MARKS."""
+MOST_BANDS = 200
+"""Probes whose errors make up the band around the decoder use, where there are many."""
 NAME_WIDTH = 24
 OF_THE_LAST = "numbers: the last reading"
 SINGLE = "o"
@@ -195,7 +197,9 @@ def _draw_decoder_use(axes: Axes, history: History) -> None:
     if few:
         axes.errorbar(steps_P, use_P, np.nan_to_num(error_P), fmt="none", ecolor=INK, elinewidth=0.8, capsize=2)
     else:
-        axes.fill_between(steps_P, use_P - error_P, use_P + error_P, color=INK, alpha=0.18, linewidth=0)
+        shown = slice(None, None, -(-len(steps_P) // MOST_BANDS))
+        low_P, high_P = (use_P - error_P)[shown], (use_P + error_P)[shown]
+        axes.fill_between(steps_P[shown], low_P, high_P, color=INK, alpha=0.18, linewidth=0)
 
 
 def _draw_verdicts(axes: Axes, bands: Sequence[Band], rows: Sequence[str]) -> None:
@@ -469,24 +473,26 @@ def posterior_pca(medium: Medium, posteriors: Posteriors) -> Chart | str:
             return f"it takes two {noun} that are finite, and there is 1"
     found = principal_components(mean_NZ)
     title = f"Principal components of the posterior means{_at(posteriors)}"
+    apart = 1 if medium.has_words else -(-len(mean_NZ) // MOST_DOTS)
     if medium.has_words:
         chart = Chart(medium, 5.2, title, *posteriors.notes)
         plane, spectrum = chart.figure.subplots(1, 2, width_ratios=(1.25, 1))
     else:
-        chart = Chart(medium, 7.6, title, *posteriors.notes)
+        few = f"one in {apart} is drawn" if apart > 1 else ""
+        chart = Chart(medium, 7.6, title, *posteriors.notes, few, "in brackets: share of the variance")
         plane, spectrum = chart.figure.subplots(2, 1, height_ratios=(1.9, 1))
 
-    apart = 1 if medium.has_words else -(-len(mean_NZ) // MOST_DOTS)
     x_N, y_N = found.places_N2[::apart].T
     for radius, line in ((1, "-"), (2, "--")):
-        label = f"prior, {radius} standard deviation{'s' * (radius > 1)}"
+        label = f"prior, {radius} sd" if medium.has_words else f"prior, {radius} standard deviation{'s' * (radius > 1)}"
         plane.add_patch(Circle((0, 0), radius, fill=False, edgecolor=INK, linewidth=1.1, linestyle=line, label=label))
     plane.plot(0, 0, "+", color=INK, markersize=9)
     plane.plot(x_N, y_N, "o", markersize=3.2, color=DARK, alpha=0.45, markeredgewidth=0, label="posterior mean")
     reach = max(2.3, 1.05 * float(np.abs(found.places_N2).max()))
     plane.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
     total = found.variances_K.sum()
-    shares = [f" ({100 * part / total:.3g} % of the variance)" if total > 0 else "" for part in found.variances_K[:2]]
+    of = " of the variance" if medium.has_words else ""
+    shares = [f" ({100 * part / total:.3g} %{of})" if total > 0 else "" for part in found.variances_K[:2]]
     plane.set_xlabel(f"first component{shares[0]}")
     plane.set_ylabel(f"second component{shares[1]}")
     plane.xaxis.set_major_formatter(TICKS)
@@ -497,20 +503,21 @@ def posterior_pca(medium: Medium, posteriors: Posteriors) -> Chart | str:
     numbers_K = np.arange(1, len(variances_K) + 1)
     floor = np.clip(variances_K.min() / 3, LEAST_VARIANCE, 0.01)
     look = {"color": DARK, "linewidth": 1, "markersize": 5, "clip_on": False}
-    spectrum.plot(numbers_K, np.maximum(variances_K, floor), "o-", **look, label="variance of the posterior means")
-    label = "variance of as many draws from the prior"
+    what = "" if medium.has_words else "variance of "  # on a page both legends are one
+    spectrum.plot(numbers_K, np.maximum(variances_K, floor), "o-", **look, label=f"{what}posterior means")
+    label = f"{what}as many draws from the prior"
     spectrum.plot(numbers_K, prior_variances_K, "--", color=INK, linewidth=1.1, label=label)
     spectrum.set_yscale("log")
     spectrum.set_ylim(floor, 3 * max(1.0, variances_K.max(), prior_variances_K.max()))
     spectrum.yaxis.set_minor_locator(NullLocator())
     spectrum.set_xlim(0.4, max(len(numbers_K), 4) + 0.6)
-    spectrum.set_xticks(numbers_K[:: 1 if medium.has_words or len(numbers_K) < 12 else 3])
+    spectrum.set_xticks(numbers_K[:: 1 if len(numbers_K) < 12 else 3])
     spectrum.yaxis.set_major_formatter(TICKS)
     of = f" (of {len(found.variances_K):,})" if len(found.variances_K) > len(numbers_K) else ""
     spectrum.set_xlabel(f"component{of}")
     spectrum.set_ylabel("variance along it")
     spectrum.grid(visible=False, axis="x")
-    chart.legend(spectrum, columns=1)
+    chart.legend(spectrum, columns=2)
     return chart
 
 
@@ -620,7 +627,8 @@ def curves(
     else:
         low, high = y or robust_span([value for line in lines for _, value in line.points])
         axes.set_ylim(low, high if high > low else low + 1.0)
-        axes.yaxis.set_major_locator(linear_ticks())
+        are_counts = all(value == int(value) for line in lines for _, value in line.points)
+        axes.yaxis.set_major_locator(MaxNLocator(6, integer=True) if are_counts else linear_ticks())
         axes.yaxis.set_major_formatter(TICKS)
     count_steps(axes)
     left, right = x or (0.0, max(line.points[-1][0] for line in lines))

@@ -112,7 +112,7 @@ def rate_distortion(medium: Medium, runs: Sequence[Run], names: Sequence[str]) -
     low, high = min([*ends, *nlls]), max(ends)
     reach = max(high - low, 0.25 * abs(high), 1e-6)
     bottom, top = robust_span([low, min(max(nlls), high + reach)])
-    right = robust_span([rate for path in paths for rate, _ in path])[1]
+    right = 1.06 * max(rate for path in paths for rate, nll in path if nll <= top)
     guides = []
     for total in MaxNLocator(8).tick_values(bottom, top + right):
         start, end = max(0.0, total - top), min(right, total - bottom)

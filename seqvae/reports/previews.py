@@ -53,7 +53,8 @@ def preview_page(title: str, originals: Sequence[str], reconstructions: Sequence
             visible(text), WIDTH, drop_whitespace=False, replace_whitespace=False, break_on_hyphens=False
         )
         labels = [label, *[""] * len(parts)]
-        return [f"{begin:<{INDENT}}{part}".rstrip() for begin, part in zip(labels, parts or [""], strict=False)]
+        lines = [f"{begin:<{INDENT}}{part}" for begin, part in zip(labels, parts or [""], strict=False)]
+        return [*lines[:-1], lines[-1].rstrip()]  # a blank between two lines is one of the text
 
     lines = [visible(title), ""]
     for number, (original, reconstruction) in enumerate(zip(originals, reconstructions, strict=True), 1):
@@ -65,7 +66,7 @@ def preview_page(title: str, originals: Sequence[str], reconstructions: Sequence
 
 
 def read_preview(path: Path) -> Preview | None:
-    """Read what `preview_page` wrote; None where it cannot be read. A blank at the end of a line is lost."""
+    """Read what `preview_page` wrote; None where it cannot be read. A blank at the end of a text is lost."""
     try:
         title, *lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
