@@ -152,14 +152,15 @@ def read_run(directory: Path) -> Run:
 
 def read_posteriors(path: Path, most: int = MOST_POSTERIORS) -> Posteriors:
     """Read the monitor's posteriors, without dimensions that are nowhere finite and then without posteriors that are not."""
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            mean_NZ, logvar_NZ = (np.asarray(stored[name], dtype=float) for name in ("mean_NZ", "logvar_NZ"))
-            step = int(stored["step"]) if "step" in stored else None
-        if mean_NZ.ndim != 2 or mean_NZ.shape != logvar_NZ.shape:
-            raise ValueError(f"means of shape {mean_NZ.shape} and log variances of shape {logvar_NZ.shape}")
-    except (zipfile.BadZipFile, EOFError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{path.name} holds no posteriors ({error})") from error
+    with path.open("rb") as file:  # not left to numpy, which leaves a damaged file open
+        try:
+            with np.load(file, allow_pickle=False) as stored:
+                mean_NZ, logvar_NZ = (np.asarray(stored[name], dtype=float) for name in ("mean_NZ", "logvar_NZ"))
+                step = int(stored["step"]) if "step" in stored else None
+            if mean_NZ.ndim != 2 or mean_NZ.shape != logvar_NZ.shape:
+                raise ValueError(f"means of shape {mean_NZ.shape} and log variances of shape {logvar_NZ.shape}")
+        except (zipfile.BadZipFile, EOFError, KeyError, OSError, OverflowError, TypeError, ValueError) as error:
+            raise ValueError(f"{path.name} holds no posteriors ({error})") from error
     finite_NZ = (np.abs(mean_NZ) <= LARGEST) & (np.abs(logvar_NZ) <= LARGEST)
     dimensions_Z = np.flatnonzero(finite_NZ.any(axis=0))
     posteriors_N = np.flatnonzero(finite_NZ[:, dimensions_Z].all(axis=1))

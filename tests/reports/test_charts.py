@@ -109,6 +109,7 @@ RUNS = {
     "more dimensions than posteriors": (ALL_TOLD, some_posteriors(3, 20)),
     "collapsed, a KL of exactly 0": ([told(20, "collapsed", 0.0, kl=[0.0, 0.0])], some_posteriors(spread=0.0)),
     "a verdict of tomorrow": ([told(20), told(40, "bored")], None),
+    "an error below 0": ([told(20), told(40) | {"decoder_use_error": -1.0}], some_posteriors()),
 }
 NOT_DRAWN = {
     "no reading yet": dict.fromkeys(CHARTS_OF_READINGS, "no reading yet") | NO_POSTERIORS,
