@@ -1,4 +1,4 @@
-"""Draw the figures of a run anew: a run directory -> the PNG files in its plots/.
+"""Draw the figures of a run again: a run directory -> the PNG files in its plots/.
 
     python -m seqvae.reports.draw runs/name
 
@@ -15,7 +15,7 @@ from seqvae.reports.read_run import PLOTS, READINGS
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m seqvae.reports.draw", description="Draw the figures of a run anew.", allow_abbrev=False
+        prog="python -m seqvae.reports.draw", description="Draw the figures of a run again.", allow_abbrev=False
     )
     parser.add_argument("directory", type=Path, metavar="DIR", help=f"the run's directory, which holds {READINGS}")
     directory = parser.parse_args(argv).directory

@@ -78,7 +78,6 @@ STYLE: dict[str, Any] = {
     "xtick.labelcolor": GREY,
     "ytick.labelcolor": GREY,
     "hatch.linewidth": 0.6,
-    "hatch.color": FAINT,
     "legend.frameon": False,
     "legend.fontsize": 8.5,
 }
