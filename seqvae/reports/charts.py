@@ -195,7 +195,9 @@ def _draw_decoder_use(axes: Axes, history: History) -> None:
     (line,) = axes.plot(steps_P, use_P, "-o", color=INK, linewidth=0.9, markersize=4.5, zorder=3, label=label)
     line.set(markerfacecolor="white", markevery=1 if few else len(steps_P) // MARKS)
     if few:
-        axes.errorbar(steps_P, use_P, np.maximum(np.nan_to_num(error_P), 0.0), fmt="none", ecolor=INK, elinewidth=0.8, capsize=2)
+        axes.errorbar(
+            steps_P, use_P, np.maximum(np.nan_to_num(error_P), 0.0), fmt="none", ecolor=INK, elinewidth=0.8, capsize=2
+        )
     else:
         shown = slice(None, None, -(-len(steps_P) // MOST_BANDS))
         low_P, high_P = (use_P - error_P)[shown], (use_P + error_P)[shown]

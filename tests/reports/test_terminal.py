@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqvae.reports.data_report import without_advice
+from seqvae.reports.previews import Preview, preview_page, read_preview
 from seqvae.reports.terminal import MOST_BINS, Ink, bin_edges, histogram, ink_for, section, table
 from seqvae.text import cells, visible
 
@@ -126,3 +127,10 @@ def test_advice_is_given_for_one_message_and_not_repeated_for_many():
     one, other = "a.parquet: is empty. Write it again.", "b.parquet: is cut. Write it again."
     assert without_advice([one]) == [one]
     assert without_advice([one, other]) == ["a.parquet: is empty.", "b.parquet: is cut."]
+
+
+def test_a_preview_of_many_lines_comes_back_with_its_blanks(tmp_path):
+    original = " ".join(str(number % 32) for number in range(200))
+    path = tmp_path / "step-0000001.txt"
+    path.write_text(preview_page("step 1", [original], ["a  b"], [original]), encoding="utf-8")
+    assert read_preview(path) == Preview("step 1", ((original, "a  b"),), (original,))
