@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from seqvae.data.datamodule import SequenceDataModule
     from seqvae.profiling.contestant import Recipe
-    from seqvae.text import Ink
+    from seqvae.reports.terminal import Ink
 
 PROG = "analyze_performance.py"
 NUMBERS, FIGURE, TRACE = "analysis.json", "analysis.png", "trace{}.json"
@@ -83,7 +83,7 @@ def main() -> None:
     share_machine()
 
     from seqvae.profiling.contestant import Recipe  # only now: torch and Lightning take seconds, which --help must not
-    from seqvae.text import ink_for
+    from seqvae.reports.terminal import ink_for
     from seqvae.training.fit import make_data
 
     set_up_output()
@@ -149,9 +149,7 @@ def analyse(
 ) -> dict[str, Any]:
     from seqvae.profiling import analysis
     from seqvae.profiling.bottleneck import bottleneck_of
-    from seqvae.reports.performance_figure import write_performance_figure
-    from seqvae.reports.performance_numbers import as_dict
-    from seqvae.reports.performance_table import performance_page
+    from seqvae.reports.performance_report import as_dict, performance_page, write_performance_figure
 
     effort = analysis.Effort(measuring.num_iterations, measuring.warmup_iterations)
     names = [recipe.name for recipe in recipes]
@@ -173,7 +171,7 @@ def analyse(
 
 def advise(recipe: "Recipe", ink: "Ink") -> dict[str, Any]:
     from seqvae.profiling import advise as trying
-    from seqvae.reports.advice_table import advice_lines
+    from seqvae.reports.performance_report import advice_lines
 
     words = training_words(sys.argv[1:])
     advice = trying.advise(recipe, words, prog=COMMANDS[recipe.name].prog, say=say).as_dict()

@@ -74,8 +74,8 @@ def main() -> None:
     set_up_output()
 
     from seqvae.inference.evaluate import append_record, compare
-    from seqvae.reports.evaluation_page import comparison_lines, evaluation_lines  # only now: torch takes seconds
-    from seqvae.text import ink_for
+    from seqvae.reports.evaluation_report import comparison_lines, evaluation_lines  # only now: torch takes seconds
+    from seqvae.reports.terminal import ink_for
 
     ink = ink_for(sys.stdout, os.environ)
     found = [evaluate_one(place, settings) for place in places]

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from benchmarks.measure import median
-from seqvae.monitors.figure_style import DARK, GREY, MIDDLE, head, new_figure
+from seqvae.reports.figures import DARK, GREY, MIDDLE, head, new_figure
 
 STROKES = ((DARK, "o"), (MIDDLE, "s"), ("#2a9d8f", "^"), (GREY, "D"), ("#9b5de5", "v"))
 TICKS = ((1.0,), (1.0, 2.0, 5.0))

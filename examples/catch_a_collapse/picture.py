@@ -12,10 +12,10 @@ from matplotlib.axes import Axes
 
 from examples.catch_a_collapse.verdicts import Told, last_verdict
 from seqvae.errors import UsageError
-from seqvae.monitors.figure_data import History, read_history
-from seqvae.monitors.figure_style import DARK, LIGHT, MIDDLE, count_steps, new_figure
-from seqvae.monitors.figure_timeline import Band, bands_of
 from seqvae.monitors.reading import NAME
+from seqvae.reports.charts import Band, bands_of
+from seqvae.reports.figures import DARK, LIGHT, MIDDLE, count_steps, new_figure
+from seqvae.reports.read_run import History, read_history
 
 WIDTH, HEIGHT, DOTS_PER_INCH = 8.0, 3.7, 180
 """Shown 800 pixels wide on a page: a point is then as large there as in print."""

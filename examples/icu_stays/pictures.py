@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from seqvae.errors import DataError
-from seqvae.monitors.figure_style import DARK, GREY, LIGHT, MIDDLE, head, new_figure
+from seqvae.reports.figures import DARK, GREY, LIGHT, MIDDLE, head, new_figure
 
 MINUTES = 60
 MARK_HOURS = 12

@@ -6,8 +6,8 @@ import pyarrow.parquet as pq
 
 from examples.molecules.chemistry import Quality, draw_molecules, quality
 from seqvae.errors import UsageError
-from seqvae.monitors.figure_data import read_history
 from seqvae.monitors.reading import NAME
+from seqvae.reports.read_run import read_history
 
 SHOWN, COLUMNS = 24, 6
 

@@ -10,7 +10,7 @@ import matplotlib
 import numpy as np
 
 from examples.latents import project
-from seqvae.monitors.figure_style import COLOUR_MAP, head, new_figure
+from seqvae.reports.figures import COLOUR_MAP, head, new_figure
 from seqvae.text import percent
 
 MARKS = "osv^D<P>X"

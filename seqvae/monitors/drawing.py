@@ -1,7 +1,7 @@
-"""Figures of a run that goes on: drawn by a process of their own, so that training waits for nothing but its start.
+"""Figures and reports of a run that goes on: made by a process of their own, so that training waits for nothing but its start.
 
-In: what the figures need, put where they look for it. Out: figures in the run's plots/, or a reason why there are none. That
-there are none is no reason for a run to end.
+In: a run directory, and posteriors, put where that process finds them. Out: what it makes, or a reason why it made nothing, which
+is no reason for a run to end. What is made is the process's own affair: nothing of it is imported here.
 """
 
 import os
@@ -12,18 +12,19 @@ from pathlib import Path
 
 import numpy as np
 
-from seqvae.monitors.figure_data import PLOTS, POSTERIORS
-
+PLOTS = "plots"
+"""The folder of figures in a run directory."""
+POSTERIORS = "posteriors.npz"
+"""In that folder: the posteriors of the last reading that was drawn."""
+FIGURES = "seqvae.reports.draw"
+"""The module that draws a run's figures; it needs neither torch nor Lightning."""
 REASON_WIDTH = 300
 LEAST_URGENT = 19
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
-FIGURES = f"{__package__}.figures"
-
-
 class Drawing:
-    """Draws one set of figures at a time."""
+    """Runs one process at a time that draws a run directory, at the lowest priority."""
 
     def __init__(self, module: str = FIGURES) -> None:
         """`module` is what draws: `python -m module DIR`."""
@@ -31,12 +32,12 @@ class Drawing:
         self._process: subprocess.Popen[str] | None = None
         self._directory = ""
         self._reason: str | None = None
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def start(self, directory: str | Path, *, is_urgent: bool = False) -> bool:
-        """Begin to draw what stands in a run directory; False: it cannot begin, or the drawing before is not yet done.
+        """Begin to draw a run directory; False: it cannot begin, or the drawing before is not yet done.
 
-        `is_urgent`: somebody waits for it. Else it takes what training, and whatever else the machine does, leaves over.
+        `is_urgent`: the run waits for it. Else it takes what training, and whatever else the machine does, leaves over.
         """
         if self._is_busy():
             return False
@@ -57,19 +58,20 @@ class Drawing:
             self._process.kill()
             self._process.wait()
             self._is_busy()
+            directory = shlex.quote(self._directory) if self._directory.isprintable() else ascii(self._directory)
             self._reason = (
                 f"ended after {timeout_seconds:g} s, as other programs or a slow disk held it up; "
-                f"`python -m {self._module} {_quoted(self._directory)}` does it anew"
+                f"`python -m {self._module} {directory}` does it again"
             )
         self._is_busy()
 
     def failure(self) -> str | None:
-        """Why the last drawing that ended left no figures. Each reason is told once: the next drawing often meets it again."""
+        """Return why the last drawing that ended made nothing; each reason once, as the next drawing often meets it again."""
         self._is_busy()
         reason, self._reason = self._reason, None
-        if reason is None or reason in self._told:
+        if reason is None or reason in self._reported:
             return None
-        self._told.add(reason)
+        self._reported.add(reason)
         return reason
 
     def _is_busy(self) -> bool:
@@ -79,9 +81,9 @@ class Drawing:
         if code is None:
             return True
         with self._process as ended:
-            said = ended.stderr.read() if ended.stderr else ""
+            output = ended.stderr.read() if ended.stderr else ""
         self._process = None
-        self._reason = reason_of(code, said)
+        self._reason = reason_of(code, output)
         return False
 
 
@@ -91,6 +93,14 @@ def begin(directory: Path, module: str = FIGURES, *, is_urgent: bool = False) ->
     A process group of its own, so that Ctrl-C, or a signal to the run's group, goes by; not a session of its own, since Linux
     may weigh a session as a whole and would take no notice that it is less urgent than training.
     """
+    environment = {
+        **os.environ,
+        **dict.fromkeys(THREADS, "1"),
+        "PYTHONPATH": os.pathsep.join(sys.path),  # modules are found where this process finds them
+        "PYTHONIOENCODING": "utf-8",
+        "MPLBACKEND": "Agg",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     process = subprocess.Popen(
         [sys.executable, "-P", "-W", "ignore", "-m", module, str(directory)],
         stdin=subprocess.DEVNULL,
@@ -98,7 +108,7 @@ def begin(directory: Path, module: str = FIGURES, *, is_urgent: bool = False) ->
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        env=environment(),
+        env=environment,
         process_group=0,
     )
     if sys.platform != "win32" and not is_urgent:
@@ -106,39 +116,20 @@ def begin(directory: Path, module: str = FIGURES, *, is_urgent: bool = False) ->
     return process
 
 
-def environment() -> dict[str, str]:
-    """This process's, but: modules are found where this one finds them, one thread, no window and no GPU."""
-    return {
-        **os.environ,
-        **dict.fromkeys(THREADS, "1"),
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "PYTHONIOENCODING": "utf-8",
-        "MPLBACKEND": "Agg",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-
-
-def _quoted(directory: str) -> str:
-    return shlex.quote(directory) if directory.isprintable() else ascii(directory)
-
-
-def reason_of(exit_code: int, said: str) -> str | None:
-    """The last line that a process said before it failed.
+def reason_of(exit_code: int, output: str) -> str | None:
+    """Return the last line that a process wrote before it failed.
 
     >>> reason_of(1, "Traceback\\nOSError: no space left\\n"), reason_of(-9, ""), reason_of(0, "careful")
     ('OSError: no space left', 'it ended with exit code -9', None)
     """
     if exit_code == 0:
         return None
-    lines = said.split("\n")
-    return next(
-        (line.strip()[:REASON_WIDTH] for line in reversed(lines) if line.strip()),
-        f"it ended with exit code {exit_code}",
-    )
+    lines = [line.strip() for line in output.split("\n") if line.strip()]
+    return lines[-1][:REASON_WIDTH] if lines else f"it ended with exit code {exit_code}"
 
 
 def save_posteriors(directory: str | Path, mean_NZ: np.ndarray, logvar_NZ: np.ndarray, step: int) -> None:
-    """Put the posteriors, real ones only, where the figures look for them. They replace those before at once."""
+    """Write posteriors, without padding, where `seqvae/reports/read_run.py` finds them. They replace those before at once."""
     path = Path(directory) / PLOTS / POSTERIORS
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.new")

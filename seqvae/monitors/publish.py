@@ -15,8 +15,7 @@ from lightning.pytorch.loggers import Logger
 from seqvae.files import FULL, JsonLines, Patience
 from seqvae.monitors.detection.verdict import Verdict, VerdictName, spoken
 from seqvae.monitors.detection.verdict import line_of as line_of_verdict
-from seqvae.monitors.drawing import Drawing, save_posteriors
-from seqvae.monitors.figure_data import PLOTS
+from seqvae.monitors.drawing import PLOTS, Drawing, save_posteriors
 from seqvae.monitors.reading import Reading, ReadingsFile, line_of, numbers_of
 from seqvae.monitors.window import PosteriorWindow
 

@@ -23,8 +23,8 @@ from seqvae.profiling.contestant import MeasuredRun, Recipe
 from seqvae.profiling.messages import Lap, Validation
 from seqvae.profiling.stages import STAGES
 from seqvae.profiling.whole_run import Costs, whole_run
-from seqvae.reports.performance_numbers import STAGE_NAMES, Comparison, Speed
-from seqvae.reports.performance_table import span
+from seqvae.reports.performance_report import STAGE_NAMES, Comparison, Speed
+from seqvae.text import duration as span
 from seqvae.training.devices import DTYPES
 from seqvae.training.fit import make_data
 from seqvae.training.trainer import UNITS

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from seqvae.config.training import TrainingSettings
-from seqvae.reports.performance_numbers import Bottleneck, Speed, WholeRun
+from seqvae.reports.performance_report import Bottleneck, Speed, WholeRun
 from seqvae.text import measure, percent
 
 NOTABLE = {

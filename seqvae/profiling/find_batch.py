@@ -19,7 +19,8 @@ from seqvae.profiling.size_search import largest_that_fits
 from seqvae.profiling.trial_run import settings_of_trials, train_what_is_asked, with_budget
 from seqvae.profiling.trials import Ready, Trials, Try
 from seqvae.profiling.worst_batches import LengthRange, WorstBatch, WorstBatches
-from seqvae.text import Ink, heading, note, size, table
+from seqvae.reports.terminal import Ink, heading, note, table
+from seqvae.text import size
 from seqvae.training.devices import Devices, resolve_devices
 from seqvae.training.fit import make_data
 

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from seqvae.config.run import ValidationSettings
-from seqvae.reports.performance_numbers import WholeRun
+from seqvae.reports.performance_report import WholeRun
 from seqvae.training.schedules import Plan
 from seqvae.training.trainer import Cadence, validation_cadence
 

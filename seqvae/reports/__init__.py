@@ -1,1 +1,1 @@
-"""Text, figures and pages made from numbers and files; imports neither torch nor lightning."""
+"""What people look at: the files of a run -> figures, pages and text for terminals. Needs neither torch nor lightning."""

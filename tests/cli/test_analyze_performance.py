@@ -26,7 +26,7 @@ from seqvae.cli.command_line import parse_command_line
 from seqvae.config.yaml_files import to_yaml
 from seqvae.errors import UsageError
 from seqvae.profiling.contestant import Recipe
-from seqvae.text import Ink
+from seqvae.reports.terminal import Ink
 from tests.support.parquet_files import write_splits
 from train_optimized import OptimizedSettings
 from train_with_collapse_detection import ReferenceSettings
@@ -123,7 +123,7 @@ def test_changes_are_tried_on_the_training_command_as_it_was_typed(monkeypatch, 
         return Advice()
 
     monkeypatch.setattr("seqvae.profiling.advise.advise", advise)
-    monkeypatch.setattr("seqvae.reports.advice_table.advice_lines", lambda advice, ink: [advice["command"]])
+    monkeypatch.setattr("seqvae.reports.performance_report.advice_lines", lambda advice, ink: [advice["command"]])
     monkeypatch.setattr(sys, "argv", ["analyze_performance.py", "--advise", "--command", "reference", "--lr", "0.1"])
     recipe = Recipe("reference", ReferenceSettings(), train_optimized.callbacks)
     assert analyze_performance.advise(recipe, Ink()) == {"command": "the best"}
@@ -212,7 +212,7 @@ def test_both_commands_are_put_side_by_side(tmp_path, token_lists):
     with start(tmp_path, token_lists, words) as process:
         out, err = process.communicate(timeout=250)
     assert process.returncode == 0, err
-    assert "times as many real tokens a second as" in " ".join(out.split())
+    assert "times as many real tokens per second as" in " ".join(out.split())
     numbers = json.loads((tmp_path / "out" / "analysis.json").read_text())
     assert [run["name"] for run in numbers["runs"]] == ["reference", "optimized"]
     assert numbers["comparison"]["lowest"] <= numbers["comparison"]["highest"]

@@ -17,8 +17,8 @@ from seqvae.profiling.advise import Advice, advise, best_together, strongest_of_
 from seqvae.profiling.changes import Change, combined
 from seqvae.profiling.contestant import MeasuredRunError, Recipe
 from seqvae.profiling.rounds import Comparison, Pace, Rounds, Trial, Verdict, judged
-from seqvae.reports.advice_table import advice_lines
-from seqvae.text import Ink
+from seqvae.reports.performance_report import advice_lines
+from seqvae.reports.terminal import Ink
 from tests.support.fake_runs import Behaviour, FakeRuns
 from train_optimized import OptimizedSettings, callbacks
 
@@ -252,7 +252,7 @@ def test_where_nothing_is_faster_the_command_stays_and_that_is_said(words):
 def test_luck_is_called_by_its_name(words):
     advice, _ = advice_on(words, FakeRuns(lambda _: Behaviour()))
     unlucky = advice._replace(together=[trial_of(BFLOAT, 1.0, Verdict.NO_FASTER)])
-    assert "was not when it was measured anew" in " ".join(advice_lines(unlucky.as_dict(), Ink(width=200)))
+    assert "was not when it was measured again" in " ".join(advice_lines(unlucky.as_dict(), Ink(width=200)))
 
 
 def test_everything_that_was_tried_is_said_while_it_goes_on(words):
@@ -299,15 +299,15 @@ def test_the_table_to_the_letter():
         "  not watching  1.10x  1.10-1.10  1.0 GiB  faster, yours to decide",
         "      --disable_metrics_monitoring",
         "",
-        "Together, measured anew",
+        "Together, measured again",
         "  change      gain   spread     memory   verdict",
         "  bf16-mixed  1.25x  1.25-1.25  1.0 GiB  faster",
         "      --precision bf16-mixed",
         "      numbers are rounded more",
         "",
-        "  As it is: 1,000 real tokens/s, 1.0 GiB; training would take 10 minutes.",
-        "  Faster: by more than 2 %, and in three quarters of the rounds. Spread: the",
-        "  middle half of the rounds.",
+        "  As it is: 1,000 real tokens/s, 1.0 GiB; training would take 10 min. Faster: by",
+        "  more than 2 %, and in three quarters of the rounds. Spread: the middle half of",
+        "  the rounds.",
         "  - --disable_metrics_monitoring: 1.10x, but nobody looks. Not in the proposal.",
         "",
         "Advice",

@@ -20,7 +20,7 @@ from seqvae.errors import DataError
 from seqvae.profiling.find_batch import FoundBatch, Limit, Search, Tried, describe, find_batch, what_helps
 from seqvae.profiling.trials import Ready, Trials, Try
 from seqvae.profiling.worst_batches import LengthRange, WorstBatches, most_events
-from seqvae.text import Ink
+from seqvae.reports.terminal import Ink
 from tests.support.fake_sequences import FakeSequences, log_normal_lengths
 from tests.support.mortal_processes import answer, die_at_once
 from tests.support.small_models import make_batch

@@ -22,7 +22,7 @@ from seqvae.data import cache
 from seqvae.data.flat_file import META
 from seqvae.errors import UsageError, run_command
 from seqvae.files import JsonLines
-from seqvae.monitors import figures
+from seqvae.reports import draw
 from seqvae.reports.run_files import read_events
 from seqvae.training.devices import Devices
 from seqvae.training.distributed import DECISION, decided_by_first
@@ -216,7 +216,7 @@ def test_posteriors_that_would_run_code_are_refused_by_the_figures(form, tmp_pat
     else:
         path.write_bytes(pickle.dumps(Malice(trace)) if form == "bare" else b"")
     with pytest.raises(SystemExit, match=r"posteriors\.npz holds no posteriors"):
-        figures.main([str(tmp_path)])
+        draw.main([str(tmp_path)])
 
 
 @pytest.mark.parametrize("text", ["", "cos\nmkdir\n(S'x'\ntR.", "[1]", '{"directory": {"a": 1}}', "[" * 100_000])

@@ -12,13 +12,10 @@ import numpy as np
 import pytest
 
 from seqvae.reports.__main__ import main
-from seqvae.reports.compare_page import compare_page, path_of
-from seqvae.reports.page import MOST_BYTES
-from seqvae.reports.run_directory import read_run
-from seqvae.reports.run_lines import csv_rows
-from seqvae.reports.run_page import run_page
-from seqvae.reports.run_story import end_of, tell
-from seqvae.reports.run_tables import differing_settings, survived_rows
+from seqvae.reports.compare import comparison_page, path_of
+from seqvae.reports.html import MOST_BYTES, differing_settings, report_page, survived_rows
+from seqvae.reports.read_run import csv_rows, read_run
+from seqvae.reports.story import end_of, story_of
 from tests.support.hostile import NAMES
 from tests.support.report_runs import STEPS, event, finished, make_run, reading, write, write_rows
 
@@ -40,7 +37,7 @@ NOW = 1_767_226_000.0
 
 
 def page_of(directory: Path) -> str:
-    return run_page(read_run(directory), NOW)
+    return report_page(read_run(directory), NOW)
 
 
 # --- What it says ---------------------------------------------------------------------------------------------------
@@ -73,7 +70,7 @@ def test_a_report_begins_with_the_verdict_and_has_all_sections_in_their_order(tm
     ],
 )
 def test_each_verdict_has_its_sentence_its_evidence_and_its_advice(verdict, tone, sentence, tmp_path):
-    story = tell(read_run(make_run(tmp_path / "a", verdict=verdict, says="rate 2.5")), NOW)
+    story = story_of(read_run(make_run(tmp_path / "a", verdict=verdict, says="rate 2.5")), NOW)
     assert (story.tone, story.verdict) == (tone, verdict.replace("_", " "))
     assert story.sentence.startswith(sentence)
     assert story.why == "Since step 480: rate 2.5."
@@ -82,9 +79,9 @@ def test_each_verdict_has_its_sentence_its_evidence_and_its_advice(verdict, tone
 
 def test_that_the_decoder_uses_the_latent_is_said_where_it_is_known(tmp_path):
     unknown = "the latent carries something, and whether the decoder uses it is not known for certain; rate 2"
-    story = tell(read_run(make_run(tmp_path / "a", says=unknown)), NOW)
+    story = story_of(read_run(make_run(tmp_path / "a", says=unknown)), NOW)
     assert story.sentence == "The latent carries something; whether the decoder uses it is not known for certain"
-    assert tell(read_run(make_run(tmp_path / "b")), NOW).sentence.endswith("and the decoder uses it")
+    assert story_of(read_run(make_run(tmp_path / "b")), NOW).sentence.endswith("and the decoder uses it")
 
 
 @pytest.mark.parametrize(
@@ -97,35 +94,35 @@ def test_that_the_decoder_uses_the_latent_is_said_where_it_is_known(tmp_path):
     ],
 )
 def test_how_a_run_ended_is_said(end, state, tmp_path):
-    assert tell(read_run(make_run(tmp_path / "a", end=end)), NOW).state == state
+    assert story_of(read_run(make_run(tmp_path / "a", end=end)), NOW).state == state
 
 
 def test_a_run_without_an_end_is_under_way_or_long_silent(tmp_path):
     run = read_run(make_run(tmp_path / "a"))
     assert run.last_sign is not None
-    assert tell(run, run.last_sign + 60).state.startswith("Under way at step 1,000 of 1,000, as of ")
-    assert "probably killed" in tell(run, run.last_sign + 7200).state
+    assert story_of(run, run.last_sign + 60).state.startswith("Under way at step 1,000 of 1,000, as of ")
+    assert "probably killed" in story_of(run, run.last_sign + 7200).state
 
 
 def test_an_error_that_ended_a_run_goes_before_the_posteriors_verdict(tmp_path):
     run = read_run(make_run(tmp_path / "a", end=event("failed", 700, said="RuntimeError: out of paper")))
-    story = tell(run, NOW)
+    story = story_of(run, NOW)
     assert (story.tone, story.verdict, story.sentence) == ("bad", "failed", "The run was ended by an error")
     assert story.why == "RuntimeError: out of paper Until then the verdict was: healthy."
     resumed = [*run.events, event("resumed", 700, checkpoint="last.ckpt")]
     assert end_of(resumed) is None
-    assert tell(run._replace(events=resumed), NOW).verdict == "healthy"
+    assert story_of(run._replace(events=resumed), NOW).verdict == "healthy"
 
 
 def test_an_unwatched_run_says_what_is_given_up_and_whether_its_kl_looks_like_a_collapse(tmp_path):
     run = read_run(make_run(tmp_path / "a", monitored=False))
-    story = tell(run, NOW)
+    story = story_of(run, NOW)
     assert (story.verdict, story.tone) == ("not watched", "open")
     assert "which gives up the rate, the mutual information and the decoder use" in story.why
     assert run.missing == ()
     assert page_of(tmp_path / "a").count("--disable_metrics_monitoring") >= 3
     faint = [row | {"valid_kl": 0.01} for row in run.validations]
-    story = tell(run._replace(validations=faint), NOW)
+    story = story_of(run._replace(validations=faint), NOW)
     assert story.tone == "fair"
     assert "as little as a collapsed posterior has" in story.why
 
@@ -172,7 +169,7 @@ def test_names_from_data_are_shown_and_obeyed_by_nobody(tmp_path):
     assert "<i>odd" not in page
     assert "<b>a" not in page
     assert all(character.isprintable() or character == "\n" for character in page)
-    compared = compare_page([read_run(directory)] * 2, NOW)
+    compared = comparison_page([read_run(directory)] * 2, NOW)
     assert "<script" not in compared
     assert "<b>a" not in compared
 
@@ -209,7 +206,7 @@ def test_numbers_at_the_edge_of_what_a_float_holds_are_left_out(tmp_path):
     huge_NZ = np.where(np.arange(12).reshape(6, 2) % 2, 1e308, -1e308)
     np.savez(directory / "plots" / "posteriors.npz", mean_NZ=huge_NZ, logvar_NZ=huge_NZ)
     assert page_of(directory).endswith("</html>\n")
-    assert compare_page([read_run(directory)] * 2, NOW).endswith("</html>\n")
+    assert comparison_page([read_run(directory)] * 2, NOW).endswith("</html>\n")
 
 
 def test_a_very_long_metrics_csv_is_thinned_before_it_is_parsed(tmp_path, monkeypatch):
@@ -224,12 +221,12 @@ def test_a_very_long_metrics_csv_is_thinned_before_it_is_parsed(tmp_path, monkey
         parsed.append(len(lines))
         return csv_rows(lines)
 
-    monkeypatch.setattr("seqvae.reports.run_directory.csv_rows", counted)
+    monkeypatch.setattr("seqvae.reports.read_run.csv_rows", counted)
     run = read_run(directory)
     assert parsed == [1001, 12]
     assert (run.training[0]["step"], run.training[-1]["step"]) == (20, 49_999)
     assert [row["step"] for row in run.validations] == [*range(100, 1001, 100), 50_000]
-    monkeypatch.setattr("seqvae.reports.run_lines.MOST_BYTES", 1000)
+    monkeypatch.setattr("seqvae.reports.read_run.MOST_BYTES", 1000)
     tail = read_run(directory)
     assert (tail.training[-1], tail.validations) == (run.training[-1], run.validations[-1:])
 
@@ -276,7 +273,7 @@ def test_whatever_lies_in_the_directory_there_is_a_report(seed, tmp_path):
         path.write_bytes(content)
     page = page_of(directory)
     assert page.endswith("</html>\n")
-    assert compare_page([read_run(directory)] * 2, NOW).endswith("</html>\n")
+    assert comparison_page([read_run(directory)] * 2, NOW).endswith("</html>\n")
 
 
 def test_a_report_stays_small_however_long_the_run_and_whatever_its_picture(tmp_path):
@@ -304,7 +301,7 @@ def test_the_command_needs_neither_torch_nor_lightning(tmp_path):
     directory = make_run(tmp_path / "a")
     code = (
         "import sys; from seqvae.reports.__main__ import main; code = main(sys.argv[1:]); "
-        "print([name for name in sys.modules if name.partition('.')[0] in ('torch', 'lightning', 'matplotlib', 'pandas')]); "
+        "print([name for name in sys.modules if name.partition('.')[0] in ('torch', 'lightning', 'pandas')]); "
         "sys.exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(directory)], capture_output=True, text=True, check=True)
@@ -332,10 +329,10 @@ def test_elbos_of_different_data_are_not_compared(tmp_path):
     one, same, other = (make_run(tmp_path / name) for name in ("one", "same", "other"))
     write(other / "config.yaml", ["lr: 0.001", "data_dir: others"])
     (other / "run.json").write_text((one / "run.json").read_text().replace("900", "800"))
-    page = compare_page([read_run(one), read_run(same)], NOW)
+    page = comparison_page([read_run(one), read_run(same)], NOW)
     assert "cannot be compared" not in page
     assert "the lower left is better" in page
-    page = compare_page([read_run(one), read_run(other)], NOW)
+    page = comparison_page([read_run(one), read_run(other)], NOW)
     assert (
         "ELBOs of different data cannot be compared: these runs differ in <code>--data_dir</code>, the number of"
         in page

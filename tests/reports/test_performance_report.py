@@ -8,10 +8,16 @@ import pytest
 from seqvae.config.run import ValidationSettings
 from seqvae.profiling.bottleneck import bottleneck_of
 from seqvae.profiling.whole_run import Costs, whole_run
-from seqvae.reports.performance_figure import write_performance_figure
-from seqvae.reports.performance_numbers import STAGE_NAMES, Bottleneck, Comparison, as_dict
-from seqvae.reports.performance_table import grid, performance_page
-from seqvae.text import Ink, cells
+from seqvae.reports.performance_report import (
+    STAGE_NAMES,
+    Bottleneck,
+    Comparison,
+    as_dict,
+    performance_page,
+    write_performance_figure,
+)
+from seqvae.reports.terminal import Ink, grid
+from seqvae.text import cells
 from seqvae.training.schedules import Plan
 from tests.support.speeds import RUN, speed
 from train_optimized import OptimizedSettings
@@ -151,7 +157,7 @@ def test_a_page_of_two_has_microseconds_of_a_real_step_side_by_side_and_their_ra
     rows = {" ".join(line.split()) for line in text.splitlines()}
     assert "forward 800.00 100 % 200.00 100 %" in rows
     assert "real tokens/s 1,250 5,000" in rows
-    assert "optimized passes 4.00 times as many real tokens a second as reference" in " ".join(text.split())
+    assert "optimized passes 4.00 times as many real tokens per second as reference" in " ".join(text.split())
 
 
 def test_no_line_is_wider_than_the_paper():

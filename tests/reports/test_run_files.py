@@ -5,7 +5,7 @@ import socket
 import subprocess
 from pathlib import Path
 
-from seqvae.reports.run_files import commit_of, environment, read_environment, versions, write_environment
+from seqvae.reports.run_files import ENVIRONMENT, commit_of, environment, installed_versions, write_environment
 
 
 def git(folder: Path, *words: str) -> str:
@@ -18,7 +18,7 @@ def git(folder: Path, *words: str) -> str:
 def test_an_environment_comes_back_as_it_was_written(tmp_path):
     content = environment(["train_optimized.py", "--run_name", "é 1"], device="one CPU")
     write_environment(tmp_path, content)
-    assert read_environment(tmp_path) == content
+    assert json.loads((tmp_path / ENVIRONMENT).read_text(encoding="utf-8")) == content
     assert content["command"] == "python train_optimized.py --run_name 'é 1'"
     assert content["device"] == "one CPU"
     assert content["cpu_count"] >= 1
@@ -34,7 +34,7 @@ def test_an_environment_names_neither_the_host_nor_the_user_nor_their_folders():
 
 
 def test_versions_are_those_of_installed_packages_alone():
-    assert set(versions(["numpy", "no-such-package-at-all"])) == {"numpy"}
+    assert set(installed_versions(["numpy", "no-such-package-at-all"])) == {"numpy"}
 
 
 def test_the_commit_is_that_of_the_checkout_and_says_whether_it_was_changed(tmp_path):

@@ -8,16 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqvae.reports.data_page import without_advice
-from seqvae.reports.histogram import MOST_BINS, bin_edges, draw_histogram
-from seqvae.text import Ink, cells, ink_for, section, table, visible
+from seqvae.reports.data_report import without_advice
+from seqvae.reports.previews import Preview, preview_page, read_preview
+from seqvae.reports.terminal import MOST_BINS, Ink, bin_edges, histogram, ink_for, section, table
+from seqvae.text import cells, visible
 
 PLAIN = Ink(width=40, blocks=False)
 
 
 def test_a_histogram_to_the_letter():
     lengths = {"train": np.repeat([1, 2, 4], [5, 10, 1]), "valid": np.array([2, 2, 3])}
-    assert draw_histogram(lengths, 100, PLAIN) == [
+    assert histogram(lengths, 100, PLAIN) == [
         "  steps                     train  valid",
         "      1  ########               5      0",
         "      2  #################     10      2",
@@ -27,7 +28,7 @@ def test_a_histogram_to_the_letter():
 
 
 def test_bins_beyond_the_length_cap_stand_behind_a_line():
-    assert draw_histogram({"train": np.repeat([1, 3, 5], [3, 2, 1])}, 3, PLAIN) == [
+    assert histogram({"train": np.repeat([1, 3, 5], [3, 2, 1])}, 3, PLAIN) == [
         "  steps                            train",
         "      1  ########################      3",
         "      2                                0",
@@ -39,7 +40,7 @@ def test_bins_beyond_the_length_cap_stand_behind_a_line():
 
 
 def test_bins_are_as_wide_as_people_would_choose_and_end_where_the_lengths_do():
-    lines = draw_histogram({"train": np.repeat([4, 21, 38, 60], [3, 1200, 800, 1])}, 1000, PLAIN)
+    lines = histogram({"train": np.repeat([4, 21, 38, 60], [3, 1200, 800, 1])}, 1000, PLAIN)
     assert [line[:7].strip() for line in lines[1:]] == [
         *("4", "5-9", "10-14", "15-19", "20-24", "25-29", "30-34", "35-39"),
         *("40-44", "45-49", "50-54", "55-59", "60"),
@@ -79,7 +80,7 @@ def test_a_table_to_the_letter():
 
 def test_a_table_too_wide_for_the_paper_takes_it_from_its_text():
     lines = table([Row("x" * 50, 1, None, None)], PLAIN)
-    assert lines[1] == f"  {'x' * 30}..     1"
+    assert lines[1] == f"  {'x' * 31}.     1"
     assert max(map(cells, lines)) == 40
 
 
@@ -126,3 +127,10 @@ def test_advice_is_given_for_one_message_and_not_repeated_for_many():
     one, other = "a.parquet: is empty. Write it again.", "b.parquet: is cut. Write it again."
     assert without_advice([one]) == [one]
     assert without_advice([one, other]) == ["a.parquet: is empty.", "b.parquet: is cut."]
+
+
+def test_a_preview_of_many_lines_comes_back_with_its_blanks(tmp_path):
+    original = " ".join(str(number % 32) for number in range(200))
+    path = tmp_path / "step-0000001.txt"
+    path.write_text(preview_page("step 1", [original], ["a  b"], [original]), encoding="utf-8")
+    assert read_preview(path) == Preview("step 1", ((original, "a  b"),), (original,))

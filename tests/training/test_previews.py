@@ -16,7 +16,7 @@ from seqvae.config.training import ObjectiveSettings, OptimizerSettings
 from seqvae.data.batch import Batch, EventBatch
 from seqvae.data.description import DataDescription
 from seqvae.models.vae import SequenceVAE
-from seqvae.reports.preview_text import preview_page
+from seqvae.reports.previews import preview_page
 from seqvae.training.callbacks.previews import MOST_FILES, Previews, beginning, draw_preview, preview_rows
 from seqvae.training.module import TrainingModule
 from tests.support.small_models import KINDS, NAMES, SMALL, make_batch

@@ -12,9 +12,9 @@ from lightning import Trainer
 
 import train_optimized
 from seqvae.errors import DivergedError, Stopped, run_command
-from seqvae.reports.run_directory import read_run
+from seqvae.reports.read_run import read_run
 from seqvae.reports.run_files import REPORT, read_events
-from seqvae.reports.run_story import tell
+from seqvae.reports.story import story_of
 from seqvae.training.callbacks.report import EVERY_SECONDS, RunReport
 from seqvae.training.run_directory.events import RunEvents, result_of
 from tests.support.parquet_files import write_splits
@@ -118,7 +118,7 @@ def test_a_last_validation_of_nan_is_an_event_and_in_the_report(tmp_path):
     unused: Any = None
     with pytest.raises(DivergedError, match="the validation ELBO is nan: training diverged"):
         result_of(trainer, unused, unused, tmp_path, "steps", RunEvents(tmp_path))
-    story = tell(read_run(tmp_path), 0.0)
+    story = story_of(read_run(tmp_path), 0.0)
     assert (story.verdict, story.why, story.state) == ("diverged", "the validation ELBO is nan", "Ended at step 7.")
 
 

@@ -25,8 +25,7 @@ from seqvae.errors import harmless
 from seqvae.files import FULL, Patience
 from seqvae.models.sampling import reconstruct, sample_prior
 from seqvae.models.vae import SequenceVAE
-from seqvae.reports.preview_figure import PreviewRow, Track, write_preview_figure
-from seqvae.reports.preview_text import preview_page
+from seqvae.reports.previews import PreviewRow, Track, preview_page, write_preview_figure
 from seqvae.training.module import TrainingModule
 
 MOST_STEPS = 100

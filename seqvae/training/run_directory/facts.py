@@ -12,7 +12,7 @@ from seqvae.config.training import ObjectiveSettings, TrainingSettings
 from seqvae.config.yaml_files import to_flat_dict
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.models.vae import SequenceVAE
-from seqvae.reports.histogram import bin_edges
+from seqvae.reports.terminal import bin_edges
 from seqvae.text import clip, percent, visible
 from seqvae.training.devices import Devices, ResolvedPrecision
 from seqvae.training.objective import free_bits_in_force

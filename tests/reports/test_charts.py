@@ -1,14 +1,12 @@
-"""The monitor's figures: what they are made of, that they come out of every kind of run, and that drawing them disturbs nobody."""
+"""A run's figures: what they are made of, that they come out of every kind of run, and how they become part of a page."""
 
 import json
 import math
-import os
 import subprocess
 import sys
-import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import get_args
+from xml.etree import ElementTree
 
 import matplotlib.image
 import numpy as np
@@ -17,22 +15,33 @@ import torch
 from matplotlib import colormaps
 from matplotlib.colors import to_rgb
 
-from seqvae.monitors import drawing, formulas
+from seqvae.monitors import formulas
 from seqvae.monitors.detection.verdict import VerdictName
-from seqvae.monitors.drawing import Drawing, save_posteriors
-from seqvae.monitors.figure_data import MOST_READINGS, read_history, read_posteriors, spread
-from seqvae.monitors.figure_dimensions import columns_of, heat_map
-from seqvae.monitors.figure_posteriors import aggregate_density, kl_per_dim, principal_components
-from seqvae.monitors.figure_style import COLOUR_MAP, new_figure
-from seqvae.monitors.figure_timeline import LOOKS, Band, bands_of
-from seqvae.monitors.figures import OF_POSTERIORS, OF_READINGS, draw, main
-
-pytestmark = pytest.mark.draws
+from seqvae.monitors.drawing import save_posteriors
+from seqvae.reports.charts import (
+    CHARTS_OF_POSTERIORS,
+    CHARTS_OF_READINGS,
+    LOOKS,
+    Band,
+    Curve,
+    active_units,
+    aggregate_density,
+    bands_of,
+    columns_of,
+    curves,
+    draw_plots,
+    heat_map,
+    kl_per_dim,
+    kl_per_dim_chart,
+    posterior_pca,
+    principal_components,
+    timeline,
+)
+from seqvae.reports.draw import main
+from seqvae.reports.figures import COLOUR_MAP, CSS_VARIABLES, new_figure, page_figure
+from seqvae.reports.read_run import MOST_ROWS, read_history, read_posteriors, thin
 
 ROOT = Path(__file__).parent.parent.parent
-EVERY_FIGURE = {*OF_READINGS, *OF_POSTERIORS}
-PATIENT_SECONDS = 240
-"""For a real drawing: it stands behind everything else that a busy machine does."""
 
 
 def a_row(step, *, kl=(0.5, 0.02), **more):
@@ -80,7 +89,7 @@ def grey_of(path):
     return matplotlib.image.imread(path)[..., :3].mean(axis=2)
 
 
-NO_POSTERIORS = dict.fromkeys(OF_POSTERIORS, "no plots/posteriors.npz")
+NO_POSTERIORS = dict.fromkeys(CHARTS_OF_POSTERIORS, "no plots/posteriors.npz")
 ALIKE = (np.full((5, 3), 0.5), np.zeros((5, 3)))
 EXPLODED = (np.full((8, 3), 1e30), np.full((8, 3), 1000.0))
 ALL_TOLD = [told(20 * step) for step in range(1, 6)]
@@ -100,13 +109,14 @@ RUNS = {
     "more dimensions than posteriors": (ALL_TOLD, some_posteriors(3, 20)),
     "collapsed, a KL of exactly 0": ([told(20, "collapsed", 0.0, kl=[0.0, 0.0])], some_posteriors(spread=0.0)),
     "a verdict of tomorrow": ([told(20), told(40, "bored")], None),
+    "an error below 0": ([told(20), told(40) | {"decoder_use_error": -1.0}], some_posteriors()),
 }
 NOT_DRAWN = {
-    "no reading yet": dict.fromkeys(OF_READINGS, "no reading yet") | NO_POSTERIORS,
+    "no reading yet": dict.fromkeys(CHARTS_OF_READINGS, "no reading yet") | NO_POSTERIORS,
     "one reading of one dimension": {"posterior_pca.png": "it takes two dimensions that are finite, and there is 1"},
     "nothing told that may be left out": NO_POSTERIORS,
     "a verdict of tomorrow": NO_POSTERIORS,
-    "nothing but NaN": dict.fromkeys(OF_POSTERIORS, "no posterior is finite"),
+    "nothing but NaN": dict.fromkeys(CHARTS_OF_POSTERIORS, "no posterior is finite"),
     "a NaN in one dimension": {"posterior_pca.png": "it takes two dimensions that are finite, and there is 1"},
     "one posterior": {"posterior_pca.png": "it takes two posteriors that are finite, and there is 1"},
 }
@@ -114,7 +124,7 @@ NOT_DRAWN = {
 
 @pytest.mark.parametrize("kind", RUNS)
 def test_every_run_has_its_figures_or_a_reason_why_not(tmp_path, kind):
-    said = draw(a_run(tmp_path, *RUNS[kind]))
+    said = draw_plots(a_run(tmp_path, *RUNS[kind]))
     assert {name: reason for name, reason in said.items() if reason} == NOT_DRAWN.get(kind, {})
     drawn = {path.name for path in (tmp_path / "plots").glob("*.png")}
     assert drawn == {name for name, reason in said.items() if reason is None}
@@ -129,7 +139,7 @@ def test_every_run_has_its_figures_or_a_reason_why_not(tmp_path, kind):
 def test_a_figure_that_cannot_be_drawn_any_more_is_removed(tmp_path):
     before = a_run(tmp_path, ALL_TOLD, some_posteriors(1)) / "plots" / "posterior_pca.png"
     before.write_text("of an earlier run")
-    draw(tmp_path)
+    draw_plots(tmp_path)
     assert not before.exists()
 
 
@@ -168,7 +178,7 @@ def test_the_line_that_is_being_written_is_left_out(tmp_path):
 
 
 def test_of_a_long_run_as_many_readings_are_drawn_as_a_figure_shows(tmp_path):
-    rows = [a_row(step) for step in range(1, 2 * MOST_READINGS + 4)]
+    rows = [a_row(step) for step in range(1, 2 * MOST_ROWS + 4)]
     found = read_history(a_run(tmp_path, rows) / "posterior.jsonl")
     assert found is not None
     assert (len(found.steps_R), found.readings_taken, found.steps_R[-1]) == (501, 2003, 2003)
@@ -177,7 +187,7 @@ def test_of_a_long_run_as_many_readings_are_drawn_as_a_figure_shows(tmp_path):
 
 def test_seldom_probes_survive_the_thinning():
     lines = [b'{"step": %d%s}\n' % (step, b', "decoder_use": 1' if step % 7 == 0 else b"") for step in range(1, 71)]
-    assert sum(b"decoder_use" in line for line in spread(lines, most=20)[1]) == 10
+    assert sum(b"decoder_use" in line for line in thin(lines, most=20)[1]) == 10
 
 
 def test_dimensions_are_sorted_by_their_last_kl_that_is_a_number():
@@ -247,97 +257,9 @@ def test_bands_behind_the_curves_get_darker_as_things_get_worse():
     assert lightness[0] > lightness[1] + 0.03 > lightness[2] + 0.06
 
 
-# --- In a process of their own ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def painter():
-    one = Drawing()
-    yield one
-    one.finish(0)
-
-
-@pytest.fixture
-def instead(tmp_path, monkeypatch):
-    """Let a shell script run instead of Python."""
-
-    def replace(script):
-        path = tmp_path / "instead"
-        path.write_text(f"#!/bin/sh\n{script}\n")
-        path.chmod(0o755)
-        monkeypatch.setattr(drawing, "sys", SimpleNamespace(executable=str(path), path=sys.path, platform=sys.platform))
-
-    return replace
-
-
-def test_a_run_elsewhere_is_drawn_at_the_lowest_priority(tmp_path, monkeypatch, painter):
-    a_run(tmp_path / "run", ALL_TOLD, some_posteriors())
-    (tmp_path / "numpy.py").write_text("raise ImportError('a file of the user')")
-    monkeypatch.chdir(tmp_path)
-    assert painter.start("run")
-    assert os.getpriority(os.PRIO_PROCESS, painter._process.pid) == 19
-    assert not painter.start("run"), "one at a time"
-    painter.finish(PATIENT_SECONDS)
-    assert painter.failure() is None
-    assert {path.name for path in (tmp_path / "run" / "plots").glob("*.png")} == EVERY_FIGURE
-
-
-def test_a_directory_without_readings_is_told_of(tmp_path, painter):
-    painter.start(tmp_path / "nowhere")
-    painter.finish(PATIENT_SECONDS)
-    assert painter.failure().endswith(f"No such file or directory: '{tmp_path}/nowhere/posterior.jsonl'")
-
-
-def test_a_process_that_cannot_be_started_is_told_of(tmp_path, monkeypatch, painter):
-    monkeypatch.setattr(drawing, "sys", SimpleNamespace(executable=str(tmp_path / "python"), path=[], platform="linux"))
-    assert not painter.start(tmp_path)
-    assert "No such file" in painter.failure()
-
-
-def test_of_a_traceback_the_last_line_is_told_once(tmp_path, painter, instead):
-    instead("printf 'Traceback\\nImportError: no matplotlib\\n' >&2; exit 1")
-    told = []
-    for _ in range(2):
-        assert painter.start(tmp_path)
-        painter.finish()
-        told += [painter.failure(), painter.failure()]
-    assert told == ["ImportError: no matplotlib", None, None, None]
-
-
-def test_a_drawing_that_hangs_is_ended(tmp_path, painter, instead):
-    instead("exec sleep 60")
-    assert painter.start(tmp_path)
-    process = painter._process
-    painter.finish(0.1)
-    assert process.returncode == -9
-    assert painter.failure() == (
-        "ended after 0.1 s, as other programs or a slow disk held it up; "
-        f"`python -m seqvae.monitors.figures {tmp_path}` does it anew"
-    )
-
-
-def test_signals_to_the_run_pass_the_drawing_by(tmp_path, painter, instead):
-    instead("exec sleep 60")
-    painter.start(tmp_path)
-    assert os.getpgid(painter._process.pid) != os.getpgid(0)
-
-
-def test_after_a_drawing_the_next_one_starts_and_no_zombie_is_left(tmp_path, painter, instead):
-    instead("exit 0")
-    assert painter.start(tmp_path)
-    first = painter._process
-    deadline = time.monotonic() + 60
-    while not painter.start(tmp_path):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert first.returncode == 0
-    with pytest.raises(ProcessLookupError):
-        os.kill(first.pid, 0)
-
-
 def test_figures_need_no_torch():
     code = (
-        "import sys; from seqvae.monitors import drawing, figures, reading;"
+        "import sys; from seqvae.reports import draw;"
         "print([name for name in ('torch', 'lightning', 'matplotlib.pyplot', 'pandas') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True).stdout == b"[]\n"
@@ -353,3 +275,59 @@ def test_the_command_says_what_it_drew_and_what_not(tmp_path, capsys):
 def test_the_command_refuses_a_file_that_is_no_run_of_readings(tmp_path):
     with pytest.raises(SystemExit, match=f"^{tmp_path}: a row of posterior.jsonl has no kl_per_dim$"):
         main([str(a_run(tmp_path, [{"step": 1}]))])
+
+
+# --- Inside a page ------------------------------------------------------------------------------------------------------
+
+
+def svgs_of(directory):
+    """Every kind of chart, as a page includes it."""
+    history, posteriors = (
+        read_history(directory / "posterior.jsonl"),
+        read_posteriors(directory / "plots" / "posteriors.npz"),
+    )
+    assert history is not None
+    lines = [Curve("a", [(0.0, 1.0), (2.0, -3.0)], marks="all"), Curve("b", [(0.0, 2.0)], stroke="--")]
+    drawn = [page_figure(chart.__name__, chart, history) for chart in (timeline, active_units, kl_per_dim_chart)]
+    drawn += [
+        page_figure("pca", posterior_pca, posteriors),
+        page_figure("curves", curves, "A & B", lines, y_label="nats"),
+    ]
+    assert None not in drawn
+    return [one for one in drawn if one is not None]
+
+
+@pytest.mark.parametrize("kind", ["everything told", "NaN at the end", "a verdict of tomorrow"])
+def test_a_pages_figures_have_no_inline_style_and_no_colour_of_their_own(tmp_path, kind):
+    readings, posteriors = RUNS[kind]
+    for drawn in svgs_of(a_run(tmp_path, readings, posteriors or some_posteriors())):
+        root = ElementTree.fromstring(drawn.svg)
+        for element in root.iter():
+            assert element.tag not in ("style", "script", "metadata")
+            assert "style" not in element.attrib
+            for name in ("fill", "stroke"):
+                assert element.get(name, "none") == "none" or element.attrib[name].startswith(("var(--", "url(#"))
+        words = {"".join(element.itertext()) for element in root.iter("text")}
+        assert words, "text is text"
+        assert "http" not in drawn.svg
+
+
+def test_every_colour_of_the_palette_is_in_the_style_sheet_for_light_and_dark():
+    style = (ROOT / "seqvae" / "reports" / "templates" / "style.css").read_text()
+    for name in CSS_VARIABLES.values():
+        assert style.count(f"--{name}:") == 3, f"{name} in light, dark and print"
+
+
+def test_a_pages_figures_are_the_same_each_time_and_small(tmp_path):
+    directory = a_run(tmp_path, [told(20 * step) for step in range(1, 900)], some_posteriors(2048, 16))
+    once, again = svgs_of(directory), svgs_of(directory)
+    assert once == again
+    assert max(len(drawn.svg) for drawn in once) < 60_000
+
+
+def test_a_verdict_from_a_file_is_text_in_a_figure(tmp_path):
+    names = "</text><script>alert(1)</script>", "\x1b[2J$\\frac{$"
+    drawn = svgs_of(a_run(tmp_path, [told(20, names[0]), told(40, names[1])], some_posteriors()))[0]
+    assert "<script" not in drawn.svg
+    assert "&lt;/text&gt;&lt;script" in drawn.svg
+    assert "\\x1b[2J$" in drawn.svg

@@ -1,0 +1,139 @@
+"""Several runs -> one HTML page: how each of them is, their curves over one another, rate against distortion, what differs.
+
+Runs keep their colour and stroke throughout the page; the first six colours differ, then strokes do.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from matplotlib.ticker import MaxNLocator
+
+from seqvae.reports.charts import Curve, curves, robust_span
+from seqvae.reports.figures import DARK, INK, MIDDLE, MORE_COLOURS, Chart, Medium, PageFigure, page_figure
+from seqvae.reports.html import OWN_SETTINGS, render, shown, six_numbers
+from seqvae.reports.read_run import Run, column, number, row_in, rows_in, text
+from seqvae.reports.story import moment, story_of
+from seqvae.text import clip, visible
+
+COLOURS, STROKES = (DARK, MIDDLE, INK, *MORE_COLOURS), ("-", "--", ":")
+NAME_WIDTH = 40
+OVERLAYS = (
+    ("Rate, nats", "readings", "rate"),
+    ("Mutual information, nats", "readings", "mutual_information"),
+    ("Decoder use, nats", "readings", "decoder_use"),
+    ("Active units", "readings", "active_units"),
+    ("Training NLL per step, nats", "training", "nll_per_step"),
+)
+"""Title, kind of rows and column."""
+
+
+def comparison_page(runs: Sequence[Run], now: float) -> str:
+    """Write a page about several runs. `now`: seconds since 1970."""
+    names, stories = names_of(runs), [story_of(run, now) for run in runs]
+    overview = []
+    for run, name, story in zip(runs, names, stories, strict=True):
+        values = {title: value for title, value, _ in six_numbers(run)}
+        others = [values.get(title, "") for title in ("Mutual information", "Decoder use", "Active units", "Speed")]
+        rate = values.get("Rate") or values.get("Validation KL", "")
+        overview.append([name, story.verdict, values["Validation ELBO"], rate, *others, f"{run.step:,}"])
+    every = dict.fromkeys(name for run in runs for name in run.settings)
+    settings = {
+        name: [shown(run.settings[name]) if name in run.settings else "(not known)" for run in runs] for name in every
+    }
+    elbo = "Validation ELBO, nats per sequence"
+    overlays = [_overlay(title, runs, names, rows, name) for title, rows, name in OVERLAYS]
+    return render(
+        "comparison.html.j2",
+        title=f"{len(runs)} runs compared",
+        runs=list(zip(names, stories, strict=True)),
+        names=names,
+        overview=overview,
+        different=different_data(runs),
+        rate_distortion=page_figure("rate_distortion", rate_distortion, runs, names),
+        elbo=_overlay(elbo, runs, names, "validations", "valid_elbo"),
+        overlays=[overlay for overlay in overlays if overlay],
+        differing=[
+            [f"--{name}", *row] for name, row in settings.items() if len(set(row)) > 1 and name not in OWN_SETTINGS
+        ],
+        alike=[[f"--{name}", row[0]] for name, row in settings.items() if len(set(row)) == 1],
+        written=moment(now),
+    )
+
+
+def names_of(runs: Sequence[Run]) -> list[str]:
+    """Return the directories' names; those that occur twice with the folder above."""
+    times = Counter(run.name for run in runs)
+    full = [run.directory.absolute() for run in runs]
+    names = [
+        f"{path.parent.name}/{path.name}" if times[run.name] > 1 else run.name
+        for run, path in zip(runs, full, strict=True)
+    ]
+    return [clip(visible(name), NAME_WIDTH) for name in names]
+
+
+def different_data(runs: Sequence[Run]) -> list[str]:
+    """Return the signs that the runs were not validated on the same sequences; none where it is not known."""
+    found = [
+        f"--{name}"
+        for name in ("data_dir", "tokenizer")
+        if len({run.settings[name] for run in runs if name in run.settings}) > 1
+    ]
+    data = [row_in(run.facts, "data") for run in runs if row_in(run.facts, "data")]
+    if len({text(one, "kind") for one in data}) > 1:
+        found.append("the kind of data")
+    counts = [
+        [(text(row, "split"), number(row, "sequences"), number(row, "steps")) for row in rows_in(one, "splits")]
+        for one in data
+    ]
+    if any(one != counts[0] for one in counts):
+        found.append("the number of sequences or steps")
+    return found
+
+
+def path_of(run: Run) -> list[tuple[float, float]]:
+    """Return rate and NLL of each validation, in nats per sequence; where there are none, of each reading."""
+    rows, names = (run.validations, ("valid_kl", "valid_nll")) if run.validations else (run.readings, ("rate", "nll"))
+    found = [(number(row, names[0]), number(row, names[1])) for row in rows]
+    return [(rate, nll) for rate, nll in found if rate is not None and nll is not None]
+
+
+def rate_distortion(medium: Medium, runs: Sequence[Run], names: Sequence[str]) -> Chart | str:
+    """Draw NLL against rate, with lines along which the ELBO is the same."""
+    lines = [
+        _curve(place, name, path_of(run), opacity=0.6)
+        for place, (run, name) in enumerate(zip(runs, names, strict=True))
+    ]
+    paths = [line.points for line in lines if line.points]
+    if not paths:
+        return "no run has a rate and an NLL"
+    # Where the runs ended up, and twice as far above; how they began lies beyond the edge.
+    ends = [path[-1][1] for path in paths]
+    nlls = [nll for path in paths for _, nll in path[len(path) // 10 :]]
+    low, high = min([*ends, *nlls]), max(ends)
+    reach = max(high - low, 0.25 * abs(high), 1e-6)
+    bottom, top = robust_span([low, min(max(nlls), high + reach)])
+    right = 1.06 * max(rate for path in paths for rate, nll in path if nll <= top)
+    guides = []
+    for total in MaxNLocator(8).tick_values(bottom, top + right):
+        start, end = max(0.0, total - top), min(right, total - bottom)
+        if end > start:
+            guides.append([(start, total - start), (end, total - end)])
+    title, x_label = "Distortion (reconstruction NLL) against rate", "rate: KL, nats per sequence"
+    return curves(medium, title, lines, y_label="NLL", x_label=x_label, x=(0.0, right), y=(bottom, top), guides=guides)
+
+
+def _overlay(title: str, runs: Sequence[Run], names: Sequence[str], rows: str, name: str) -> PageFigure | None:
+    marks = "" if rows == "training" else "ends"
+    lines = [
+        _curve(place, run_name, column(getattr(run, rows), name), marks=marks)
+        for place, (run, run_name) in enumerate(zip(runs, names, strict=True))
+    ]
+    is_log = rows == "readings" and name != "active_units"
+    return page_figure(f"{rows}_{name}", curves, title, lines, y_label="", is_log=is_log)
+
+
+def _curve(
+    place: int, name: str, points: Sequence[tuple[float, float]], *, marks: str = "ends", opacity: float = 1.0
+) -> Curve:
+    colour, stroke = COLOURS[place % len(COLOURS)], STROKES[place // len(COLOURS) % len(STROKES)]
+    return Curve(name, points, colour, stroke, marks, has_value=False, opacity=opacity)

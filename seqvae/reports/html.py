@@ -1,0 +1,398 @@
+"""A `Run` -> its report: one HTML page without script or network, readable on a phone, in the dark and on paper.
+
+First what the run came to and what to do, then everything that it rests on. The markup is in templates/. All text is escaped, made
+visible and cut there (`upto`, `prose`): nothing in it can become markup, steer a terminal or fill the page. The page's own style
+is let through its content policy by its hash; everything else, but pictures inside the page, is forbidden.
+"""
+
+import base64
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from seqvae.reports import charts
+from seqvae.reports.figures import page_figure
+from seqvae.reports.read_run import (
+    CONFIG,
+    METRICS,
+    READINGS,
+    SAMPLES,
+    THROUGHPUT,
+    Row,
+    Run,
+    history_of,
+    number,
+    numbers,
+    row_in,
+    rows_in,
+    text,
+    texts,
+    whole,
+)
+from seqvae.reports.run_files import ENVIRONMENT, EVENTS, FACTS
+from seqvae.reports.story import GIVEN_UP, moment, story_of
+from seqvae.text import brief, duration, percent, visible
+
+MOST_BYTES = 2_000_000
+"""Of a page."""
+MOST_PICTURE_BYTES = 900_000
+MOST_TEXT = 400
+"""Characters of one piece of text from outside, where a template names no other number."""
+MOST_SHOWN = 40
+"""Events of one kind."""
+MISSING = {
+    CONFIG: "the settings",
+    ENVIRONMENT: "what it ran on",
+    FACTS: "its data in figures and its defaults (runs of older versions have none)",
+    METRICS: "loss and validation",
+    EVENTS: "verdicts with their evidence, and what happened",
+    READINGS: "all readings of the posterior",
+    THROUGHPUT: "figures of speed",
+    SAMPLES: "samples (the first come with the first validation)",
+}
+SURVIVED = {
+    "resumed": "went on from a checkpoint",
+    "interrupted": "was interrupted",
+    "step_skipped": "left out a step that came to NaN or infinity",
+    "rolled_back": "went back to an earlier checkpoint",
+    "out_of_memory": "ran out of memory, and went on in smaller parts",
+    "loader_restarted": "the process that prepares the data was started again",
+    "not_saved": "a checkpoint could not be written",
+    "decoder_not_asked": "the decoder could not be asked",
+    "failed": "was ended by an error",
+    "diverged": "came to NaN or infinity for good",
+    "stopped": "was stopped, as its posterior had collapsed",
+}
+OWN_SETTINGS = ("run_name", "output_dir", "resume")
+"""Settings that differ between any two runs."""
+NOTABLE_WAIT, NOTABLE_PADDING, NOTABLE_OTHERS, LITTLE_OF_PEAK = 0.05, 0.10, 0.10, 0.3
+"""Shares from which something is worth a change."""
+TEMPLATES = Path(__file__).parent / "templates"
+_FLAG = re.compile(r"--[a-z]\w*(?: (?:[\d.:]+\b|cyclical|linear|parallel|32-true|stop)(?![\w-]))?")
+
+
+def report_page(run: Run, now: float) -> str:
+    """Write the report of a run. `now`: seconds since 1970. A page that would be too large goes without its picture."""
+    content = _content(run, now)
+    page = render("run.html.j2", **content)
+    return page if len(page.encode()) <= MOST_BYTES else render("run.html.j2", **content | {"picture": ""})
+
+
+def render(template: str, **content: Any) -> str:
+    """Fill a template of templates/."""
+    return _environment().get_template(template).render(content) + "\n"
+
+
+def upto(value: object, most: int = MOST_TEXT) -> Markup:
+    """Return text that is safe on a page: what is not printable spelled out, escaped, and cut.
+
+    >>> str(upto("<b>\\x1b[2J")), str(upto("long" * 500, 8))
+    ('&lt;b&gt;\\\\x1b[2J', 'longlo..')
+    """
+    shown = visible(str(value)[: most + 1])
+    return escape(shown if len(shown) <= most else f"{shown[: most - 2]}..")
+
+
+def prose(value: object, most: int = MOST_TEXT) -> Markup:
+    """Set flags apart, each in one piece.
+
+    >>> str(prose("try --free_bits 0.25"))
+    'try <code>--free_bits 0.25</code>'
+    """
+    return Markup(_FLAG.sub(r"<code>\g<0></code>", str(upto(value, most))))
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        finalize=lambda value: value if isinstance(value, Markup) else upto(value),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style = (TEMPLATES / "style.css").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode("ascii")
+    environment.globals |= {"style": Markup(style), "style_hash": Markup(f"sha256-{digest}")}
+    environment.filters |= {"upto": upto, "prose": prose}
+    return environment
+
+
+def _content(run: Run, now: float) -> dict[str, Any]:
+    """Gather what the template shows."""
+    story = story_of(run, now)
+    history = history_of(run.readings, run.readings_taken) if run.is_monitored else None
+    drawn = {
+        "elbo": page_figure("elbo", charts.validation_elbo, run),
+        "loss": page_figure("loss", charts.training_loss, run),
+        "timeline": history and page_figure("timeline", charts.timeline, history),
+        "active_units": history and page_figure("active_units", charts.active_units, history),
+        "kl_per_dim": history and page_figure("kl_per_dim", charts.kl_per_dim_chart, history),
+        "last_kl": page_figure("last_kl", charts.last_kl, run),
+        "posterior_pca": run.posteriors and page_figure("posterior_pca", charts.posterior_pca, run.posteriors),
+        "lengths": page_figure("lengths", charts.sequence_lengths, run),
+        "speed": page_figure("speed", charts.speed, run),
+    }
+    data, header = row_in(run.facts, "data"), row_in(run.facts, "header")
+    preview = run.preview
+    survived, survived_more = survived_rows(run)
+    unmonitored = "Without monitoring nothing measures where the time goes; this is what the progress reports."
+    return {
+        "title": f"{run.name}: {story.verdict}",
+        "run": run,
+        "story": story,
+        "six_numbers": six_numbers(run),
+        "charts": drawn,
+        "given_up": GIVEN_UP,
+        "verdicts": [
+            [f"{whole(row, 'step') or 0:,}", text(row, "verdict").replace("_", " "), text(row, "evidence")]
+            for row in run.events
+            if row["event"] == "verdict"
+        ],
+        "evaluations": evaluation_tables(run),
+        "previews": [[str(place), *pair] for place, pair in enumerate(preview.pairs, 1)] if preview else [],
+        "samples": [[str(place), one] for place, one in enumerate(preview.samples, 1)] if preview else [],
+        "picture": _embedded(run.picture) if run.picture and not preview else "",
+        "has_data": bool(data),
+        "data_rows": _data_rows(data),
+        "splits": [
+            [text(row, "split"), *(_value(row, name) for name in ("sequences", "steps", "mean_length", "longest"))]
+            for row in rows_in(data, "splits")
+        ],
+        "notes": [note.removeprefix("note: ") for note in texts(data, "notes")[:40]],
+        "names": [
+            [text(row, "name"), _value(row, "mean"), _value(row, "std"), text(row, "told")]
+            for row in rows_in(data, "names")
+        ],
+        "noun": "features" if text(data, "kind") == "vectors" else "variables",
+        "performance": performance_rows(run),
+        "bottleneck": bottleneck(run) if run.is_monitored else unmonitored,
+        "differing": differing_settings(run),
+        "settings": [[f"--{name}", shown(value)] for name, value in run.settings.items()],
+        "model_rows": [(name, text(header, name)) for name in ("model", "objective", "training")],
+        "command": text(run.environment, "command"),
+        "environment_rows": _environment_rows(run),
+        "survived": survived,
+        "survived_more": survived_more,
+        "missing": [f"{name} ({MISSING[name]})" for name in run.missing],
+        "written": moment(now),
+    }
+
+
+def _embedded(path: Path) -> Markup:
+    """Return a PNG in base64; nothing where it is no PNG or too large for a page."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return Markup()
+    if len(content) > MOST_PICTURE_BYTES or not content.startswith(b"\x89PNG"):
+        return Markup()
+    return Markup(base64.b64encode(content).decode("ascii"))
+
+
+# --- Numbers, tables and sentences ----------------------------------------------------------------------------------
+
+
+def six_numbers(run: Run) -> list[tuple[str, str, str]]:
+    """Return name, value and unit of the numbers that matter most."""
+
+    def known(value: float | None) -> str:
+        return "none" if value is None else brief(value)
+
+    last = run.validations[-1] if run.validations else {}
+    elbo, nll, kl = (number(last, name) for name in ("valid_elbo", "valid_nll", "valid_kl"))
+    parts = f"NLL {brief(nll)} + KL {brief(kl)}, nats per sequence" if nll is not None and kl is not None else ""
+    first = ("Validation ELBO", known(elbo), parts or "nats per sequence")
+    speed = _typical(run.throughput, "real_steps_per_second") or _typical(run.training, "steps_per_second")
+    pace = ("Speed", known(speed), "real steps per second, median")
+    if not run.readings:
+        seconds = number((run.training or run.validations or [{}])[-1], "seconds")
+        return [
+            first,
+            ("Validation KL", known(kl), "nats per sequence"),
+            ("NLL per step", known(number(last, "valid_nll_per_step")), "nats, validation"),
+            ("Steps", f"{run.step:,}", "of the optimizer"),
+            ("Time", "none" if seconds is None else duration(seconds), "of the run"),
+            pace,
+        ]
+    reading = run.readings[-1]
+    probed = next((row for row in reversed(run.readings) if number(row, "decoder_use") is not None), {})
+    error, cap = number(probed, "decoder_use_error"), number(reading, "mutual_information_cap")
+    active, of = whole(reading, "active_units"), len(numbers(reading, "kl_per_dim"))
+    scope = "step" if text(reading, "scope") == "step" else "sequence"
+    probe = f"nats, at step {whole(probed, 'step') or 0:,}" if probed else "never asked"
+    information = known(number(reading, "mutual_information"))
+    return [
+        first,
+        ("Rate", known(number(reading, "rate")), f"nats per {scope}, KL to the prior, latest in training"),
+        ("Mutual information", information, f"nats, of at most {brief(cap)}" if cap is not None else "nats"),
+        ("Decoder use", known(number(probed, "decoder_use")), (f"± {brief(error)} " if error else "") + probe),
+        (
+            "Active units",
+            "none" if active is None else f"{active:,} of {of:,}",
+            "latent dimensions, latest in training",
+        ),
+        pace,
+    ]
+
+
+def performance_rows(run: Run) -> list[tuple[str, str]]:
+    rows, last = run.throughput, run.throughput[-1] if run.throughput else {}
+    seconds = number((run.training or run.validations or [{}])[-1], "seconds")
+    speed = _typical(rows, "real_steps_per_second") or _typical(run.training, "steps_per_second")
+    sequences = _typical(rows, "sequences_per_second")
+    shares = {
+        "waiting for data": "waiting_share",
+        "padding": "padding_share",
+        "CPU, by this run": "cpu_utilisation",
+        "CPU, by all programs": "machine_cpu_utilisation",
+        "GPU": "gpu_utilisation",
+        "share of the machine's peak": "share_of_peak",
+    }
+    memory = {"peak memory": "peak_memory_gib", "peak memory of the GPU": "gpu_peak_memory_gib"}
+    found = [
+        ("real steps per second", None if speed is None else brief(speed)),
+        ("sequences per second", None if sequences is None else brief(sequences)),
+        *((name, percent(value)) for name, of in shares.items() if (value := _typical(rows, of)) is not None),
+        *((name, f"{value:.2f} GiB") for name, of in memory.items() if (value := number(last, of)) is not None),
+        ("time so far", None if seconds is None else duration(seconds)),
+    ]
+    return [(name, value) for name, value in found if value]
+
+
+def bottleneck(run: Run) -> str:
+    """Say what holds the run back, and what to try; from the shares alone, where `analyze_performance.py` measures."""
+    rows = run.throughput
+    waiting, padding = _typical(rows, "waiting_share"), _typical(rows, "padding_share")
+    if waiting is None or padding is None:
+        return ""
+    own, all_of_them = _typical(rows, "cpu_utilisation"), _typical(rows, "machine_cpu_utilisation")
+    peak = _typical(rows, "share_of_peak")
+    on_gpu = any(number(row, "gpu_peak_memory_gib") is not None for row in rows)
+    more = " analyze_performance.py measures where a step goes, and, with --advise, what would be faster."
+    if waiting > NOTABLE_WAIT and waiting >= padding:
+        return f"Waiting for data: {percent(waiting)} of training time. Try --num_workers 2 or --cache_data.{more}"
+    if padding > NOTABLE_PADDING:
+        tries = "--bucketing" if run.settings.get("bucketing") == "false" else "a lower --max_sequence_length"
+        return f"Padding: {percent(padding)} of all steps that are computed on are not real. Try {tries}.{more}"
+    if own is not None and all_of_them is not None and not on_gpu and all_of_them - own > NOTABLE_OTHERS:
+        others = percent(all_of_them - own)
+        return f"Other programs take about {others} of this machine: on a quiet one, all of this is faster.{more}"
+    if peak is not None and peak < LITTLE_OF_PEAK:
+        tries = "a larger --batch_size or --tokens_per_batch"
+        return f"Small operations: {percent(peak)} of what large products of matrices reach here. Try {tries}.{more}"
+    share = f", at {percent(peak)} of what large products reach here" if peak is not None else ""
+    return f"The products themselves: next to no time goes into waiting or padding{share}.{more}"
+
+
+def evaluation_tables(run: Run) -> list[tuple[str, list[list[str]]]]:
+    """Return the newest evaluation of each checkpoint and split: a title and rows of name, value, error and note."""
+    newest = {(text(row, "checkpoint"), text(row, "split")): row for row in run.evaluations}
+    found = []
+    for (checkpoint, split), row in newest.items():
+        rows = [
+            [text(one, "name"), _value(one, "value"), _value(one, "error"), text(one, "of")]
+            for one in rows_in(row, "rows")
+        ]
+        if rows:
+            where = " on ".join(part for part in (checkpoint, f"the {split} split" if split else "") if part)
+            when = _time(row, "time")
+            found.append((f"{where or 'a checkpoint'}{f', {when}' if when else ''}", rows))
+    return found
+
+
+def differing_settings(run: Run) -> list[list[str]] | None:
+    """Return name, value and default; None where the run did not write down its defaults."""
+    defaults = row_in(run.facts, "defaults")
+    if not defaults or not run.settings:
+        return None
+    found = []
+    for name, value in run.settings.items():
+        default = defaults.get(name)
+        written = str(default).lower() if isinstance(default, bool) else None if default is None else str(default)
+        if name not in defaults or name in OWN_SETTINGS or value == written:
+            continue
+        try:
+            if float(value or "") == float(written or ""):  # 1e-3 is 0.001
+                continue
+        except ValueError:
+            pass
+        found.append([f"--{name}", shown(value), shown(written)])
+    return found
+
+
+def shown(value: str | None) -> str:
+    return "none" if value is None else value
+
+
+def survived_rows(run: Run) -> tuple[list[list[str]], str]:
+    """Return what happened beside verdicts, and a note on what is left out."""
+    counts: dict[str, int] = {}
+    kept = []
+    for row in run.events:
+        name = row["event"]
+        if name in ("started", "verdict", "finished"):
+            continue
+        counts[name] = counts.get(name, 0) + 1
+        if counts[name] <= MOST_SHOWN:
+            message = text(row, "checkpoint") if name == "resumed" else text(row, "said") or _spoken_verdict(row)
+            what = SURVIVED.get(name, name.replace("_", " "))
+            kept.append([_time(row, "time"), f"{whole(row, 'step') or 0:,}", what, message])
+    more = [
+        f"{count - MOST_SHOWN:,} more of {name.replace('_', ' ')}"
+        for name, count in counts.items()
+        if count > MOST_SHOWN
+    ]
+    return kept, f"Left out here: {', '.join(more)}; all stand in {EVENTS}." if more else ""
+
+
+def _data_rows(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = [("layout", text(data, "layout")), ("batches", text(data, "batches"))]
+    splits = rows_in(data, "splits")
+    return rows if splits else [*rows, ("classes", ", ".join(texts(data, "classes")[:20]))]
+
+
+def _environment_rows(run: Run) -> list[tuple[str, str]]:
+    found = run.environment
+    memory, cores, threads = number(found, "memory_bytes"), whole(found, "cpu_count"), whole(found, "threads")
+    cpu = ", ".join(part for part in (text(found, "cpu"), f"{cores} cores" if cores else "") if part)
+    packages = row_in(found, "packages").items()
+    return [
+        ("started", _time(found, "started")),
+        ("device", text(row_in(run.facts, "header"), "devices")),
+        ("CPU", cpu + (f", {threads} threads used" if threads else "")),
+        ("memory", "" if memory is None else f"{memory / 2**30:.1f} GiB"),
+        ("system", text(found, "platform")),
+        ("Python", text(found, "python")),
+        ("packages", ", ".join(f"{name} {version}" for name, version in packages if isinstance(version, str))),
+        ("commit", text(found, "commit")),
+    ]
+
+
+def _spoken_verdict(row: Row) -> str:
+    return text(row, "verdict").replace("_", " ")
+
+
+def _time(row: Mapping[str, Any], name: str) -> str:
+    return text(row, name).replace("T", " ").partition(".")[0]
+
+
+def _value(row: Row, name: str) -> str:
+    """Return a number as people read it, or the text that stands there."""
+    value = number(row, name)
+    if value is None:
+        return text(row, name)
+    return f"{value:,.0f}" if isinstance(row[name], int) else brief(value)
+
+
+def _typical(rows: Sequence[Row], name: str) -> float | None:
+    values = [value for row in rows if (value := number(row, name)) is not None]
+    return median(values) if values else None

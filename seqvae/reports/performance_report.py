@@ -1,0 +1,494 @@
+"""How fast commands train: the numbers, as text, as one figure, and what `--advise` found out.
+
+In: `Speed`, plain numbers of a stretch of training, and the trials of `seqvae/profiling`. Nothing of it is text from data.
+
+Of one command times are in milliseconds of an optimizer step; of several in microseconds of a real step of a sequence, since their
+optimizer steps are of different sizes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from seqvae.reports.figures import DARK, GREY, LIGHT, MIDDLE
+from seqvae.reports.terminal import Ink, bar, grid, heading, note, table
+from seqvae.text import counted, duration, measure, percent, visible
+
+STAGE_NAMES = {
+    "data": "waiting for data",
+    "transfer": "to the device",
+    "forward": "forward",
+    "backward": "backward",
+    "optimizer": "clipping and optimizer",
+    "monitoring": "logging and monitoring",
+    "loop": "Lightning's loop",
+}
+"""The stages of an optimizer step, in the order in which they come."""
+BAR = 20
+"""Characters."""
+BUSY = 0.1
+"""Share of a machine, taken by others, from which on rates are not what they could be."""
+FASTER = "faster"
+STEADY = 0.1
+"""Spread of a rate that a quiet machine stays below."""
+COLOURS = {
+    "data": MIDDLE,
+    "transfer": "#e69f00",
+    "forward": LIGHT,
+    "backward": DARK,
+    "optimizer": "#009e73",
+    "monitoring": "#cc79a7",
+    "loop": "#8a8a8a",
+}
+"""Told apart by people who do not see all colours; those that lie side by side differ in lightness, too."""
+ON_DARK = {"backward"}
+"""Colours that are written on in white."""
+STYLE = {
+    "text.parse_math": False,
+    "font.family": "DejaVu Sans",
+    "font.size": 12,  # readable on a phone
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.axisbelow": True,
+    "xtick.color": "#333333",
+    "ytick.color": "#333333",
+    "hatch.linewidth": 1.2,
+    "hatch.color": "white",
+}
+WIDTH, DOTS_PER_INCH = 9.0, 120
+LETTER = 0.0125
+"""Width of one as a share of the axis: a segment is written on where its name has room."""
+HATCHES = ("", "///", "...")
+"""Of the commands, where there are several."""
+
+
+# --- Numbers ----------------------------------------------------------------------------------------------------------
+
+
+class WholeRun(NamedTuple):
+    """What the requested run would come to at the speed measured."""
+
+    steps: int
+    """Optimizer steps."""
+    epochs: float
+    training_seconds: float
+    validations: int
+    """With the last one, on all validation data."""
+    validation_seconds: float
+    """Of all of them."""
+    checkpoints: int
+    checkpoint_seconds: float
+    """Of all of them."""
+
+    @property
+    def seconds(self) -> float:
+        return self.training_seconds + self.validation_seconds + self.checkpoint_seconds
+
+    @property
+    def validation_share(self) -> float:
+        return self.validation_seconds / self.seconds
+
+    @property
+    def checkpoint_share(self) -> float:
+        return self.checkpoint_seconds / self.seconds
+
+
+class Speed(NamedTuple):
+    """How fast a command trains, and where its time goes. None: unknown on this machine, or for this kind of sequence."""
+
+    name: str
+    """optimized or reference."""
+    unit: str
+    """What a step of a sequence is called: token or step."""
+    device: str
+    precision: str
+    """In force."""
+    parameters: int
+    steps: int
+    """Optimizer steps measured."""
+    seconds: float
+    """Of them."""
+    stages: Mapping[str, float]
+    """Seconds of each of `STAGE_NAMES` in them."""
+    real_steps: int
+    padded_steps: int
+    """Computed on, padding included."""
+    sequences: int
+    events_per_step: float | None
+    """Of a sequence, on average over a sample."""
+    turns: Sequence[float]
+    """Real steps per second in each turn."""
+    start_seconds: float
+    """Until the first optimizer step, without imports; where layers are compiled, that is in it."""
+    first_step_seconds: float
+    """Everything is new to it."""
+    cpu_utilisation: float
+    """Of the cores that the process may use, by itself."""
+    cores: int
+    others_cpu_share: float | None
+    """Of all the machine's cores, what other programs took meanwhile."""
+    gpu_utilisation: float | None
+    peak_memory_gib: float
+    flops_per_padded_step: float
+    """Forward and backward."""
+    peak_flops_per_second: float
+    """Of a large product of matrices, in between."""
+    peak_dtype: str
+    recompiles: int
+    """Graphs that were compiled after warm-up."""
+    run: WholeRun
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Of the optimizer."""
+        return self.seconds / self.steps
+
+    @property
+    def real_steps_per_second(self) -> float:
+        return self.real_steps / self.seconds
+
+    @property
+    def sequences_per_second(self) -> float:
+        return self.sequences / self.seconds
+
+    @property
+    def events_per_second(self) -> float | None:
+        return None if self.events_per_step is None else self.events_per_step * self.real_steps_per_second
+
+    @property
+    def padding_share(self) -> float:
+        return 1 - self.real_steps / self.padded_steps
+
+    @property
+    def flops_per_second(self) -> float:
+        """On real steps: what is computed on padding is no work."""
+        return self.flops_per_padded_step * self.real_steps_per_second
+
+    @property
+    def share_of_peak(self) -> float:
+        return self.flops_per_second / self.peak_flops_per_second
+
+    def share(self, *stages: str) -> float:
+        """Of training time."""
+        return sum(self.stages[stage] for stage in stages) / self.seconds
+
+
+class Bottleneck(NamedTuple):
+    """What costs most, of what could be changed."""
+
+    name: str
+    evidence: str
+    """A sentence."""
+    tries: tuple[str, ...]
+    """Flags that may help, none of them measured."""
+
+
+class Comparison(NamedTuple):
+    """How many times as many real steps per second one command makes as the other."""
+
+    faster: str
+    slower: str
+    ratio: float
+    lowest: float
+    """Of the turns, like the next."""
+    highest: float
+
+
+def as_dict(speed: Speed, bottleneck: Bottleneck) -> dict[str, Any]:
+    """Return a speed in types of JSON, with what follows from the numbers."""
+    derived = (
+        *("seconds_per_step", "real_steps_per_second", "sequences_per_second", "events_per_second"),
+        *("padding_share", "flops_per_second", "share_of_peak"),
+    )
+    run = {
+        name: getattr(speed.run, name)
+        for name in (*WholeRun._fields, "seconds", "validation_share", "checkpoint_share")
+    }
+    rates = {name: getattr(speed, name) for name in derived}
+    return {**speed._asdict(), **rates, "run": run, "bottleneck": bottleneck._asdict()}
+
+
+# --- Text -------------------------------------------------------------------------------------------------------------
+
+
+def performance_page(
+    data: Sequence[str],
+    speeds: Sequence[Speed],
+    bottlenecks: Sequence[Bottleneck],
+    comparison: Comparison | None,
+    ink: Ink,
+) -> list[str]:
+    """Report on one command, or on several side by side; `data` says in some lines what they trained on."""
+    several, unit = len(speeds) > 1, speeds[0].unit
+    lines = [
+        ink.bold(
+            visible(f"{speed.name}: {speed.parameters / 1e6:.2f} M parameters, {speed.precision} on {speed.device}")
+        )
+        for speed in speeds
+    ]
+    for line in data:
+        lines += note(line, ink, mark="")
+    lines += _stages(speeds, ink)
+    lines += [*heading("Speed", ink), *grid(_speed_rows(speeds), ink)]
+    busiest = max((speed.others_cpu_share or 0.0) for speed in speeds)
+    if busiest > BUSY:
+        remark = (
+            f"Other programs took {percent(busiest)} of this machine meanwhile: on a quiet one, all of this is faster."
+        )
+        lines += ["", *map(ink.warning, note(remark, ink, mark="!"))]
+    if comparison is not None:
+        ratio = (
+            f"{comparison.faster} passes {comparison.ratio:.2f} times as many real {unit}s per second as {comparison.slower} "
+            f"({comparison.lowest:.2f} to {comparison.highest:.2f} in the turns)"
+        )
+        lines += ["", *map(ink.good, note(ratio, ink, mark=""))]
+    lines += heading("The whole run as requested", ink)
+    for speed in speeds:
+        run = speed.run
+        epochs = f"{run.epochs:.3g} epoch{'s' * (run.epochs != 1)}"
+        parts = (
+            f"training {percent(run.training_seconds / run.seconds)}",
+            f"{counted(run.validations, 'validation')} {percent(run.validation_share)}",
+            f"{counted(run.checkpoints, 'checkpoint')} {percent(run.checkpoint_share)}",
+        )
+        whole = f"{run.steps:,} optimizer steps ({epochs}) in about {duration(run.seconds)}: {', '.join(parts)}."
+        lines += note(f"{speed.name}: {whole}" if several else whole, ink, mark="")
+    lines += heading("What holds it back", ink)
+    for speed, bottleneck in zip(speeds, bottlenecks, strict=True):
+        tries = f" Worth a try: {' or '.join(bottleneck.tries)}." if bottleneck.tries else ""
+        found = f"{bottleneck.name}: {bottleneck.evidence}{tries}"
+        lines += note(f"{speed.name}: {found}" if several else found, ink, mark="")
+    return lines
+
+
+def _stages(speeds: Sequence[Speed], ink: Ink) -> list[str]:
+    """Return where the time goes: of one command with bars."""
+    first = speeds[0]
+    if len(speeds) == 1:
+        rows = [["stage", "ms", "share"]]
+        for stage, name in STAGE_NAMES.items():
+            rows.append([name, f"{1e3 * first.stages[stage] / first.steps:,.2f}", percent(first.share(stage))])
+        head, *lines = grid(rows, ink)
+        bars = (bar(first.share(stage), BAR, ink) for stage in STAGE_NAMES)
+        title = f"Where an optimizer step of {measure(1000 * first.seconds_per_step)} ms goes ({first.steps:,} of them)"
+        return [
+            *heading(title, ink),
+            head,
+            *(f"{line}  {drawn}".rstrip() for line, drawn in zip(lines, bars, strict=True)),
+        ]
+    rows = [[f"us per real {first.unit}", *(word for speed in speeds for word in (speed.name, "share"))]]
+    for stage, name in STAGE_NAMES.items():
+        values = [(1e6 * speed.stages[stage] / speed.real_steps, speed.share(stage)) for speed in speeds]
+        rows.append([name, *(text for value, share in values for text in (f"{value:,.2f}", percent(share)))])
+    rows.append(
+        ["together", *(text for speed in speeds for text in (f"{1e6 * speed.seconds / speed.real_steps:,.2f}", ""))]
+    )
+    return [*heading(f"Where the time of a real {first.unit} goes", ink), *grid(rows, ink)]
+
+
+def _speed_rows(speeds: Sequence[Speed]) -> list[list[str]]:
+    """Return a row for each number; one that is unknown of a command has none."""
+    unit = speeds[0].unit
+
+    def flops(per_second: float) -> str:
+        return f"{per_second / 1e12:.3g} TFLOP/s" if per_second >= 1e12 else f"{per_second / 1e9:.3g} GFLOP/s"
+
+    rows: list[tuple[str, Callable[[Speed], str | None]]] = [
+        (f"real {unit}s/s", lambda one: f"{one.real_steps_per_second:,.0f}"),
+        (f"  in {len(speeds[0].turns)} turns", lambda one: f"{min(one.turns):,.0f}-{max(one.turns):,.0f}"),
+        ("sequences/s", lambda one: measure(one.sequences_per_second)),
+        ("events/s", lambda one: None if one.events_per_second is None else f"{one.events_per_second:,.0f}"),
+        ("optimizer step", lambda one: f"{measure(1000 * one.seconds_per_step)} ms"),
+        (f"  real {unit}s in it", lambda one: f"{one.real_steps / one.steps:,.0f}"),
+        ("padding", lambda one: percent(one.padding_share)),
+        ("peak memory", lambda one: f"{one.peak_memory_gib:.2f} GiB"),
+        ("CPU", lambda one: f"{percent(one.cpu_utilisation)} of {one.cores} cores"),
+        (
+            "  other programs",
+            lambda one: None if one.others_cpu_share is None else f"{percent(one.others_cpu_share)} of the machine",
+        ),
+        ("GPU", lambda one: None if one.gpu_utilisation is None else percent(one.gpu_utilisation)),
+        (f"arithmetic on real {unit}s", lambda one: flops(one.flops_per_second)),
+        ("  large products alone", lambda one: f"{flops(one.peak_flops_per_second)}, {one.peak_dtype}"),
+        ("  share of that peak", lambda one: percent(one.share_of_peak)),
+        ("recompiles after warm-up", lambda one: f"{one.recompiles}"),
+        ("start, without imports", lambda one: duration(one.start_seconds)),
+        ("  very first step", lambda one: duration(one.first_step_seconds)),
+    ]
+    written = [(name, [write(speed) for speed in speeds]) for name, write in rows]
+    known = [[name, *(text for text in texts if text is not None)] for name, texts in written if None not in texts]
+    return [["", *(speed.name for speed in speeds)], *known]
+
+
+# --- What --advise found out ------------------------------------------------------------------------------------------
+
+
+class _Trial(NamedTuple):
+    """A row of the table of trials."""
+
+    change: str
+    gain: str
+    spread: str
+    memory: str
+    verdict: str
+
+
+def advice_lines(advice: Mapping[str, Any], ink: Ink) -> list[str]:
+    """Return the trials, what is left to the user, and the command to use; `advice` is the dict that is written as JSON."""
+    base = (
+        f"As it is: {advice['base_rate']:,.0f} real {advice['unit']}/s, {advice['base_memory_gib']:.1f} GiB; training would take "
+        f"{duration(advice['run_seconds'])}. {advice['rule'].capitalize()}. Spread: the middle half of the rounds."
+    )
+    lines = [
+        *_trials("Each change alone", advice["alone"], ink),
+        *_trials("Together, measured again", advice["together"], ink),
+        "",
+        *note(base, ink, mark=""),
+    ]
+    if advice["base_spread"] > STEADY:
+        unsteady = (
+            f"The run as it is was not equally fast all the time (its turns spread by {percent(advice['base_spread'])}): where "
+            "other programs are at work, small gains are uncertain. Try again when the machine is quiet."
+        )
+        lines += [ink.warning(line) for line in note(unsteady, ink)]
+    for trial in advice["alone"]:
+        if trial["verdict"] == FASTER and trial["apart"]:  # faster at a price that only the user can weigh
+            lines += note(f"{trial['flags']}: {trial['gain']:.2f}x, but {trial['apart']}. Not in the proposal.", ink)
+    best = advice["best"]
+    if best is not None:
+        spread = f"{best['lower']:.2f} to {best['upper']:.2f} in the middle half of {len(best['ratios'])} rounds"
+        effect = f" What it changes beside: {best['effect']}." if best["effect"] else ""
+        found = f"{best['gain']:.2f} times as fast ({spread}), {best['memory_gib']:.1f} GiB.{effect}"
+    elif advice["together"]:
+        found = "What was faster at first was not when it was measured again: these settings are the fastest that was found."
+    else:
+        tried = len(advice["alone"])
+        found = f"None of {tried} changes may be proposed as faster: these settings are the fastest that was found."
+    return [*lines, *heading("Advice", ink), *note(found, ink, mark=""), f"  {ink.bold(visible(advice['command']))}"]
+
+
+def _trials(title: str, trials: Sequence[Mapping[str, Any]], ink: Ink) -> list[str]:
+    """Return a table of trials, each with its flags below it, which are too long for a column."""
+    if not trials:
+        return []
+    rows = []
+    for trial in trials:
+        verdict = trial["verdict"]
+        if trial["gain"] is None:
+            rows.append(_Trial(trial["change"], "-", "-", "-", verdict))
+            continue
+        if trial["apart"] and verdict == FASTER:
+            verdict = f"{verdict}, yours to decide"
+        spread, memory = f"{trial['lower']:.2f}-{trial['upper']:.2f}", f"{trial['memory_gib']:.1f} GiB"
+        rows.append(_Trial(trial["change"], f"{trial['gain']:.2f}x", spread, memory, verdict))
+    titles, *lines = table(rows, ink)
+    found = [*heading(title, ink), titles]
+    for trial, line in zip(trials, lines, strict=True):
+        remarks = "; ".join(trial[name] for name in ("remark", "effect") if trial[name])
+        found.append(ink.good(line) if trial["verdict"] == FASTER and not trial["apart"] else line)
+        found.append(ink.dim(f"      {visible(trial['flags'])}"))
+        if remarks:
+            found += [ink.dim(part) for part in note(remarks, ink, mark="   ")]
+    return found
+
+
+# --- The figure -------------------------------------------------------------------------------------------------------
+
+
+class _Column(NamedTuple):
+    """A command's bar: what each stage takes, in the unit of the figure."""
+
+    speed: Speed
+    values: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        return sum(self.values.values())
+
+
+def write_performance_figure(path: Path, speeds: Sequence[Speed], comparison: Comparison | None) -> None:
+    """Draw a PNG: a stacked bar for each command, and below it every stage with its number."""
+    several, first = len(speeds) > 1, speeds[0]
+    columns = [
+        _Column(
+            speed,
+            {
+                stage: 1e6 * speed.stages[stage] / speed.real_steps
+                if several
+                else 1e3 * speed.stages[stage] / speed.steps
+                for stage in STAGE_NAMES
+            },
+        )
+        for speed in speeds
+    ]
+    if comparison is not None:
+        title = f"{comparison.faster}: {comparison.ratio:.2f}x the real {first.unit}s per second"
+        notes = f"{comparison.lowest:.2f}x to {comparison.highest:.2f}x in {len(first.turns)} turns"
+    else:
+        title = f"Where an optimizer step of {measure(1e3 * first.seconds_per_step)} ms goes"
+        notes = (
+            f"{first.real_steps_per_second:,.0f} real {first.unit}s/s, {percent(first.padding_share)} padding, {first.precision}, "
+            f"{percent(first.share_of_peak)} of the peak, {first.peak_memory_gib:.1f} GiB"
+        )
+    stacks, rows = 0.75 * len(speeds) + 0.55, len(STAGE_NAMES) * (0.62 if several else 0.42) + 0.2
+    with matplotlib.rc_context(STYLE):
+        layout = ConstrainedLayoutEngine(h_pad=0.08, hspace=0.04)
+        figure = Figure(figsize=(WIDTH, stacks + rows + 1.3), layout=layout)
+        above, below = figure.subplots(2, 1, height_ratios=(stacks, rows))
+        above.set_title(f"{title}\n", loc="left", x=0, fontsize=16, fontweight="bold")
+        above.annotate(notes, (0, 1), (0, 8), xycoords="axes fraction", textcoords="offset points", color=GREY)
+        _draw_stacks(above, columns, f"µs per real {first.unit}" if several else "ms")
+        _draw_stages(below, columns, "µs" if several else "ms")
+        figure.savefig(path, dpi=DOTS_PER_INCH, format="png")
+
+
+def _draw_stacks(axes: Axes, columns: Sequence[_Column], unit: str) -> None:
+    longest = max(column.total for column in columns)
+    several = len(columns) > 1
+    for place, (column, hatch) in enumerate(zip(columns, HATCHES, strict=False)):
+        left = 0.0
+        for stage, value in column.values.items():
+            axes.barh(place, value, 0.62, left, color=COLOURS[stage], hatch=hatch, edgecolor="white", linewidth=0.8)
+            if not several and value > LETTER * len(STAGE_NAMES[stage]) * longest:
+                text = f"{STAGE_NAMES[stage]}\n{percent(value / column.total)}"
+                colour = "white" if stage in ON_DARK else "black"
+                axes.text(left + value / 2, place, text, ha="center", va="center", color=colour)
+            left += value
+    names = [
+        f"{column.speed.name}\n{column.speed.real_steps_per_second:,.0f} {column.speed.unit}s/s" for column in columns
+    ]
+    axes.set_yticks(range(len(columns)), names if several else [""])
+    axes.set_ylim(len(columns) - 0.55, -0.45)
+    axes.set_xlim(0, longest)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(unit, loc="right", labelpad=1)
+
+
+def _draw_stages(axes: Axes, columns: Sequence[_Column], unit: str) -> None:
+    """Draw a row for each stage; its colour is what the stack is read by."""
+    places, height = np.arange(len(STAGE_NAMES)), 0.78 / len(columns)
+    highest = max(max(column.values.values()) for column in columns)
+    for number, (column, hatch) in enumerate(zip(columns, HATCHES, strict=False)):
+        offsets = places + (number - (len(columns) - 1) / 2) * height
+        values = [column.values[stage] for stage in STAGE_NAMES]
+        colours = [COLOURS[stage] for stage in STAGE_NAMES]
+        axes.barh(offsets, values, 0.92 * height, color=colours, hatch=hatch, edgecolor="white", linewidth=0)
+        for offset, value in zip(offsets, values, strict=True):
+            written = "<0.1" if 0 < value < 0.05 else f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+            text = f"{written} {unit}, {percent(value / column.total)}"
+            axes.annotate(text, (value, offset), (7, 0), textcoords="offset points", va="center", fontsize=11)
+    for place, stage in enumerate(STAGE_NAMES):  # where a bar is too short to show its colour
+        axes.vlines(0, place - 0.39, place + 0.39, color=COLOURS[stage], linewidth=5)
+    axes.set_yticks(places, list(STAGE_NAMES.values()))
+    axes.set_ylim(len(STAGE_NAMES) - 0.5, -0.5)
+    axes.set_xlim(0, 1.4 * highest)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xticks([])
+    axes.spines["bottom"].set_visible(False)

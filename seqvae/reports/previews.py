@@ -1,0 +1,141 @@
+"""Previews of what a model does: originals beside their reconstructions, and samples below; as text, or of numbers as a figure.
+
+Text from data goes through `visible`: nothing in it can steer the terminal that shows the page.
+"""
+
+import textwrap
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+from matplotlib import font_manager
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from seqvae.reports.figures import DARK, FONTS, GREY, INK, MIDDLE, STYLE
+from seqvae.text import clip, visible
+
+WIDTH = 110
+INDENT = 22
+NAME_WIDTH = 16
+SAMPLE_STYLES = ((DARK, "-"), (MIDDLE, "--"), (GREY, "-."), (INK, ":"))
+
+
+class Preview(NamedTuple):
+    """A preview as text, read back."""
+
+    title: str
+    pairs: tuple[tuple[str, str], ...]
+    """Originals and their reconstructions."""
+    samples: tuple[str, ...]
+
+
+def preview_page(title: str, originals: Sequence[str], reconstructions: Sequence[str], samples: Sequence[str]) -> str:
+    """Return a preview as text.
+
+    >>> print(preview_page("step 10", ["CCO"], ["CCN"], ["C"]), end="")
+    step 10
+    <BLANKLINE>
+       1  original        CCO
+          reconstruction  CCN
+    <BLANKLINE>
+    Drawn from the prior
+    <BLANKLINE>
+       1                  C
+    """
+
+    def entry(label: str, text: str) -> list[str]:
+        """The text behind its label, in as many lines as it takes, each blank of it kept."""
+        parts = textwrap.wrap(
+            visible(text), WIDTH, drop_whitespace=False, replace_whitespace=False, break_on_hyphens=False
+        )
+        labels = [label, *[""] * len(parts)]
+        lines = [f"{begin:<{INDENT}}{part}" for begin, part in zip(labels, parts or [""], strict=False)]
+        return [*lines[:-1], lines[-1].rstrip()]  # a blank between two lines is one of the text
+
+    lines = [visible(title), ""]
+    for number, (original, reconstruction) in enumerate(zip(originals, reconstructions, strict=True), 1):
+        lines += [*entry(f"{number:>4}  original", original), *entry("      reconstruction", reconstruction), ""]
+    lines += ["Drawn from the prior", ""]
+    for number, sample in enumerate(samples, 1):
+        lines += entry(f"{number:>4}", sample)
+    return "\n".join(lines) + "\n"
+
+
+def read_preview(path: Path) -> Preview | None:
+    """Read what `preview_page` wrote; None where it cannot be read. A blank at the end of a text is lost."""
+    try:
+        title, *lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        return None
+    entries: list[tuple[str, str]] = []
+    for line in lines:
+        label, part = line[:INDENT].strip(), line[INDENT:]
+        if label:
+            entries.append((label, part))
+        elif part and entries:
+            entries[-1] = (entries[-1][0], entries[-1][1] + part)
+    originals = [text for label, text in entries if label.endswith("original")]
+    reconstructions = [text for label, text in entries if label == "reconstruction"]
+    samples = tuple(text for label, text in entries if label.isdecimal())
+    return Preview(title, tuple(zip(originals, reconstructions, strict=False)), samples)
+
+
+class Track(NamedTuple):
+    """The values of one feature along a sequence, in their own units."""
+
+    times: list[float]
+    values: list[float]
+
+
+class PreviewRow(NamedTuple):
+    """One feature in several sequences."""
+
+    name: str
+    originals: Sequence[Track]
+    reconstructions: Sequence[Track]
+    """Of the same sequences."""
+    samples: Sequence[Track]
+    """As many as there are, up to the number of SAMPLE_STYLES."""
+
+
+def write_preview_figure(path: Path, rows: Sequence[PreviewRow], *, title: str, time_label: str) -> None:
+    """Draw a PNG: a row for each feature, a column for each sequence, and below a panel of samples for each feature.
+
+    Originals are dots and reconstructions are lines, so that they are told apart without colours.
+    """
+
+    def tidy(axes: Axes) -> None:
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(4))
+
+    fonts = [font for font in FONTS if font in font_manager.get_font_names()]
+    style = STYLE | {"font.family": fonts, "font.size": 8, "axes.titlesize": 9, "axes.titlelocation": "center"}
+    with matplotlib.rc_context(style), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a name in a script the font does not have
+        figure = Figure(figsize=(11, 1.6 * len(rows) + 3.2), layout="constrained")
+        figure.suptitle(visible(title), x=0.01, ha="left", fontsize=12, fontweight="bold")
+        above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.5 * len(rows) + 0.6, 2.3))[:, 0]
+        grid = above.subplots(len(rows), len(rows[0].originals), sharex="col", sharey="row", squeeze=False)
+        for row, line_of_axes in zip(rows, grid, strict=True):
+            for axes, original, reconstruction in zip(line_of_axes, row.originals, row.reconstructions, strict=True):
+                axes.plot(*original, "o", color=DARK, markersize=3.5, linestyle="none", label="original")
+                look = {"color": MIDDLE, "linewidth": 1.3, "marker": ".", "markersize": 2.5}
+                axes.plot(*reconstruction, "-", **look, label="reconstruction")
+                tidy(axes)
+            line_of_axes[0].set_ylabel(clip(visible(row.name), NAME_WIDTH))
+        for number, (top, bottom) in enumerate(zip(grid[0], grid[-1], strict=True), 1):
+            top.set_title(f"sequence {number}")
+            bottom.set_xlabel(time_label)
+        above.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=2, frameon=False)
+        below.suptitle(f"Drawn from the prior, {len(rows[0].samples)} sequences", fontsize=10, fontweight="bold")
+        for axes, row in zip(below.subplots(1, len(rows), squeeze=False)[0], rows, strict=True):
+            for track, (colour, line) in zip(row.samples, SAMPLE_STYLES, strict=False):
+                axes.plot(*track, line, color=colour, linewidth=1.1, marker=".", markersize=2.5)
+            axes.set_title(clip(visible(row.name), 2 * NAME_WIDTH))
+            axes.set_xlabel(time_label)
+            tidy(axes)
+        figure.savefig(path, dpi=100, format="png")

@@ -1,0 +1,442 @@
+"""A run directory -> `Run`: everything that a report or a figure is made of, as far as it is there, and what is missing.
+
+The one reader of a run's files. Nothing is taken for granted: a run may have just begun, been killed, be damaged, or come from an
+older version. Half lines and foreign lines are passed over. A long run is thinned to what a page can show, its last row included.
+
+Shapes: R readings, P readings at which the decoder was probed, N posteriors, Z latent dimensions.
+"""
+
+import csv
+import io
+import json
+import math
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+
+from seqvae.reports.previews import Preview, read_preview
+from seqvae.reports.run_files import ENVIRONMENT, EVENTS, FACTS
+
+CONFIG, METRICS, READINGS, THROUGHPUT = "config.yaml", "metrics.csv", "posterior.jsonl", "throughput.jsonl"
+EVALUATION = "evaluation.jsonl"
+PLOTS, SAMPLES = "plots", "samples"
+POSTERIORS = f"{PLOTS}/posteriors.npz"
+"""Written by `seqvae/monitors/drawing.py`: the posteriors of the last reading that was drawn."""
+GROWING_FILES = (METRICS, READINGS, THROUGHPUT, EVENTS)
+"""Files that a run writes to while it lives."""
+MOST_ROWS = 1000
+"""Rows of a kind that are kept: about as many as a figure has columns of pixels."""
+MOST_POSTERIORS = 2048
+MOST_EVENTS = 5000
+MOST_CONFIG_BYTES = 100_000
+MOST_BYTES = 64_000_000
+"""Bytes of a table or of events that are read, from the file's end."""
+MOST_HEAD = 100_000
+"""Bytes of a header."""
+LARGEST = 1e100
+"""Numbers beyond it are no measurement; sums and squares of the rest are finite."""
+
+Row = dict[str, Any]
+
+
+class Posteriors(NamedTuple):
+    """The posteriors of one reading: finite ones, float64."""
+
+    mean_NZ: np.ndarray
+    logvar_NZ: np.ndarray
+    dimensions_Z: np.ndarray
+    """The model's index of each column: dimensions that are nowhere finite are left out."""
+    step: int | None
+    notes: tuple[str, ...]
+    """How many there are, and what was left out."""
+
+
+class Run(NamedTuple):
+    """The content of a run directory; rows are in the order of the run."""
+
+    directory: Path
+    facts: Row
+    """run.json: what the newest session reported when it began (`seqvae/training/run_directory/facts.py`)."""
+    environment: Row
+    settings: Mapping[str, str | None]
+    """config.yaml: the text of each value."""
+    training: list[Row]
+    validations: list[Row]
+    readings: list[Row]
+    readings_taken: int
+    """Where that is more than there are `readings`, those are spread evenly over them."""
+    throughput: list[Row]
+    events: list[Row]
+    evaluations: list[Row]
+    preview: Preview | None
+    picture: Path | None
+    """The newest preview that is a picture."""
+    posteriors: Posteriors | None
+    last_sign: float | None
+    """When the run last wrote something, in seconds since 1970."""
+    missing: tuple[str, ...]
+    """Files that a run of this kind has, and this one has not."""
+
+    @property
+    def name(self) -> str:
+        return self.directory.absolute().name
+
+    @property
+    def is_monitored(self) -> bool:
+        return self.settings.get("disable_metrics_monitoring") != "true"
+
+    @property
+    def step(self) -> int:
+        """The last step that any file mentions."""
+        rows = [of[-1] for of in (self.training, self.validations, self.readings, self.events) if of]
+        return max((int(number(row, "step") or 0) for row in rows), default=0)
+
+
+def is_run_directory(directory: Path) -> bool:
+    """Return whether any of its files is a run's."""
+    return any((directory / name).is_file() for name in (CONFIG, ENVIRONMENT, FACTS, *GROWING_FILES))
+
+
+def read_run(directory: Path) -> Run:
+    """Read whatever of a run is there."""
+    metrics = _read_lines(directory / METRICS, has_head=True)
+    previews = sorted((directory / SAMPLES).glob("step-*")) if (directory / SAMPLES).is_dir() else []
+    pages = [path for path in previews if path.suffix == ".txt"]
+    pictures = [path for path in previews if path.suffix == ".png" and path.is_file()]
+    readings_taken, readings = _rows_over_the_run(directory / READINGS)
+    events = _json_rows(_read_lines(directory / EVENTS)[-MOST_EVENTS:])
+    times = []
+    for name in GROWING_FILES:
+        try:
+            times.append((directory / name).stat().st_mtime)
+        except OSError:
+            continue
+    try:
+        posteriors = read_posteriors(directory / POSTERIORS)
+    except (OSError, ValueError):
+        posteriors = None
+    run = Run(
+        directory,
+        facts=_read_object(directory / FACTS),
+        environment=_read_object(directory / ENVIRONMENT),
+        settings=_read_settings(directory / CONFIG),
+        training=_table(metrics, ("loss", "kl_weight")),
+        validations=_table(metrics, ("valid_elbo",)),
+        readings=readings,
+        readings_taken=readings_taken,
+        throughput=_rows_over_the_run(directory / THROUGHPUT)[1],
+        events=[row for row in events if isinstance(row.get("event"), str) and number(row, "step") is not None],
+        evaluations=_json_rows(_read_lines(directory / EVALUATION)),
+        preview=read_preview(pages[-1]) if pages else None,
+        picture=pictures[-1] if pictures else None,
+        posteriors=posteriors,
+        last_sign=max(times, default=None),
+        missing=(),
+    )
+    is_there = {
+        CONFIG: run.settings,
+        ENVIRONMENT: run.environment,
+        FACTS: run.facts,
+        METRICS: run.training or run.validations,
+        EVENTS: run.events,
+        READINGS: run.readings or not run.is_monitored,
+        THROUGHPUT: run.throughput or not run.is_monitored,
+        SAMPLES: run.preview is not None or run.picture is not None,
+    }
+    return run._replace(missing=tuple(name for name, there in is_there.items() if not there))
+
+
+def read_posteriors(path: Path, most: int = MOST_POSTERIORS) -> Posteriors:
+    """Read the monitor's posteriors, without dimensions that are nowhere finite and then without posteriors that are not."""
+    with path.open("rb") as file:  # not left to numpy, which leaves a damaged file open
+        try:
+            with np.load(file, allow_pickle=False) as stored:
+                mean_NZ, logvar_NZ = (np.asarray(stored[name], dtype=float) for name in ("mean_NZ", "logvar_NZ"))
+                step = int(stored["step"]) if "step" in stored else None
+            if mean_NZ.ndim != 2 or mean_NZ.shape != logvar_NZ.shape:
+                raise ValueError(f"means of shape {mean_NZ.shape} and log variances of shape {logvar_NZ.shape}")
+        except (zipfile.BadZipFile, EOFError, KeyError, OSError, OverflowError, TypeError, ValueError) as error:
+            raise ValueError(f"{path.name} holds no posteriors ({error})") from error
+    finite_NZ = (np.abs(mean_NZ) <= LARGEST) & (np.abs(logvar_NZ) <= LARGEST)
+    dimensions_Z = np.flatnonzero(finite_NZ.any(axis=0))
+    posteriors_N = np.flatnonzero(finite_NZ[:, dimensions_Z].all(axis=1))
+    apart = max(1, math.ceil(len(posteriors_N) / most))
+    shown_N = posteriors_N[::apart]
+    notes = [f"{len(shown_N):,} posteriors" if len(shown_N) != 1 else "1 posterior"]
+    if apart > 1:
+        notes.append(f"one in {apart} of {len(posteriors_N):,}")
+    if len(posteriors_N) < len(mean_NZ):
+        notes.append(f"{len(mean_NZ) - len(posteriors_N):,} left out: not finite")
+    if len(dimensions_Z) < mean_NZ.shape[1]:
+        gone = mean_NZ.shape[1] - len(dimensions_Z)
+        notes.append(f"{gone:,} of {mean_NZ.shape[1]:,} dimensions left out: not finite")
+    chosen = np.ix_(shown_N, dimensions_Z)
+    return Posteriors(mean_NZ[chosen], logvar_NZ[chosen], dimensions_Z, step, tuple(notes))
+
+
+# --- The history of readings ----------------------------------------------------------------------------------------
+
+
+class History(NamedTuple):
+    """The readings of a run as arrays; what a reading does not hold, or is no number, is NaN."""
+
+    steps_R: np.ndarray
+    kl_RZ: np.ndarray
+    rate_R: np.ndarray
+    mutual_information_R: np.ndarray
+    cap_R: np.ndarray
+    """The most that the mutual information can be seen to be."""
+    active_units_R: np.ndarray
+    effective_dimensions_R: np.ndarray
+    kl_weight_R: np.ndarray
+    probed_steps_P: np.ndarray
+    decoder_use_P: np.ndarray
+    decoder_use_error_P: np.ndarray
+    verdicts: tuple[str | None, ...]
+    """The R names of the verdict in force after each reading; None before any judgement."""
+    readings_taken: int
+
+    @property
+    def starts_at(self) -> float:
+        """The first step that the first reading looked at; readings are about as far apart as the first is from there."""
+        apart = float(np.median(np.diff(self.steps_R))) if len(self.steps_R) > 1 else math.inf
+        return max(0.0, float(self.steps_R[0]) - apart)
+
+
+def read_history(path: Path, most: int = MOST_ROWS) -> History | None:
+    """Read a posterior.jsonl, also one that is being written; None if it holds no reading yet.
+
+    Raises ValueError where it holds rows, but none of them is a reading.
+    """
+    path.stat()  # a missing file is an error here, not an empty one
+    taken, rows = _rows_over_the_run(path, most)
+    history = history_of(rows, taken)
+    if rows and history is None:
+        raise ValueError(f"a row of {path.name} has no kl_per_dim")
+    return history
+
+
+def history_of(readings: Sequence[Row], readings_taken: int) -> History | None:
+    """Return readings as arrays; None where there are none with a KL per dimension."""
+    dimensions = len(numbers(readings[-1], "kl_per_dim")) if readings else 0
+    rows = [row for row in readings if dimensions and len(numbers(row, "kl_per_dim")) == dimensions]
+    if not rows:
+        return None
+    probed = [row for row in rows if "decoder_use" in row]
+
+    def column(rows: Sequence[Row], name: str) -> np.ndarray:
+        return np.array([number(row, name) for row in rows], dtype=float)
+
+    return History(
+        steps_R=column(rows, "step"),
+        kl_RZ=np.array([numbers(row, "kl_per_dim") for row in rows], dtype=float),
+        rate_R=column(rows, "rate"),
+        mutual_information_R=column(rows, "mutual_information"),
+        cap_R=column(rows, "mutual_information_cap"),
+        active_units_R=column(rows, "active_units"),
+        effective_dimensions_R=column(rows, "effective_dimensions"),
+        kl_weight_R=column(rows, "kl_weight"),
+        probed_steps_P=column(probed, "step"),
+        decoder_use_P=column(probed, "decoder_use"),
+        decoder_use_error_P=column(probed, "decoder_use_error"),
+        verdicts=tuple(text(row, "verdict") or None for row in rows),
+        readings_taken=readings_taken,
+    )
+
+
+def thin(lines: Iterable[bytes], most: int) -> tuple[int, list[bytes]]:
+    """Count the lines that may be JSON objects, and keep at most `most` (an even number) of them, evenly spread, and the last.
+
+    One of every 1, 2, 4 ... in a row is kept, in one pass and bounded memory. Of those in a row one at which the decoder was
+    probed is preferred, or rare probes would meet the lines that are kept by chance only.
+
+    >>> thin([b'{"step": %d}\\n' % step for step in range(1, 6)], most=4)
+    (5, [b'{"step": 2}\\n', b'{"step": 4}\\n', b'{"step": 5}\\n'])
+    """
+
+    def better(one: bytes, other: bytes) -> bytes:
+        probed = b'"decoder_use"'
+        return one if probed in one and probed not in other else other
+
+    kept: list[bytes] = []
+    count, in_a_row, waiting, last = 0, 1, b"", b""
+    for line in lines:
+        if not (line.startswith(b"{") and line.endswith(b"}\n")):  # foreign, or still being written
+            continue
+        count += 1
+        waiting = better(waiting, line)
+        if count % in_a_row == 0:
+            if len(kept) == most:
+                kept = [better(*pair) for pair in zip(kept[::2], kept[1::2], strict=True)]
+                in_a_row *= 2
+            if count % in_a_row == 0:
+                kept.append(waiting)
+                waiting = b""
+        last = line
+    if count and kept[-1] != last:
+        kept.append(last)
+    return count, kept
+
+
+# --- Values of a row, whatever stands there --------------------------------------------------------------------------
+
+
+def number(row: Mapping[str, Any], name: str) -> float | None:
+    """Return a finite number of a row, or None.
+
+    >>> number({"a": 1, "b": True, "c": "x"}, "a"), number({"b": True}, "b"), number({}, "a")
+    (1.0, None, None)
+    """
+    value = row.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) <= LARGEST else None
+
+
+def whole(row: Mapping[str, Any], name: str) -> int | None:
+    value = number(row, name)
+    return None if value is None else int(value)
+
+
+def text(row: Mapping[str, Any], name: str) -> str:
+    value = row.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def texts(row: Mapping[str, Any], name: str) -> list[str]:
+    value = row.get(name)
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+
+
+def numbers(row: Mapping[str, Any], name: str) -> list[float | None]:
+    """Return a list in its order and length, None for what is no finite number."""
+    value = row.get(name)
+    if not isinstance(value, list):
+        return []
+    return [one if type(one) is float and abs(one) <= LARGEST else number({"": one}, "") for one in value]
+
+
+def rows_in(row: Mapping[str, Any], name: str) -> list[Row]:
+    value = row.get(name)
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def row_in(row: Mapping[str, Any], name: str) -> Row:
+    value = row.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def column(rows: Sequence[Row], name: str) -> list[tuple[float, float]]:
+    """Return (step, value) of the rows that hold both."""
+    return [
+        (step, value)
+        for row in rows
+        if (value := number(row, name)) is not None
+        if (step := number(row, "step")) is not None
+    ]
+
+
+# --- Files ------------------------------------------------------------------------------------------------------------
+
+
+def _rows_over_the_run(path: Path, most: int = MOST_ROWS) -> tuple[int, list[Row]]:
+    """Read JSON lines of a run of any length: how many there are, and at most `most` of them, spread evenly.
+
+    Of the lists in a row only `kl_per_dim` is kept: the others are thousands of numbers where there are many dimensions.
+    """
+    try:
+        with path.open("rb") as file:
+            taken, lines = thin(file, most)
+    except OSError:
+        return 0, []
+    rows = [row for row in _json_rows(lines) if number(row, "step") is not None]
+    kept = [
+        {name: value for name, value in row.items() if name == "kl_per_dim" or not isinstance(value, list)}
+        for row in rows
+    ]
+    return (len(kept) if taken == len(lines) else taken), kept
+
+
+def _read_lines(path: Path, *, has_head: bool = False) -> list[bytes]:
+    """Return whole lines; none of a file that is missing or cannot be read. `has_head`: the first line is always among them."""
+    try:
+        with path.open("rb") as file:
+            head = [file.readline(MOST_HEAD).rstrip(b"\n")] if has_head else []
+            end = file.seek(0, io.SEEK_END)
+            file.seek(max(0, end - MOST_BYTES))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return []
+    return [*head, *lines[1:-1]] if end > MOST_BYTES else lines[:-1]
+
+
+def _json_rows(lines: Iterable[bytes]) -> list[Row]:
+    rows = []
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def _read_object(path: Path) -> Row:
+    """Read a file that is one JSON object; empty where it is not."""
+    try:
+        return next(iter(_json_rows([path.read_bytes()])), {})
+    except OSError:
+        return {}
+
+
+def _table(lines: Sequence[bytes], names: Sequence[str]) -> list[Row]:
+    """Return the numbers of the rows of a CSV that have one of these columns, at most MOST_ROWS of them.
+
+    To parse the whole of a long file takes seconds, so lines are chosen first.
+    """
+    heads = [head.decode("utf-8", "replace") for head in lines[0].rstrip().split(b",")] if lines else []
+    places = [place for place, head in enumerate(heads) if head in names]
+    last = max(places, default=0) + 1
+    cut = ((line, line.rstrip().split(b",", last)) for line in lines[1:])
+    found = [line for line, fields in cut if any(fields[place] for place in places if place < len(fields))]
+    if len(found) > MOST_ROWS:
+        found = [found[round(place * (len(found) - 1) / (MOST_ROWS - 1))] for place in range(MOST_ROWS)]
+    rows = csv_rows([*lines[:1], *found])
+    return [row for row in rows if "step" in row and any(name in row for name in names)]
+
+
+def csv_rows(lines: Sequence[bytes]) -> list[Row]:
+    """Return numbers by column; what is no number is left out, and so is all behind what is no CSV."""
+    rows: list[Row] = []
+    try:
+        for fields in csv.DictReader(line.decode("utf-8", "replace") for line in lines):
+            row: Row = {}
+            for name, field in fields.items():
+                try:
+                    value = float(field)
+                except (TypeError, ValueError):
+                    continue
+                if isinstance(name, str) and abs(value) <= LARGEST:
+                    row[name] = value
+            rows.append(row)
+    except csv.Error:
+        pass
+    return rows
+
+
+def _read_settings(path: Path) -> dict[str, str | None]:
+    """Return the text of each value, None for null; the YAML is composed but never constructed, so it can make no object."""
+    try:
+        with path.open("rb") as file:
+            root = yaml.compose(file.read(MOST_CONFIG_BYTES).decode("utf-8", "replace"), Loader=yaml.SafeLoader)
+    except (OSError, yaml.YAMLError, ValueError, OverflowError, RecursionError):
+        return {}
+    if not isinstance(root, yaml.MappingNode):
+        return {}
+    pairs = [(key, value) for key, value in root.value if isinstance(value, yaml.ScalarNode)]
+    return {str(key.value): None if value.tag.endswith(":null") else value.value for key, value in pairs}
