@@ -23,10 +23,10 @@ from seqvae.data.building.builder import build
 from seqvae.data.dataset import SequenceSet, read_meta
 from seqvae.data.demo.demo import write_demo
 from seqvae.data.description import DataDescription, FittedPreprocessing
-from seqvae.data.flat_file import META, OFFSETS, checksum_of, described
+from seqvae.data.flat_file import META, checksum_of, described
 from seqvae.data.parquet.discovery import DataFiles, Fingerprint, find_files, fingerprint
 from seqvae.errors import DataError, StorageError
-from seqvae.files import exclusive, is_held
+from seqvae.files import DISK_FULL, is_in_use, wait_for_lock
 from seqvae.text import counted
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,6 @@ FORMAT = 5
 """Raise it when what lies in a cache changes: older caches are then built anew."""
 NOT_IN_KEY = ("data_dir", "variable_embeddings_path", "freeze_variable_embeddings")
 SIDE_FILES = ("label_path", "params_map_path", "tokenizer")
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOLCK)
 VERIFIED_BYTES = 256 << 20
 """Caches up to this size are compared with their checksums at every start, which takes a tenth of a second or two."""
@@ -80,7 +79,7 @@ def prepare_cache(source: SourceSettings, cache: CacheSettings, learnt: FittedPr
         name = _cache_name(source, data, fingerprints, learnt)
         if why_unusable(root / name) is None:
             return root / name
-        with exclusive(root / f".{name}.lock", lambda: log.info("waiting for the process that builds this cache")):
+        with wait_for_lock(root / f".{name}.lock", lambda: log.info("waiting for the process that builds this cache")):
             reason = why_unusable(root / name)
             if reason is not None:
                 _announce(root, name, reason)
@@ -232,7 +231,7 @@ def _build_into(
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     for older in _older_caches(root, name):
-        in_use = any(is_held(file) for file in older.glob(f"*/{OFFSETS}"))
+        in_use = any(is_in_use(split) for split in older.glob("*/"))
         if not in_use:  # a run that still uses it goes on with the data that it began with
             with suppress(OSError):
                 _remove(older)
@@ -252,7 +251,7 @@ def _storage_errors(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in FULL_DISK:
+        if error.errno in DISK_FULL:
             advice = "Free some space or choose another --cache_dir"
             raise StorageError(f"{root}: the disk is full ({error.strerror}). {advice}.") from error
         if error.errno in UNWRITABLE:

@@ -20,9 +20,9 @@ import torch
 from seqvae.config.data import LengthSettings
 from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch
 from seqvae.data.description import Kind
-from seqvae.data.flat_file import META, OFFSETS, map_flat
+from seqvae.data.flat_file import META, map_flat
 from seqvae.errors import DataError
-from seqvae.files import hold
+from seqvae.files import mark_in_use
 from seqvae.text import counted, some
 
 LONGEST = 2**31 - 1
@@ -137,7 +137,7 @@ class SequenceSet:
     @property
     def _arrays(self) -> dict[str, np.ndarray]:
         if self._opened is None:
-            hold(self, self.directory / OFFSETS)  # worker processes open the files later than their parent
+            mark_in_use(self, self.directory)  # worker processes open the files later than their parent
             entries = self._entries.items()
             self._opened = {name: map_flat(self.directory, entry, self._in_memory) for name, entry in entries}
         return self._opened
