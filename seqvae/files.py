@@ -250,7 +250,7 @@ class PatientFile:
 
     def _write(self) -> None:
         try:
-            with open(self.path, "ab+", buffering=0) as file:
+            with self.path.open("ab+", buffering=0) as file:
                 whole = end = file.seek(0, os.SEEK_END)
                 while whole:  # find the end of the last whole line
                     begin = max(0, whole - 4096)

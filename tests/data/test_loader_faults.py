@@ -86,7 +86,7 @@ def test_a_batch_that_failed_is_made_anew_and_none_is_lost_or_repeated(way, faul
     (line,) = told
     assert line.startswith(f"batch {AT} (counted through all epochs) was not made: ")
     assert reason in line
-    assert line.endswith("The loader starts anew from this batch (try 2 of 3)")
+    assert line.endswith("The loader starts again from this batch (try 2 of 3)")
 
 
 @pytest.mark.parametrize("way", ["in process", "three threads", "two kept processes"])
