@@ -36,7 +36,7 @@ from seqvae.data.batching import (
     spread_out,
 )
 from seqvae.data.cache import SequenceData, open_cache, prepare_cache
-from seqvae.data.dataset import SequenceSet, place_of
+from seqvae.data.dataset import SequenceSet, origin_of
 from seqvae.data.description import DataDescription, FittedPreprocessing
 from seqvae.data.loader import BatchLoader, resolve_loading, rounds, warn
 from seqvae.data.parquet.side_tables import read_variable_embeddings
@@ -296,7 +296,7 @@ class SequenceDataModule(lightning.LightningDataModule):
             world=self.trainer.world_size if self.trainer else 1,
             accumulate=self.accumulate if training else 1,
             reshuffled=training,
-            place_of=partial(place_of, self.split(split)),
+            place_of=partial(origin_of, self.split(split)),
             on_trouble=self.on_trouble,
         )
         return self._loaders[stage]
