@@ -143,7 +143,7 @@ def test_a_damaged_cache_is_built_anew_and_it_is_said(prepare, builds, caplog, d
     assert len(builds) == 2
     assert "cannot be used (" in caplog.text
     assert path.name in caplog.text
-    assert "building it anew" in caplog.text
+    assert "building it again" in caplog.text
 
 
 def test_a_cache_of_another_version_is_built_anew(prepare, builds, caplog):
