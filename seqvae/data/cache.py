@@ -100,10 +100,8 @@ def prepare_cache(source: SourceSettings, cache: CacheSettings, learnt: FittedPr
                 else:
                     log.info("building the cache %s (once)", path)
                 _build_into(path, data, source, fingerprints, learnt)
-                for one in older:
-                    if not any(
-                        is_in_use(split) for split in one.glob("*/")
-                    ):  # a run goes on with the data that it began with
+                for one in older:  # a run that uses one goes on with the data that it began with
+                    if not any(map(is_in_use, one.glob("*/"))):
                         with suppress(OSError):
                             _remove(one)
         return path
@@ -212,7 +210,7 @@ def open_cache(path: Path, lengths: LengthSettings, in_memory: bool = False) -> 
 
 
 def why_unusable(directory: Path) -> str | None:
-    """Return what is wrong with a cache, or None: described, of this format, each file as long as it should be, small ones intact."""
+    """Return what is wrong with a cache: its description, its format, the size of a file, or the content of a small one."""
     if not directory.exists():
         return "there is none yet"
     try:
