@@ -1,7 +1,7 @@
 """An opened cache and the limits of its batches -> what a user wants to know before training: numbers, and warnings.
 
 All counts are of what is stored, before the length cap, and, unless a field says otherwise, of the training split. They come from
-plain passes over a cache's flat files, a piece at a time, so that memory stays bounded. "Names" are token ids, features or variables.
+plain passes over a cache's flat files, a piece at a time, so that memory stays bounded. "Names": token ids, features or variables.
 
 Rows of tables are named tuples: a field is a column, None stands where it has no meaning for this kind of sequence.
 
