@@ -203,7 +203,7 @@ class SequenceDataModule(lightning.LightningDataModule):
             self.data.layout,
             f"{len(lengths_N):,} training sequences (mean {lengths_N.mean():.1f} steps, longest "
             f"{lengths_N.max():,}), {others}",
-            f"{self.cut.batches:,} batches an epoch, {most}, padding efficiency {efficiency:.2f}, {workers}",
+            f"{self.cut.batches:,} batches per epoch, {most}, padding efficiency {efficiency:.2f}, {workers}",
             *(note if note.startswith("warning: ") else f"note: {note}" for note in self.data.notes),
             *(f"hint: {hint}" for hint in (limits.hint, self.loading.hint) if hint),
         ]

@@ -18,9 +18,8 @@ from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch
+from seqvae.data.batch import Batch, EventBatch, Record, TokenBatch, VectorBatch, to_records
 from seqvae.data.description import DataDescription
-from seqvae.data.records import Record, to_records
 from seqvae.errors import harmless
 from seqvae.files import DISK_FULL, Patience
 from seqvae.models.sampling import reconstruct, sample_prior
