@@ -112,8 +112,9 @@ class SequenceSet:
         else:
             starts_B, lengths_B = windows.starts_N[sequences_B], windows.lengths_N[sequences_B].astype(np.int64)
             sequences_B = np.asarray(sequences_B, np.int64)
-        steps = pad_to or max(1, int(lengths_B.max()))
-        assert steps >= lengths_B.max(), "a longer sequence would run into the next row"
+        longest = int(lengths_B.max())
+        steps = pad_to or max(1, longest)
+        assert steps >= longest, "a longer sequence would run into the next row"
         source_T = ranges(starts_B, lengths_B)
         target_T = ranges(np.arange(len(lengths_B)) * steps, lengths_B)
         shape = (len(lengths_B), steps)
