@@ -84,7 +84,7 @@ class JsonLines:
         self.drop(lambda row: row["step"] > step)
 
     def drop(self, unwanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Drop some rows, and whatever is no row: a line that a kill cut short, or that another program wrote."""
+        """Drop some rows, and every line that is no row: one that a kill cut short, or that another program wrote."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if not self.path.exists():
             return
@@ -178,7 +178,7 @@ def _has_step(row: dict[str, Any]) -> bool:
 MOST_TRIES = 4
 """Failed tries in a row before an output that cannot be written ends the run."""
 LEAST_SECONDS = 60.0
-"""How long it has to fail as well: somebody may be making room."""
+"""How long it has to fail as well: a user may be making room."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a full disk, a quota and a limit on the size of files."""
 
@@ -295,7 +295,7 @@ class AlreadyLocked(Exception):
 def take_lock(path: Path) -> ExitStack:
     """Lock the file at `path` and write this process's id into it, or raise `AlreadyLocked`; leave the stack to release it.
 
-    The file is removed with the lock. On a file system without locks nobody is refused. An `OSError`: it cannot be written.
+    The file is removed with the lock. A file system without locks refuses no one. An `OSError`: it cannot be written.
     """
     from filelock import FileLock, Timeout
 

@@ -89,7 +89,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         self.learnt = learnt
         self._quadratic = attention_steps if self.batches.level_cost else None
         self.on_trouble: Callable[[str], None] = warn
-        """Gets a line each time that what prepares the batches had to start again; loaders that are made later ask for it."""
+        """Gets a line each time that the workers of a loader had to start again; loaders take it over when they are made."""
         self.order: Literal["shuffled", "spread"] = "shuffled"
         """Of the training batches. spread: every stretch holds long and short ones alike, for measuring on a part of an epoch."""
         self._loaders: dict[str, BatchLoader] = {}
@@ -108,7 +108,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         return self.data.description
 
     def variable_vectors(self) -> np.ndarray | None:
-        """Return the vectors that the variables' embeddings start from, in the order of the names, if any are given."""
+        """Return the vectors that the variables' embeddings start from, in the order of the names; None without a file of them."""
         path = self.source.variable_embeddings_path
         if path is None:
             return None
@@ -186,7 +186,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         return rounds(self.batches_per_epoch(world), self.accumulate)
 
     def summary(self) -> list[str]:
-        """Return lines for a header: what was detected, how it is cut into batches, what to know of the data, and hints."""
+        """Return lines for a header: what was detected, how it is cut into batches, notes on the data, and hints."""
         lengths_N, limits = self.split("train").lengths_N, self.limits
         if self.shapes is None:
             looked_at = some_batches(self.plan_of_epoch(0), EFFICIENCY_BATCHES, self.seed)
@@ -226,8 +226,8 @@ class SequenceDataModule(lightning.LightningDataModule):
         trainer, state = self.trainer, self._resumed
         if trainer is not None and trainer.accumulate_grad_batches != self.accumulate:
             raise ValueError(
-                f"the Trainer accumulates {trainer.accumulate_grad_batches} batches, SequenceDataModule was told "
-                f"{self.accumulate}: give both the same number"
+                f"the Trainer accumulates {trainer.accumulate_grad_batches} batches, SequenceDataModule "
+                f"{self.accumulate}: set both to the same number"
             )
         loader = self._make_loader("train", "train", self.plan_of_epoch, self.cut.batches, self.limits)
         if state is None:

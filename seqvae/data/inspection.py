@@ -48,7 +48,7 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 BIN = 0.02
 """Standard deviations: how fine the quantiles are."""
 REACH = 5.0
-"""Standard deviations from the mean beyond which quantiles are not told apart."""
+"""Standard deviations from the mean beyond which all values count as equal."""
 MOST_DRAWN = 20
 """Names whose values are worth a picture."""
 SMALLEST_DIGIT = 1e-6

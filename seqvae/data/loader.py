@@ -304,10 +304,11 @@ class Workers:
         """
         loading = self.loading
         makers: Sequence[MakeBatch] = [self._gather] * max(1, loading.workers)
+        processes: list[WorkerProcess] = []
         if loading.workers and loading.worker_type == "process":
-            if not self._kept:
-                self._kept = [WorkerProcess(self._gather, self._start_method) for _ in range(loading.workers)]
-            makers = self._kept
+            processes = self._kept or [WorkerProcess(self._gather, self._start_method) for _ in range(loading.workers)]
+            self._kept = processes if loading.persistent else []
+            makers = processes
         if loading.pin_memory:
             makers = [_pinned(make) for make in makers]
         if loading.workers == 0:
@@ -345,7 +346,9 @@ class Workers:
             for lane in lanes:
                 lane.close(max(0.0, until - time.monotonic()))
             if has_failed or not loading.persistent:
-                self.close()
+                self._kept = []
+                for process in processes:
+                    process.end()
 
     def close(self) -> None:
         """End the worker processes; they start again when needed."""
@@ -410,7 +413,7 @@ class _Lane:
         self.requests.put(None)
 
     def close(self, seconds: float = CLOSING_SECONDS) -> None:
-        """Leave the requests that still wait, and end the thread; one that hangs is a daemon, and its batch reaches nobody."""
+        """Leave the requests that still wait, and end the thread; one that hangs is a daemon, and its batch is dropped."""
         self.stop()
         self._thread.join(seconds)
         atexit.unregister(self.close)
