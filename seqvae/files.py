@@ -1,26 +1,79 @@
-"""A file of one JSON object a line, so that another program may follow it while a run goes on: rows in, the same rows out.
+"""Files that other programs may read while they are written: atomic replacement, JSON lines, a full disk, locks, paths.
 
-Each row tells its `step`. NaN and infinity are null. What is not told (None) has no key. No torch here.
+No torch here, and nothing that only Unix has: the monitors and the reports, which others may use on their own, import this module.
 """
 
 import errno
+import glob
 import json
 import logging
 import math
 import os
 import re
-import sys
 import time
 import unicodedata
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+log = logging.getLogger(__name__)
+
+# Atomic replacement
+
+ABANDONED_SECONDS = 60.0
+"""A partial file that has not changed for so long belongs to a process that was killed."""
+
+
+@contextmanager
+def replace_file(path: Path, *, durable: bool = False) -> Iterator[Path]:
+    """Yield a path to write to, which replaces `path` when the block ends without an error and is removed otherwise.
+
+    A reader finds the old file or the new one, never a part. It lies in the same directory, as a move between file systems is not
+    atomic, and has a name of its own in each process, so that two writers do not mix. `durable`: the new file outlives a power cut
+    once the block has ended (25 ms on a disk that keeps its promises).
+
+        with replace_file(directory / "report.html") as partial:
+            partial.write_text(page, encoding="utf-8")
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    for left in path.parent.glob(f".{glob.escape(path.name)}.[0-9]*.partial"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > ABANDONED_SECONDS:
+                left.unlink()
+    try:
+        yield partial
+        if durable:
+            with partial.open("rb+") as file:
+                os.fsync(file.fileno())
+        partial.replace(path)
+        if durable:
+            sync_directory(path.parent)
+    finally:
+        with suppress(OSError):  # the first error is the one to report
+            partial.unlink(missing_ok=True)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make sure that the names in a directory outlive a power cut; Windows cannot open a directory."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# JSON lines: one object per line. NaN and infinity are null; None has no key.
 
 
 class JsonLines:
-    """Written by one process."""
+    """A file of one JSON object per line, written by one process; each row has its `step`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,23 +84,24 @@ class JsonLines:
         self.drop(lambda row: row["step"] > step)
 
     def drop(self, unwanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Drop some rows, and what is no row: the rest of a line that a kill cut short, or what somebody else wrote."""
+        """Drop some rows, and every line that is no row: one that a kill cut short, or that another program wrote."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if not self.path.exists():
             return
-        lines = self.path.read_bytes().splitlines(keepends=True)  # as text, other characters would end a line, too
-        kept = [line for line in lines if (row := _row_of(line)) is not None and not unwanted(row)]
-        if kept == lines:
-            return
-        beside = self.path.with_name(f"{self.path.name}.tmp")
-        beside.write_bytes(b"".join(kept))
-        beside.replace(self.path)
+        content = self.path.read_bytes()
+        lines = content.split(b"\n")[:-1]
+        wanted = [line for line in lines if (row := _parse(line)) and _has_step(row) and not unwanted(row)]
+        rest = b"".join(line + b"\n" for line in wanted)
+        if rest != content:
+            with replace_file(self.path) as partial:
+                partial.write_bytes(rest)
 
     def rows(self) -> list[dict[str, Any]]:
-        return read_rows(self.path) if self.path.exists() else []
+        """Return the rows that the file holds now."""
+        return read_rows(self.path)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """At once, or, where that fails, with the rows to come."""
+        """Write a row at once, or, where that fails, together with the rows to come."""
         self._file.append(json.dumps(to_json(row), allow_nan=False) + "\n")
 
     def try_again(self) -> None:
@@ -60,60 +114,82 @@ class JsonLines:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return all whole lines of a file."""
-    rows = map(_row_of, path.read_bytes().splitlines(keepends=True))
-    return [row for row in rows if row is not None]
+    """Return the rows of a JSON lines file that have a `step`; none of a missing file."""
+    return [row for row in parse_rows(whole_lines(path)) if _has_step(row)]
 
 
-def to_json(row: Mapping[str, Any]) -> dict[str, Any]:
+def whole_lines(path: Path, *, at_most: int | None = None, head: int = 0) -> list[bytes]:
+    """Return the lines of a file that were written to their end, without that end; none of a missing file.
+
+    `at_most` reads no more than the last so many bytes. `head`, in bytes: the first line comes first even then, up to this length.
     """
-    >>> to_json({"step": 5, "rate": math.nan, "nll": None, "kl_per_dim": (1.0, math.inf)})
-    {'step': 5, 'rate': None, 'kl_per_dim': [1.0, None]}
+    try:
+        with path.open("rb") as file:
+            first = [file.readline(head).rstrip(b"\n")] if head else []
+            size = file.seek(0, os.SEEK_END)
+            begin = 0 if at_most is None else max(0, size - at_most)
+            file.seek(begin)
+            lines = file.read().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+    return [*first, *lines[1:]] if begin else lines
+
+
+def parse_rows(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    """Return the JSON objects among the lines, and leave out the others.
+
+    >>> parse_rows([b'{"step": 1}', b'{"ste', b'[1]'])
+    [{'step': 1}]
     """
-    return {name: _value_to_json(value) for name, value in row.items() if value is not None}
+    return [row for row in map(_parse, lines) if row is not None]
 
 
-def _value_to_json(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return to_json(value)
-    if isinstance(value, tuple):
-        return [_value_to_json(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _row_of(line: bytes) -> dict[str, Any] | None:
-    """None of what is no row."""
-    if not line.endswith(b"}\n"):
-        return None
+def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+    return row if isinstance(row, dict) else None
 
 
-# What a run does where a file cannot be written: it goes on without, says so once, tries again, and gives up only after a while.
-#
-# In: lines for a file that grows, or the errors of whoever else writes. Out: whole lines in the file, in their order, none
-# twice; or the operating system's own error once it has lasted. No torch here.
+def to_json(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what JSON can hold of a row.
+
+    >>> to_json({"step": 5, "rate": math.nan, "nll": None, "kl_per_dim": (1.0, math.inf)})
+    {'step': 5, 'rate': None, 'kl_per_dim': [1.0, None]}
+    """
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return to_json(value)
+        if isinstance(value, tuple):
+            return [plain(part) for part in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return {name: plain(value) for name, value in row.items() if value is not None}
+
+
+def _has_step(row: dict[str, Any]) -> bool:
+    return isinstance(row.get("step"), int)
+
+
+# Outputs that cannot be written: a run goes on without them, says so once, tries again, and gives up only after a while.
 
 MOST_TRIES = 4
-"""In a row, before whatever cannot be written ends the run."""
+"""Failed tries in a row before an output that cannot be written ends the run."""
 LEAST_SECONDS = 60.0
-"""That it has to last as well: somebody may be making room."""
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What a full disk, a quota and a limit on files say."""
-
-_log = logging.getLogger(__name__)
+"""How long it has to fail as well: a user may be making room."""
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a full disk, a quota and a limit on the size of files."""
 
 
 class Patience:
-    """Of one output."""
+    """Patience with one output that may fail to be written for a while."""
 
     def __init__(
-        self, name: str, *, say: Callable[[str], None] = _log.warning, now: Callable[[], float] = time.monotonic
+        self, name: str, *, say: Callable[[str], None] = log.warning, now: Callable[[], float] = time.monotonic
     ) -> None:
-        """`name` is how the output is called in what is said."""
+        """`name` is what messages call the output."""
         self.name = name
         self._say = say
         self._now = now
@@ -126,7 +202,7 @@ class Patience:
         return self._tries > 0
 
     def bears(self, reason: str) -> bool:
-        """Another try failed: say so if it is the first in a row. False: that was the last one."""
+        """Return whether to try again after a failure; the first one in a row is reported."""
         if self._tries == 0:
             self._since = self._now()
             self._say(f"{self.name} cannot be written ({reason}): training goes on, and tries again")
@@ -134,150 +210,179 @@ class Patience:
         return self._tries < MOST_TRIES or self._now() - self._since < LEAST_SECONDS
 
     def succeeded(self) -> None:
+        """Forget the failures; a success after one is reported."""
         if self._tries:
             self._say(f"{self.name} is written again")
         self._tries = 0
 
 
 class PatientFile:
-    """Lines behind one another. Others may append to the same file; a line that a kill or a full disk cut short is cut off."""
+    """A file that grows by lines, in order and none twice. Others may append to it; a line that was cut short is cut off."""
 
     def __init__(self, path: Path, heading: str = "", now: Callable[[], float] = time.monotonic) -> None:
         """`heading` is what a file without a line begins with."""
         self.path = path
         self.heading = heading
         self.waiting: list[str] = []
-        """Lines that did not get there yet."""
+        """Lines that could not be written yet."""
         self._patience = Patience(path.name, now=now)
 
     def append(self, line: str) -> None:
-        """Closed, and so handed to the system, at once: a checkpoint never stands behind a line that is neither there nor waits."""
+        """Write a line and close the file: a checkpoint never comes after a line that is neither written nor waiting."""
         self.waiting.append(line)
         try:
             self._write()
         except OSError as error:
             if not self._patience.bears(str(error.strerror)):
-                raise _named(error, self.path) from None
+                raise
         else:
             self._patience.succeeded()
 
     def try_again(self) -> None:
-        """Before something is to count on the lines; where it fails they wait on."""
-        if self.waiting:
-            with suppress(OSError):
-                self._write()
+        """Write lines that still wait, if they can be written by now."""
+        with suppress(OSError):
+            self.finish()
 
     def finish(self) -> None:
-        """A last try for lines that still wait; whoever ends a run must not end it well without them."""
+        """Write lines that still wait, or raise the error: a run must not end well without them."""
         if self.waiting:
-            try:
-                self._write()
-            except OSError as error:
-                raise _named(error, self.path) from None
+            self._write()
 
     def _write(self) -> None:
-        with open(self.path, "rb+", opener=_make_if_missing) as file:
-            whole = _end_of_whole_lines(file.fileno())
-            file.truncate(whole)
-            file.seek(whole)
-            try:
-                file.write("".join([*([] if whole else [self.heading]), *self.waiting]).encode())
-                file.flush()
-            except OSError:
-                os.ftruncate(file.fileno(), whole)  # some of the lines may be there
-                raise
+        try:
+            with self.path.open("ab+", buffering=0) as file:
+                whole = end = file.seek(0, os.SEEK_END)
+                while whole:  # find the end of the last whole line
+                    begin = max(0, whole - 4096)
+                    file.seek(begin)
+                    if (found := file.read(whole - begin).rfind(b"\n")) >= 0:
+                        whole = begin + found + 1
+                        break
+                    whole = begin
+                if whole < end:
+                    file.truncate(whole)
+                rest = memoryview("".join([*([] if whole else [self.heading]), *self.waiting]).encode())
+                try:
+                    while rest:
+                        rest = rest[file.write(rest) :]
+                except OSError:
+                    file.truncate(whole)  # a part of the lines may be there
+                    raise
+        except OSError as error:  # a failed write does not know its path
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
         self.waiting.clear()
 
 
-def _make_if_missing(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CREAT, 0o666)
-
-
-def _end_of_whole_lines(descriptor: int) -> int:
-    """Where the last line ends that was written to its end, found from the file's end."""
-    end = os.fstat(descriptor).st_size
-    while end:
-        begin = max(0, end - 4096)
-        piece = os.pread(descriptor, end - begin, begin)
-        if (found := piece.rfind(b"\n")) >= 0:
-            return begin + found + 1
-        end = begin
-    return 0
-
-
-def _named(error: OSError, path: Path) -> OSError:
-    """With its path, which a failed write does not know."""
-    return OSError(error.errno, error.strerror, str(path))
-
-
-# Locks on files, which the operating system releases when their holder ends, however it ends.
-#
-# `exclusive`: one process at a time. `hold` and `is_held`: whoever uses something says so, whoever would delete it asks.
+# Locks on files, which the operating system releases when their holder ends, however it ends. `filelock` closes them in forked
+# children, so that a worker process which outlives a killed run keeps nothing locked. It is imported where it is used: 50 ms.
 
 RETRY_SECONDS = 0.1
+JUST_FORKED_SECONDS = 0.5
+"""A child that was forked a moment before its parent was killed may not have closed its copy of the lock yet."""
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""Errors of a file system without locks."""
+
+
+class AlreadyLocked(Exception):
+    """Another process holds the lock."""
+
+    def __init__(self, holder: str) -> None:
+        super().__init__(holder)
+        self.holder = holder
+        """Its process id; empty where that is not known."""
+
+
+def take_lock(path: Path) -> ExitStack:
+    """Lock the file at `path` and write this process's id into it, or raise `AlreadyLocked`; leave the stack to release it.
+
+    The file is removed with the lock. A file system without locks refuses no one. An `OSError`: it cannot be written.
+    """
+    from filelock import FileLock, Timeout
+
+    released = ExitStack()
+    lock = FileLock(path, thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire(timeout=JUST_FORKED_SECONDS, poll_interval=RETRY_SECONDS)
+    except Timeout:
+        holder = ""
+        with suppress(OSError):
+            holder = path.read_text(encoding="ascii", errors="replace")[:20].strip()
+        raise AlreadyLocked(holder) from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return released
+    with suppress(OSError):  # only a message needs it
+        path.write_text(str(os.getpid()), encoding="ascii")
+    released.callback(_release, lock, path, os.getpid())
+    return released
 
 
 @contextmanager
-def exclusive(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock at `path`; calls `on_wait` once if somebody else holds it."""
-    with path.open("ab") as file:
-        waited = False
-        while not _try_lock(file):
-            if not waited:
-                on_wait()
-            waited = True
-            time.sleep(RETRY_SECONDS)
+def wait_for_lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock at `path`; calls `on_wait` once if another process holds it."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path, thread_local=False)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        on_wait()
+        lock.acquire(poll_interval=RETRY_SECONDS)
+    try:
         yield
+    finally:
+        lock.release()
 
 
-def hold(owner: object, path: Path) -> None:
-    """Say that the file is in use, as long as `owner` lives; any number of processes may hold it."""
-    descriptor = os.open(path, os.O_RDONLY)
-    weakref.finalize(owner, os.close, descriptor)
-    _try_share(descriptor)
+def mark_in_use(owner: object, directory: Path) -> None:
+    """Mark a directory as in use, as long as `owner` lives; any number of processes may do so.
+
+    Each mark is a locked file of its own, as `filelock` shares no lock. Where none can be written, the directory is not protected.
+    """
+    from filelock import FileLock
+
+    is_in_use(directory)  # removes what killed processes left
+    path = directory / f".in-use-{os.getpid()}-{id(owner):x}.lock"
+    lock = FileLock(path, thread_local=False, fallback_to_soft=False)
+    with suppress(OSError):
+        lock.acquire(timeout=JUST_FORKED_SECONDS)
+        weakref.finalize(owner, _release, lock, path, os.getpid())
 
 
-def is_held(path: Path) -> bool:
-    """Whether somebody holds the file. On Windows nobody seems to, but what is open cannot be deleted there anyway."""
-    with path.open("rb") as file:
-        return not _try_lock(file)
+def is_in_use(directory: Path) -> bool:
+    """Return whether a process has marked the directory as in use."""
+    from filelock import FileLock, Timeout
 
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _try_lock(file: BinaryIO) -> bool:
+    in_use = False
+    for path in directory.glob(".in-use-*.lock"):
+        lock = FileLock(path, thread_local=False, fallback_to_soft=False)
         try:
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-
-    def _try_share(descriptor: int) -> None:
-        """An open file is all that is needed."""
-
-else:
-    import fcntl
-
-    def _try_lock(file: BinaryIO) -> bool:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def _try_share(descriptor: int) -> None:
-        with suppress(OSError):  # file systems without locks: then nobody is protected, and nothing breaks
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            lock.acquire(blocking=False)
+        except Timeout:
+            in_use = True
+        except OSError:  # another process's file, which cannot be opened: it may be in use
+            in_use = True
+        else:
+            _release(lock, path, os.getpid())
+    return in_use
 
 
-# What the user typed in for a path -> whether it can be one of this machine. Nothing is ever fetched.
+def _release(lock: "BaseFileLock", path: Path, holder: int) -> None:
+    """Release a lock and remove its file, unless this is a child of the process that holds it."""
+    if os.getpid() == holder:
+        with suppress(OSError):  # on Windows an open file cannot be removed; filelock does it after the release
+            path.unlink(missing_ok=True)
+        lock.release(force=True)
+
+
+# Paths that a user typed in
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
 def refuse_no_paths(settings: object, *names: str) -> None:
-    """Refuse what stands in these fields of settings and is no path of this machine."""
+    """Raise ValueError where one of these fields of settings can be no path of this machine."""
     for name in names:
         value = getattr(settings, name)
         if value is not None and (reason := why_no_path(value)):
@@ -285,7 +390,7 @@ def refuse_no_paths(settings: object, *names: str) -> None:
 
 
 def why_no_path(text: str) -> str | None:
-    """Why a text can be no path here, or None. Every flag that names a place is asked about here, and nowhere else.
+    """Return why a text can be no path of this machine, or None. Nothing is ever fetched.
 
     >>> why_no_path("s3://bucket/a")
     's3://bucket/a is a URL, and URLs are not fetched: copy it to this machine, and give the path of the copy'
@@ -298,11 +403,9 @@ def why_no_path(text: str) -> str | None:
         return f"{text!r} holds control characters or bytes that are no UTF-8: rename it, or let a link lead there"
     if text.startswith("--"):
         return f"{text} begins like a flag: give the path in full"
-    return f"{text}: there is no such home directory; give the path in full" if _is_of_nobody(text) else None
-
-
-def _is_of_nobody(text: str) -> bool:
-    try:
-        return text.startswith("~") and not Path(text).expanduser()
-    except RuntimeError:
-        return True
+    if text.startswith("~"):
+        try:
+            Path(text).expanduser()
+        except RuntimeError:
+            return f"{text}: there is no such home directory; give the path in full"
+    return None

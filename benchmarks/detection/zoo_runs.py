@@ -31,7 +31,7 @@ from seqvae.data.batch import Batch
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.demo.write import write_demo
 from seqvae.errors import DivergedError
-from seqvae.files import exclusive
+from seqvae.files import wait_for_lock
 from seqvae.models.backbones import Decoder
 from seqvae.models.posteriors import Posterior
 from seqvae.models.vae import SequenceVAE
@@ -151,7 +151,7 @@ def baseline(species: Species, directory: Path, seed: int) -> np.ndarray:
     """NLL of the held-out sequences under the same decoder without a latent; trained by whoever needs it first."""
     path = baseline_path(species, directory, seed)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with exclusive(path.with_suffix(".lock"), lambda: None):
+    with wait_for_lock(path.with_suffix(".lock"), lambda: None):
         if not path.exists():
             name = f"{species.baseline}.seed-{seed}"
             words = (*species.baseline_words, "--seed", str(seed))

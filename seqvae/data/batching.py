@@ -1,15 +1,25 @@
 """Lengths -> which sequences make up which batch, in which order: pure functions of numbers, blind to the number of processes.
 
-Once a run, `cut_batches` sorts the sequences into buckets of similar length, from the longest bucket to the shortest, and
-cuts this order into batches by what the longest sequence of a bucket costs. Once an epoch, `plan_epoch` shuffles the
+Once per run, `cut_batches` sorts the sequences into buckets of similar length, from the longest bucket to the shortest, and
+cuts this order into batches by what the longest sequence of a bucket costs. Once per epoch, `plan_epoch` shuffles the
 sequences within their buckets and the batches among themselves. The cut is the same in every epoch, so the number of
 batches is constant, their cost is known beforehand, and a position (epoch, batches delivered) is all that a resume needs.
 
+    limits = resolve_limits(lengths_N, BatchSettings(), max_sequence_length=1000, accumulate=2)
     cut = cut_batches(lengths_N, limits)
     plan = plan_epoch(cut, seed=0, epoch=3)
     plan.batch(0)  # the sequences of the epoch's first batch
 
-Shapes: N sequences, B sequences of one batch, K batches, K1 = K + 1 bounds. A token is one step of a sequence.
+With --pad_grid, batches have few shapes: a GPU that replays recorded graphs (--compile_mode reduce-overhead) records one for each
+shape. A shape is a length of the grid and the number of sequences of that length that make a full batch; what is missing in a batch
+is filled up with sequences of length 0, which weigh nothing.
+
+    grid_G = grid_lengths(lengths_N, shapes=8)
+    cut = cut_batches(rounded_up(lengths_N, grid_G), limits)
+    on_grid = OnGrid(sequences, grid_G, limits)  # gathers as `sequences` does, padded
+
+Shapes: N sequences, B sequences of one batch, K batches, K1 = K + 1 bounds, L lengths from 0 on, D distinct lengths, G lengths of
+the grid, T steps. A token is one step of a sequence.
 """
 
 from collections import Counter
@@ -24,14 +34,24 @@ from seqvae.config.data import BatchSettings
 from seqvae.data.batch import Batch, EventBatch, Gathers, TokenBatch, VectorBatch
 from seqvae.errors import SettingsError
 
-# What the user said about batches, and the data -> how much goes into a batch: pure functions of numbers.
-#
-#     limits = resolve_limits(lengths_N, BatchSettings(), max_sequence_length=1000, accumulate=2)
-#
-# Shapes: N sequences. A token is one step of a sequence.
-
 STEPS_PER_EPOCH = 50
 """Optimizer steps that an epoch of a small set should have, unless the user says otherwise."""
+
+BATCHES_PER_BUCKET = 4
+"""A batch is a random quarter of its bucket, or less. More would mix better and pad more: 10,000 log-normal lengths (mean
+75, cap 1000) at 4,096 tokens per batch have a padding efficiency of 0.97, 0.95 and 0.92 with 2, 4 and 8 batches."""
+
+BATCHES_PER_GROUP = 16
+"""Neighbours in length that stay together when batches are shuffled, so that processes which take turns do equal work."""
+
+GROUPS_PER_EPOCH = 16
+"""Where an epoch would have fewer groups, they are made smaller: short and long batches should alternate."""
+
+GOLDEN_RATIO = (1 + 5**0.5) / 2
+"""Its multiples, without their whole parts, leave no part of 0 to 1 out for long."""
+
+MOST_CANDIDATES = 512
+"""Lengths that the grid is chosen from: its choice takes 20 ms for as many, and grows with their square."""
 
 
 class Limits(NamedTuple):
@@ -49,22 +69,43 @@ class Limits(NamedTuple):
     """Steps of a sequence from which on attention costs more than all else: L steps cost as much as L + L^2 / `quadratic` would
     without. None: no quadratic term."""
 
+    def sequences_of(self, length: int) -> int:
+        """Return how many sequences of this length make a batch: at least one."""
+        cost = length + (length * length / self.quadratic if self.quadratic else 0)
+        number = int(self.tokens_per_batch // cost)
+        return max(1, number if self.batch_size is None else min(number, self.batch_size))
+
 
 def resolve_limits(
     lengths_N: np.ndarray, settings: BatchSettings, max_sequence_length: int, accumulate: int = 1
 ) -> Limits:
     """Fill in what the user left open for training; `accumulate` batches make one optimizer step."""
     pad_to = None if settings.use_dynamic_padding else max_sequence_length
-    row = pad_to or int(lengths_N.max())  # steps of the dearest sequence
+    row = pad_to or int(lengths_N.max())  # steps of the most expensive sequence
     by_length = settings.bucketing and settings.use_dynamic_padding
-    if settings.tokens_per_batch is not None:
-        _refuse_small_budget(settings.tokens_per_batch, row, settings.use_dynamic_padding)
-        return Limits(settings.batch_size, settings.tokens_per_batch, pad_to)
+    if (tokens := settings.tokens_per_batch) is not None:
+        if tokens < row and pad_to is None:
+            raise SettingsError(
+                f"--tokens_per_batch {tokens} is less than the longest sequence ({row} steps): "
+                "raise it or lower --max_sequence_length"
+            )
+        if tokens < row:
+            raise SettingsError(
+                f"--tokens_per_batch {tokens} is less than --max_sequence_length {row}, to which --use_dynamic_padding false "
+                "pads every sequence: raise the one or lower the other"
+            )
+        return Limits(settings.batch_size, tokens, pad_to)
     if settings.batch_size is not None:
-        hint = _packing_hint(lengths_N, settings.batch_size, row) if by_length else ""
-        return Limits(settings.batch_size, settings.batch_size * row, pad_to, hint)
-    tokens = int(lengths_N.sum(dtype=np.int64)) if by_length else len(lengths_N) * row
-    return Limits(None, max(row, min(4 * max_sequence_length, tokens // (STEPS_PER_EPOCH * accumulate))), pad_to)
+        tokens = settings.batch_size * row
+        packed, hint = int(tokens / lengths_N.mean()), ""
+        if by_length and packed > settings.batch_size:
+            hint = (
+                f"--batch_size {settings.batch_size}: the same memory holds {packed} sequences of mean length in a batch of "
+                f"{tokens:,} steps (--tokens_per_batch {tokens} in its place)"
+            )
+        return Limits(settings.batch_size, tokens, pad_to, hint)
+    total = int(lengths_N.sum(dtype=np.int64)) if by_length else len(lengths_N) * row
+    return Limits(None, max(row, min(4 * max_sequence_length, total // (STEPS_PER_EPOCH * accumulate))), pad_to)
 
 
 def resolve_evaluation_limits(lengths_N: np.ndarray, settings: BatchSettings, max_sequence_length: int) -> Limits:
@@ -73,45 +114,6 @@ def resolve_evaluation_limits(lengths_N: np.ndarray, settings: BatchSettings, ma
     row = pad_to or int(lengths_N.max())
     default = 4 * max_sequence_length if settings.batch_size is None else settings.batch_size * row
     return Limits(settings.batch_size, max(row, settings.tokens_per_batch or default), pad_to)
-
-
-def _refuse_small_budget(tokens: int, row: int, use_dynamic_padding: bool) -> None:
-    if tokens >= row:
-        return
-    if use_dynamic_padding:
-        raise SettingsError(
-            f"--tokens_per_batch {tokens} is less than the longest sequence ({row} steps): "
-            "raise it or lower --max_sequence_length"
-        )
-    raise SettingsError(
-        f"--tokens_per_batch {tokens} is less than --max_sequence_length {row}, to which --use_dynamic_padding false "
-        "pads every sequence: raise the one or lower the other"
-    )
-
-
-def _packing_hint(lengths_N: np.ndarray, batch_size: int, row: int) -> str:
-    tokens = batch_size * row
-    packed = int(tokens / lengths_N.mean())
-    if packed <= batch_size:
-        return ""
-    return (
-        f"--batch_size {batch_size}: the same memory holds {packed} sequences of mean length in a batch of {tokens:,} "
-        f"steps (--tokens_per_batch {tokens} in its place)"
-    )
-
-
-BATCHES_PER_BUCKET = 4
-"""A batch is a random quarter of its bucket, or less. More would mix better and pad more: 10,000 log-normal lengths (mean
-75, cap 1000) at 4,096 tokens a batch have a padding efficiency of 0.97, 0.95 and 0.92 with 2, 4 and 8 batches."""
-
-BATCHES_PER_GROUP = 16
-"""Neighbours in length that stay together when batches are shuffled, so that processes which take turns do equal work."""
-
-GROUPS_PER_EPOCH = 16
-"""Where an epoch would have fewer groups, they are made smaller: short and long batches should alternate."""
-
-GOLDEN_RATIO = (1 + 5**0.5) / 2
-"""Its multiples, without their whole parts, leave no part of 0 to 1 out for long."""
 
 
 class Cut(NamedTuple):
@@ -161,28 +163,30 @@ def cut_batches(
     """Sort into buckets and cut into batches, both from long to short.
 
     Without bucketing, or where all are padded alike, there is one bucket: plain random batches of a fixed number of sequences.
+    A batch that begins in one bucket may end in the next: what lies there is shorter.
     """
-    longest = limits.pad_to or int(lengths_N.max())
     if bucketing and limits.pad_to is None:
         tops, sizes, number_N = _buckets(lengths_N, limits)
         order_N = np.argsort(number_N, kind="stable")  # a radix sort, as the numbers are uint16
     else:
-        tops, sizes = [longest], [len(lengths_N)]
+        tops, sizes = [limits.pad_to or int(lengths_N.max())], [len(lengths_N)]
         order_N = np.arange(len(lengths_N))
     bucket_starts = [0, *np.cumsum(sizes).tolist()]
-    starts, tops_K, full = _cut_greedily(tops, bucket_starts, limits)
-    if drop_last and not full:
-        starts, tops_K = starts[:-1], tops_K[:-1]
+    pieces: list[np.ndarray] = []
+    tops_of: list[np.ndarray] = []
+    begin = 0
+    for top, end in zip(tops, bucket_starts[1:], strict=True):
+        if begin < end:
+            piece = np.arange(begin, end, limits.sequences_of(top))
+            pieces.append(piece)
+            tops_of.append(np.full(len(piece), top))
+            begin = int(piece[-1]) + limits.sequences_of(top)
+    starts_K1, tops_K = np.concatenate([*pieces, bucket_starts[-1:]]), np.concatenate(tops_of)
+    if drop_last and begin != bucket_starts[-1]:  # the last batch is not full
+        starts_K1, tops_K = starts_K1[:-1], tops_K[:-1]
         if len(tops_K) == 0:
             raise SettingsError("--drop_last leaves out the only batch: lower --batch_size or --tokens_per_batch")
-    return Cut(order_N, bucket_starts, starts, np.diff(starts) * tops_K)
-
-
-def fitting(length: int, limits: Limits) -> int:
-    """How many sequences of this length make a batch: at least one."""
-    cost = length + (length * length / limits.quadratic if limits.quadratic else 0)
-    number = int(limits.tokens_per_batch // cost)
-    return max(1, number if limits.batch_size is None else min(number, limits.batch_size))
+    return Cut(order_N, bucket_starts, starts_K1, np.diff(starts_K1) * tops_K)
 
 
 def _buckets(lengths_N: np.ndarray, limits: Limits) -> tuple[list[int], list[int], np.ndarray]:
@@ -196,15 +200,15 @@ def _buckets(lengths_N: np.ndarray, limits: Limits) -> tuple[list[int], list[int
     tops: list[int] = []
     sizes: list[int] = []
     numbers: list[int] = []
-    wanted = 0
+    full = 0
     for length, count in zip(present.tolist(), counts_L[present].tolist(), strict=True):
-        if not sizes or sizes[-1] >= wanted:
+        if not sizes or sizes[-1] >= full:
             tops.append(length)
             sizes.append(0)
-            wanted = BATCHES_PER_BUCKET * fitting(length, limits)
+            full = BATCHES_PER_BUCKET * limits.sequences_of(length)
         sizes[-1] += count
         numbers.append(len(tops) - 1)
-    if len(sizes) > 1 and sizes[-1] < wanted:  # or the shortest ones would always make up the same last batch
+    if len(sizes) > 1 and sizes[-1] < full:  # or the shortest ones would always make up the same last batch
         tops, sizes = tops[:-1], [*sizes[:-2], sizes[-2] + sizes[-1]]
         numbers = [min(number, len(tops) - 1) for number in numbers]
     number_L = np.zeros(len(counts_L), dtype=np.min_scalar_type(len(tops)))
@@ -212,58 +216,36 @@ def _buckets(lengths_N: np.ndarray, limits: Limits) -> tuple[list[int], list[int
     return tops, sizes, number_L[lengths_N]
 
 
-def _cut_greedily(tops: list[int], bucket_starts: list[int], limits: Limits) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Return the batches' bounds, the length that each was cut for, and whether the last one is full.
-
-    A batch that begins in one bucket may end in the next: what lies there is shorter.
-    """
-    pieces: list[np.ndarray] = []
-    tops_K: list[np.ndarray] = []
-    begin = 0
-    for top, end in zip(tops, bucket_starts[1:], strict=True):
-        if begin < end:
-            piece = np.arange(begin, end, fitting(top, limits))
-            pieces.append(piece)
-            tops_K.append(np.full(len(piece), top))
-            begin = int(piece[-1]) + fitting(top, limits)
-    total = bucket_starts[-1]
-    return np.concatenate([*pieces, [total]]), np.concatenate(tops_K), begin == total
-
-
 def plan_epoch(cut: Cut, seed: int, epoch: int) -> Plan:
-    """Shuffle sequences within buckets and batches in groups: the same for the same (seed, epoch), wherever it runs."""
+    """Shuffle sequences within buckets and batches in groups: the same for the same (seed, epoch), wherever it runs.
+
+    Neighbours stay together in a group; one that is not full stays last, so that all are aligned. In the first epoch the most
+    expensive group comes first: then memory runs out at step 1, not in hour 9. What is most expensive depends on the model: the
+    most steps, or the longest sequences (attention). Both come first.
+    """
     random = _generator(seed, epoch)
     order_N = cut.order_N.copy()
     for begin, end in pairwise(cut.bucket_starts):
         random.shuffle(order_N[begin:end])
-    return Plan(order_N, cut.starts_K1, _shuffle_groups(cut.tokens_K, random, dearest_first=epoch == 0))
+    size = BATCHES_PER_GROUP
+    while size > 1 and cut.batches < size * GROUPS_PER_EPOCH:
+        size //= 2
+    groups = cut.batches // size
+    order_G = random.permutation(groups)
+    if epoch == 0:
+        most_steps = int(cut.tokens_K[: groups * size].reshape(groups, size).max(axis=1).argmax())
+        first = [0] if most_steps == 0 else [0, most_steps]
+        order_G = np.concatenate([first, order_G[~np.isin(order_G, first)]])
+    turns_GS = order_G[:, None] * size + np.arange(size)
+    return Plan(order_N, cut.starts_K1, np.concatenate([turns_GS.ravel(), np.arange(groups * size, cut.batches)]))
 
 
 def _generator(seed: int, epoch: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=[seed, epoch]))
 
 
-def _shuffle_groups(tokens_K: np.ndarray, random: np.random.Generator, dearest_first: bool) -> np.ndarray:
-    """Return the batches in a new order, neighbours together; a group that is not full stays last, so that all are aligned.
-
-    The dearest group first means out of memory at step 1, not in hour 9. What is dearest depends on the model: the most
-    steps, or the longest sequences (attention). Both come first.
-    """
-    size = BATCHES_PER_GROUP
-    while size > 1 and len(tokens_K) < size * GROUPS_PER_EPOCH:
-        size //= 2
-    groups = len(tokens_K) // size
-    order_G = random.permutation(groups)
-    if dearest_first:
-        most_steps = int(tokens_K[: groups * size].reshape(groups, size).max(axis=1).argmax())
-        first = [0] if most_steps == 0 else [0, most_steps]
-        order_G = np.concatenate([first, order_G[~np.isin(order_G, first)]])
-    turns_GS = order_G[:, None] * size + np.arange(size)
-    return np.concatenate([turns_GS.ravel(), np.arange(groups * size, len(tokens_K))])
-
-
 def spread_out(plan: Plan) -> Plan:
-    """The same batches in an order of which every stretch holds long and short ones alike: a part then stands for the whole.
+    """Return the same batches in an order of which every stretch holds long and short ones alike: a part then stands for the whole.
 
     The k-th place goes to the batch that the golden ratio's k-th multiple points at, from long to short.
     """
@@ -285,14 +267,14 @@ def choose_batches(plan: Plan, limit: float | int, seed: int) -> Plan:
 
 
 def plan_in_order(lengths_N: np.ndarray, limits: Limits) -> Plan:
-    """All sequences once, as they are stored, in batches of a fixed number."""
-    size = fitting(limits.pad_to or int(lengths_N.max()), limits)
+    """Return all sequences once, as they are stored, in batches of a fixed number."""
+    size = limits.sequences_of(limits.pad_to or int(lengths_N.max()))
     starts = np.append(np.arange(0, len(lengths_N), size), len(lengths_N))
     return Plan(np.arange(len(lengths_N)), starts, np.arange(len(starts) - 1))
 
 
 def padding_efficiency(lengths_N: np.ndarray, plan: Plan, pad_to: int | None = None) -> float:
-    """Real steps / padded steps of the plan's batches.
+    """Return real steps / padded steps of the plan's batches.
 
     >>> padding_efficiency(np.array([2, 4]), Plan(np.array([0, 1]), np.array([0, 2]), np.array([0])))
     0.75
@@ -305,24 +287,8 @@ def padding_efficiency(lengths_N: np.ndarray, plan: Plan, pad_to: int | None = N
     return float(real_K.sum() / (rows_K * longest_K).sum())
 
 
-# Batches of few shapes: lengths -> the few lengths that sequences are padded to, and batches of fixed numbers of rows.
-#
-# A GPU that replays recorded graphs (--compile_mode reduce-overhead) records one for each shape. Here a shape is a length of the
-# grid and the number of sequences of that length that make a full batch; what is missing in a batch is filled up with sequences of
-# length 0, which weigh nothing.
-#
-#     grid_G = grid_lengths(lengths_N, shapes=8)
-#     cut = cut_batches(rounded_up(lengths_N, grid_G), limits)
-#     on_grid = OnGrid(sequences, grid_G, limits)  # gathers as `sequences` does, padded
-#
-# Shapes: N sequences, D distinct lengths, G lengths of the grid, B sequences of one batch, T steps.
-
-MOST_CANDIDATES = 512
-"""Lengths that the grid is chosen from: its choice takes 20 ms for so many, and grows with their square."""
-
-
 def grid_lengths(lengths_N: np.ndarray, shapes: int) -> np.ndarray:
-    """At most so many lengths, ascending up to the longest, to which all can be padded with the fewest steps.
+    """Return at most `shapes` lengths, ascending up to the longest, to which all can be padded with the fewest steps.
 
     By dynamic programming over distinct lengths: the least padded steps of all up to the d-th, with the d-th in the grid.
 
@@ -349,15 +315,16 @@ def grid_lengths(lengths_N: np.ndarray, shapes: int) -> np.ndarray:
 
 
 def rounded_up(lengths_N: np.ndarray, grid_G: np.ndarray) -> np.ndarray:
+    """Return the length of the grid that each sequence is padded to."""
     rounded_L = grid_G[np.searchsorted(grid_G, np.arange(grid_G[-1] + 1))].astype(lengths_N.dtype)
     return rounded_L[lengths_N]
 
 
 def grid_efficiency(lengths_N: np.ndarray, cut: Cut, limits: Limits) -> float:
-    """Real steps / padded steps of batches that were cut of rounded lengths; what `drop_last` leaves out comes in other epochs."""
-    rows_K = np.diff(cut.starts_K1)
-    shapes = Counter((cut.tokens_K // rows_K).tolist())
-    padded = sum(number * length * fitting(length, limits) for length, number in shapes.items())
+    """Return real steps / padded steps of batches that were cut of rounded lengths; what `drop_last` leaves out comes in other
+    epochs."""
+    shapes = Counter((cut.tokens_K // np.diff(cut.starts_K1)).tolist())
+    padded = sum(number * length * limits.sequences_of(length) for length, number in shapes.items())
     return float(lengths_N.sum(dtype=np.int64) / padded)
 
 
@@ -372,15 +339,14 @@ class OnGrid:
         return self._sequences.lengths_N
 
     def gather(self, sequences_B: np.ndarray, pad_to: int | None = None) -> Batch:
-        """The empty batch is of the smallest shape."""
+        """Return a padded batch; the empty one is of the smallest shape."""
         longest = int(self.lengths_N[sequences_B].max(initial=0))
         length = int(self._grid_G[np.searchsorted(self._grid_G, longest)])
-        batch = self._sequences.gather(sequences_B, length)
-        return with_rows(batch, fitting(length, self._limits))
+        return with_rows(self._sequences.gather(sequences_B, length), self._limits.sequences_of(length))
 
 
 def with_rows(batch: Batch, rows: int) -> Batch:
-    """Filled up with sequences of length 0, which have no number (-1) and no label."""
+    """Fill a batch up with sequences of length 0, which have no number (-1) and no label."""
     missing = rows - len(batch.lengths_B)
     assert missing >= 0, "a batch of more sequences than were to fit"
 

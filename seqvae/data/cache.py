@@ -1,7 +1,8 @@
 """The cache: any Parquet, converted once into flat memory-mapped arrays, and opened in no time ever after.
 
-`prepare_cache` finds the cache of exactly these files and options or builds it, beside the others in --cache_dir, into a
-temporary directory that is renamed when it is whole. Processes that start together wait for the one that builds.
+In: where the data are and how to read them. Out: an opened cache with its splits. `prepare_cache` finds the cache of exactly these
+files and options or builds it, beside the others in --cache_dir, into a temporary directory that is renamed when it is whole.
+Processes that start together wait for the one that builds.
 """
 
 import errno
@@ -12,9 +13,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,18 +23,19 @@ from seqvae.data.building.builder import build
 from seqvae.data.dataset import SequenceSet, read_meta
 from seqvae.data.demo.write import write_demo
 from seqvae.data.description import DataDescription, FittedPreprocessing
-from seqvae.data.flat_file import META, OFFSETS, checksum_of, described
+from seqvae.data.flat_file import META, checksum_of, described
 from seqvae.data.parquet.discovery import DataFiles, Fingerprint, find_files, fingerprint
 from seqvae.errors import DataError, StorageError
-from seqvae.files import exclusive, is_held
+from seqvae.files import DISK_FULL, is_in_use, wait_for_lock
 from seqvae.text import counted
 
 log = logging.getLogger(__name__)
 FORMAT = 5
-"""Raise it when what lies in a cache changes: older caches are then built anew."""
+"""Raise it when what lies in a cache changes: older caches are then built again."""
 NOT_IN_KEY = ("data_dir", "variable_embeddings_path", "freeze_variable_embeddings")
+"""Options that a cache does not depend on, or that its name holds otherwise."""
 SIDE_FILES = ("label_path", "params_map_path", "tokenizer")
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Options that may be files whose content a cache depends on."""
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOLCK)
 VERIFIED_BYTES = 256 << 20
 """Caches up to this size are compared with their checksums at every start, which takes a tenth of a second or two."""
@@ -62,33 +63,132 @@ class SequenceData(NamedTuple):
 
 
 def default_cache_dir() -> Path:
+    """Return where caches lie unless --cache_dir says otherwise."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "seqvae"
 
 
 def prepare_cache(source: SourceSettings, cache: CacheSettings, learnt: FittedPreprocessing | None = None) -> Path:
-    """The directory of the cache for these data, which is built first where it is not there or not whole.
+    """Return the directory of the cache for these data, which is built first where it is not there or not whole.
 
     With `learnt`, the data are read as a trained network knows such data, and no split has to be there.
     """
-    root = _expanded(Path(cache.cache_dir) if cache.cache_dir else default_cache_dir())
-    with _storage_errors(root):
+    root = Path(cache.cache_dir) if cache.cache_dir else default_cache_dir()
+    try:
+        root = root.expanduser()
+    except RuntimeError as error:
+        raise StorageError(f"{root}: there is no home directory. Choose a directory with --cache_dir.") from error
+    try:
         root.mkdir(parents=True, exist_ok=True)
         if source.data_dir is None:
-            source = _with_demo_data(source, root)
+            demo = write_demo(root / "demo", "tokens" if source.kind == "auto" else source.kind)
+            source = replace(source, data_dir=str(demo))
         data = find_files(str(source.data_dir), to_learn_from=learnt is None)
         fingerprints = _fingerprints(data)
-        name = _cache_name(source, data, fingerprints, learnt)
-        if why_unusable(root / name) is None:
-            return root / name
-        with exclusive(root / f".{name}.lock", lambda: log.info("waiting for the process that builds this cache")):
-            reason = why_unusable(root / name)
-            if reason is not None:
-                _announce(root, name, reason)
-                _build_into(root, name, data, source, fingerprints, learnt)
-    return root / name
+        request, files = _name_parts(source, data, fingerprints, learnt)
+        path = root / f"{request}-{files}"
+        if why_unusable(path) is None:
+            return path
+        with wait_for_lock(
+            root / f".{path.name}.lock", lambda: log.info("waiting for the process that builds this cache")
+        ):
+            if (reason := why_unusable(path)) is not None:
+                older = [one for one in root.glob(f"{request}-*") if one != path]  # for an earlier state of the files
+                if path.exists():
+                    log.warning("the cache %s cannot be used (%s): building it again", path, reason)
+                elif older:
+                    log.warning("the Parquet files have changed since their cache was built: building it again")
+                else:
+                    log.info("building the cache %s (once)", path)
+                _build_into(path, data, source, fingerprints, learnt)
+                for one in older:  # a run that uses one goes on with the data that it began with
+                    if not any(map(is_in_use, one.glob("*/"))):
+                        with suppress(OSError):
+                            _remove(one)
+        return path
+    except OSError as error:
+        if error.errno in DISK_FULL:
+            advice = "Free some space or choose another --cache_dir"
+            raise StorageError(f"{root}: the disk is full ({error.strerror}). {advice}.") from error
+        if error.errno in UNWRITABLE:
+            raise StorageError(f"{root}: cannot be written ({error.strerror}). Choose another --cache_dir.") from error
+        raise
+
+
+def _fingerprints(data: DataFiles) -> list[Fingerprint]:
+    """Return one per file, unreadable ones included, so that a repaired file makes a new cache; the build says what is wrong."""
+    prints = []
+    for path in [*(p for paths in data.by_split.values() for p in paths), *data.subject_splits]:
+        try:
+            prints.append(fingerprint(path))
+        except DataError:
+            prints.append(Fingerprint(str(path), -1, -1, ""))
+    return prints
+
+
+def _name_parts(
+    source: SourceSettings, data: DataFiles, fingerprints: list[Fingerprint], learnt: FittedPreprocessing | None
+) -> tuple[str, str]:
+    """Return <readable part>-<hash of the request>, and a hash of the files: a changed file changes the second alone."""
+    options = {key: value for key, value in asdict(source).items() if key not in NOT_IN_KEY}
+    beside = [path for flag in SIDE_FILES if (path := getattr(source, flag)) and Path(path).is_file()]
+    files = [list(one) for one in fingerprints] + [list(fingerprint(Path(path))) for path in beside]
+    splits = {split: [str(path) for path in paths] for split, paths in data.by_split.items()}
+    readable = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(str(source.data_dir)).name).strip("_")[:40] or "data"
+    known = [] if learnt is None else [asdict(learnt.description), learnt.pools_are_whole]
+    request = _digest([FORMAT, str(Path(str(source.data_dir)).absolute()), options, *known])
+    return f"{readable}-{request}", _digest([files, splits])
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _build_into(
+    path: Path,
+    data: DataFiles,
+    source: SourceSettings,
+    fingerprints: list[Fingerprint],
+    learnt: FittedPreprocessing | None,
+) -> None:
+    """Build a cache beside its place, and move it there once it is whole; the caller holds the lock."""
+    for leftover in path.parent.glob(f".{path.name}.building-*"):  # of builders that were killed
+        shutil.rmtree(leftover, ignore_errors=True)
+    directory = Path(tempfile.mkdtemp(prefix=f".{path.name}.building-", dir=path.parent))
+    try:
+        built = build(data, source, directory, learnt)
+        number_of = {one.path: number for number, one in enumerate(fingerprints)}
+        meta = {
+            "format": FORMAT,
+            "layout": built.layout.describe(),
+            "columns": [column._asdict() for column in built.columns],
+            "description": asdict(built.description),
+            "splits": built.splits,
+            "notes": built.notes,
+            "bad_files": built.bad_files,
+            "files": [one._asdict() for one in fingerprints],
+            # Which of these the tables of sequences mean by 0, 1, ...
+            "sources": [number_of[str(file)] for file in built.files],
+        }
+        meta = json.loads(json.dumps(meta))  # tuples become lists, so that the digest is that of what is read back
+        text = json.dumps(meta | {"digest": _digest(meta)}, indent=1)
+        (directory / META).write_text(text, encoding="utf-8")
+        directory.chmod(0o755)
+        _remove(path)
+        directory.rename(path)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _remove(cache: Path) -> None:
+    """Remove a cache. Of a link, only the link goes: it may lead to anything."""
+    if cache.is_symlink() or cache.is_file():
+        cache.unlink()
+    elif cache.exists():
+        shutil.rmtree(cache)
 
 
 def open_cache(path: Path, lengths: LengthSettings, in_memory: bool = False) -> SequenceData:
+    """Open a cache; what the length cap does to its sequences is added to the notes."""
     meta = read_meta(path)
     fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in meta["description"].items()}
     description = DataDescription(**fields)
@@ -110,7 +210,7 @@ def open_cache(path: Path, lengths: LengthSettings, in_memory: bool = False) -> 
 
 
 def why_unusable(directory: Path) -> str | None:
-    """None where the cache is whole: described, of this format, each file as long as it should be, and small ones intact."""
+    """Return what is wrong with a cache: its description, its format, the size of a file, or the content of a small one."""
     if not directory.exists():
         return "there is none yet"
     try:
@@ -138,123 +238,3 @@ def why_unusable(directory: Path) -> str | None:
     except (ValueError, KeyError, TypeError) as error:
         return f"meta.json is damaged ({error})"
     return None
-
-
-def _expanded(root: Path) -> Path:
-    try:
-        return root.expanduser()
-    except RuntimeError as error:
-        raise StorageError(f"{root}: there is no home directory. Choose a directory with --cache_dir.") from error
-
-
-def _with_demo_data(source: SourceSettings, root: Path) -> SourceSettings:
-    kind = "tokens" if source.kind == "auto" else source.kind
-    demo = write_demo(root / "demo", kind)
-    return SourceSettings(**{**asdict(source), "data_dir": str(demo)})
-
-
-def _fingerprints(data: DataFiles) -> list[Fingerprint]:
-    """One a file, unreadable ones included, so that a repaired file makes a new cache; the build says what is wrong."""
-    prints = []
-    for path in [*(p for paths in data.by_split.values() for p in paths), *data.subject_splits]:
-        try:
-            prints.append(fingerprint(path))
-        except DataError:
-            prints.append(Fingerprint(str(path), -1, -1, ""))
-    return prints
-
-
-def _cache_name(
-    source: SourceSettings, data: DataFiles, fingerprints: list[Fingerprint], learnt: FittedPreprocessing | None
-) -> str:
-    """<readable part>-<what was asked for>-<of which files>: a changed file changes the last part alone."""
-    options = {key: value for key, value in asdict(source).items() if key not in NOT_IN_KEY}
-    beside = [path for flag in SIDE_FILES if (path := getattr(source, flag)) and Path(path).is_file()]
-    files = [list(one) for one in fingerprints] + [list(fingerprint(Path(path))) for path in beside]
-    splits = {split: [str(path) for path in paths] for split, paths in data.by_split.items()}
-    readable = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(str(source.data_dir)).name).strip("_")[:40] or "data"
-    known = [] if learnt is None else [asdict(learnt.description), learnt.pools_are_whole]
-    asked = _digest([FORMAT, str(Path(str(source.data_dir)).absolute()), options, *known])
-    return f"{readable}-{asked}-{_digest([files, splits])}"
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _announce(root: Path, name: str, reason: str) -> None:
-    if (root / name).exists():
-        log.warning("the cache %s cannot be used (%s): building it anew", root / name, reason)
-    elif _older_caches(root, name):
-        log.warning("the Parquet files have changed since their cache was built: building it anew")
-    else:
-        log.info("building the cache %s (once)", root / name)
-
-
-def _older_caches(root: Path, name: str) -> list[Path]:
-    """Caches of the same request for an earlier state of the files."""
-    asked = name.rpartition("-")[0]
-    return [path for path in root.glob(f"{asked}-*") if path.name != name]
-
-
-def _build_into(
-    root: Path,
-    name: str,
-    data: DataFiles,
-    source: SourceSettings,
-    fingerprints: list[Fingerprint],
-    learnt: FittedPreprocessing | None,
-) -> None:
-    for leftover in root.glob(f".{name}.building-*"):  # of builders that were killed: the lock is ours
-        shutil.rmtree(leftover, ignore_errors=True)
-    directory = Path(tempfile.mkdtemp(prefix=f".{name}.building-", dir=root))
-    try:
-        built = build(data, source, directory, learnt)
-        number_of = {one.path: number for number, one in enumerate(fingerprints)}
-        meta = {
-            "format": FORMAT,
-            "layout": built.layout.describe(),
-            "columns": [column._asdict() for column in built.columns],
-            "description": asdict(built.description),
-            "splits": built.splits,
-            "notes": built.notes,
-            "bad_files": built.bad_files,
-            "files": [one._asdict() for one in fingerprints],
-            # Which of these the tables of sequences mean by 0, 1, ...
-            "sources": [number_of[str(path)] for path in built.files],
-        }
-        meta = json.loads(json.dumps(meta))  # tuples become lists, so that the digest is that of what is read back
-        text = json.dumps(meta | {"digest": _digest(meta)}, indent=1)
-        (directory / META).write_text(text, encoding="utf-8")
-        directory.chmod(0o755)
-        _remove(root / name)
-        directory.rename(root / name)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-    for older in _older_caches(root, name):
-        in_use = any(is_held(file) for file in older.glob(f"*/{OFFSETS}"))
-        if not in_use:  # a run that still uses it goes on with the data that it began with
-            with suppress(OSError):
-                _remove(older)
-
-
-def _remove(cache: Path) -> None:
-    """A link goes, and what it leads to stays: it may be anything."""
-    if cache.is_symlink() or cache.is_file():
-        cache.unlink()
-    elif cache.exists():
-        shutil.rmtree(cache)
-
-
-@contextmanager
-def _storage_errors(root: Path) -> Iterator[None]:
-    """What the disk refuses, in words of flags."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in FULL_DISK:
-            advice = "Free some space or choose another --cache_dir"
-            raise StorageError(f"{root}: the disk is full ({error.strerror}). {advice}.") from error
-        if error.errno in UNWRITABLE:
-            raise StorageError(f"{root}: cannot be written ({error.strerror}). Choose another --cache_dir.") from error
-        raise

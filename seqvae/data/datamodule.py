@@ -1,4 +1,4 @@
-"""The LightningDataModule over `sequences/`: settings in, batches of any split out, and an exact position in checkpoints.
+"""The LightningDataModule over Parquet: settings in, batches of any split out, and an exact position in checkpoints.
 
     data = SequenceDataModule(SourceSettings(data_dir="my_data"), accumulate=2)
     module = MyModule(data.description)
@@ -36,15 +36,16 @@ from seqvae.data.batching import (
     spread_out,
 )
 from seqvae.data.cache import SequenceData, open_cache, prepare_cache
-from seqvae.data.dataset import SequenceSet, place_of
+from seqvae.data.dataset import SequenceSet, origin_of
 from seqvae.data.description import DataDescription, FittedPreprocessing
 from seqvae.data.loader import BatchLoader, resolve_loading, rounds, warn
 from seqvae.data.parquet.side_tables import read_variable_embeddings
 from seqvae.errors import DataError, SettingsError
+from seqvae.text import counted
 
 PROBE_SEQUENCES, FEWEST_PROBE_SEQUENCES = 32, 8
 PROBE_STEPS = 1024
-"""How large a sample for monitors is: as many sequences as fit into so many steps, padding included."""
+"""How large a sample for monitors is: as many sequences as fit into these steps, padding included."""
 
 EFFICIENCY_BATCHES = 1000
 """Enough to tell two digits of the padding efficiency; all batches of ten million sequences would take a quarter of a second."""
@@ -88,7 +89,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         self.learnt = learnt
         self._quadratic = attention_steps if self.batches.level_cost else None
         self.on_trouble: Callable[[str], None] = warn
-        """Gets a line each time that what prepares the batches had to start anew; loaders that are made later ask for it."""
+        """Gets a line each time that the workers of a loader had to start again; loaders take it over when they are made."""
         self.order: Literal["shuffled", "spread"] = "shuffled"
         """Of the training batches. spread: every stretch holds long and short ones alike, for measuring on a part of an epoch."""
         self._loaders: dict[str, BatchLoader] = {}
@@ -107,7 +108,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         return self.data.description
 
     def variable_vectors(self) -> np.ndarray | None:
-        """Return the vectors that the variables' embeddings start from, in the order of the names, if any are given."""
+        """Return the vectors that the variables' embeddings start from, in the order of the names; None without a file of them."""
         path = self.source.variable_embeddings_path
         if path is None:
             return None
@@ -158,12 +159,12 @@ class SequenceDataModule(lightning.LightningDataModule):
         return self._grids.get(name)
 
     def plan_of_epoch(self, epoch: int) -> Plan:
-        """Return the training batches of an epoch, planned once for all who ask one after the other, as header and loader do."""
-        wanted = epoch, self.order
-        if self._planned is None or self._planned[0] != wanted:
+        """Return the training batches of an epoch, planned once for all requests in a row, as those of header and loader."""
+        key = epoch, self.order
+        if self._planned is None or self._planned[0] != key:
             self._planned = None  # two plans of ten million sequences would be 160 MB
             plan = plan_epoch(self.cut, self.seed, epoch)
-            self._planned = wanted, spread_out(plan) if self.order == "spread" else plan
+            self._planned = key, spread_out(plan) if self.order == "spread" else plan
         return self._planned[1]
 
     @property
@@ -185,34 +186,30 @@ class SequenceDataModule(lightning.LightningDataModule):
         return rounds(self.batches_per_epoch(world), self.accumulate)
 
     def summary(self) -> list[str]:
-        """Return lines for a header: what was detected, how it is cut into batches, what to know of the data, and hints."""
-        lengths_N = self.split("train").lengths_N
+        """Return lines for a header: what was detected, how it is cut into batches, notes on the data, and hints."""
+        lengths_N, limits = self.split("train").lengths_N, self.limits
         if self.shapes is None:
             looked_at = some_batches(self.plan_of_epoch(0), EFFICIENCY_BATCHES, self.seed)
-            efficiency = padding_efficiency(lengths_N, looked_at, self.limits.pad_to)
+            efficiency = padding_efficiency(lengths_N, looked_at, limits.pad_to)
         else:
-            efficiency = grid_efficiency(lengths_N, self.cut, self.limits)
-        others = ", ".join(
-            f"{len(self.data.splits[name]):,} {name}" for name in ("valid", "test") if name in self.data.splits
-        )
-        at_most = f"at most {self.limits.tokens_per_batch:,} steps"
-        if self.limits.batch_size is not None:
-            at_most += f" and {self.limits.batch_size:,} sequence{'s' * (self.limits.batch_size != 1)}"
-        workers = f"{self.loading.workers} worker{'s' * (self.loading.workers != 1)} ({self.loading.worker_type})"
-        lines = [
-            f"{len(lengths_N):,} training sequences (mean {lengths_N.mean():.1f} steps, longest "
-            f"{lengths_N.max():,}), {others}",
-            f"{self.cut.batches:,} batches an epoch, {at_most}, padding efficiency {efficiency:.2f}, {workers}",
-        ]
-        notes = [note if note.startswith("warning: ") else f"note: {note}" for note in self.data.notes]
+            efficiency = grid_efficiency(lengths_N, self.cut, limits)
+        splits = self.data.splits
+        others = ", ".join(f"{len(splits[name]):,} {name}" for name in ("valid", "test") if name in splits)
+        most = f"at most {limits.tokens_per_batch:,} steps"
+        if limits.batch_size is not None:
+            most += f" and {counted(limits.batch_size, 'sequence')}"
+        workers = f"{counted(self.loading.workers, 'worker')} ({self.loading.worker_type})"
         return [
             self.data.layout,
-            *lines,
-            *notes,
-            *(f"hint: {hint}" for hint in (self.limits.hint, self.loading.hint) if hint),
+            f"{len(lengths_N):,} training sequences (mean {lengths_N.mean():.1f} steps, longest "
+            f"{lengths_N.max():,}), {others}",
+            f"{self.cut.batches:,} batches per epoch, {most}, padding efficiency {efficiency:.2f}, {workers}",
+            *(note if note.startswith("warning: ") else f"note: {note}" for note in self.data.notes),
+            *(f"hint: {hint}" for hint in (limits.hint, self.loading.hint) if hint),
         ]
 
     def prepare_data(self) -> None:
+        """Build the cache where there is none."""
         _ = self.data
 
     def setup(self, stage: str) -> None:
@@ -220,14 +217,34 @@ class SequenceDataModule(lightning.LightningDataModule):
         self._resumed = None
 
     def teardown(self, stage: str) -> None:
+        """End the worker processes."""
         for loader in self._loaders.values():
             loader.close()
 
     def train_dataloader(self) -> BatchLoader:
         """Return the training loader, at the position of the checkpoint where there is one. May be called more than once."""
+        trainer, state = self.trainer, self._resumed
+        if trainer is not None and trainer.accumulate_grad_batches != self.accumulate:
+            raise ValueError(
+                f"the Trainer accumulates {trainer.accumulate_grad_batches} batches, SequenceDataModule "
+                f"{self.accumulate}: set both to the same number"
+            )
         loader = self._make_loader("train", "train", self.plan_of_epoch, self.cut.batches, self.limits)
-        if self._resumed is not None:
-            self._resume(loader, self._resumed)
+        if state is None:
+            return loader
+        loader.load_state_dict(state)
+        if loader.delivered and state["seed"] != self.seed:
+            raise SettingsError(
+                f"the checkpoint stands within an epoch that was shuffled with --seed {state['seed']}: resume with the same"
+            )
+        if trainer is not None and (state["world"], state["batches"]) != (loader.world, loader.batches):
+            # Lightning counts each process's batches and believes its own count, not the loader's: with another number of processes
+            # than before, an epoch would end too early or too late.
+            done = len(loader) if state["delivered"] >= state["batches"] else loader.rounds_done
+            progress = trainer.fit_loop.epoch_loop.batch_progress.current
+            ahead = done - progress.ready
+            for counter in dataclasses.fields(progress):
+                setattr(progress, counter.name, getattr(progress, counter.name) + ahead)
         return loader
 
     def val_dataloader(self) -> BatchLoader:
@@ -252,7 +269,7 @@ class SequenceDataModule(lightning.LightningDataModule):
     def probe_batches(self) -> list[Batch]:
         """Return a small sample of the validation sequences, the same in every process and after a resume, in one batch.
 
-        It is for monitors that ask the model about a few sequences again and again.
+        It is for monitors that evaluate the model on a few sequences again and again.
         """
         if "valid" not in self.data.splits:
             return []
@@ -280,12 +297,6 @@ class SequenceDataModule(lightning.LightningDataModule):
     def _make_loader(
         self, stage: str, split: str, plan_of_epoch: Callable[[int], Plan], batches: int, limits: Limits
     ) -> BatchLoader:
-        training = stage == "train"
-        if training and self.trainer is not None and self.trainer.accumulate_grad_batches != self.accumulate:
-            raise ValueError(
-                f"the Trainer accumulates {self.trainer.accumulate_grad_batches} batches, SequenceDataModule was told "
-                f"{self.accumulate}: give both the same number"
-            )
         self._loaders[stage] = BatchLoader(
             self.split(split) if stage == "predict" else self.gathering(split, limits),
             plan_of_epoch,
@@ -294,26 +305,16 @@ class SequenceDataModule(lightning.LightningDataModule):
             pad_to=limits.pad_to,
             rank=self.trainer.global_rank if self.trainer else 0,
             world=self.trainer.world_size if self.trainer else 1,
-            accumulate=self.accumulate if training else 1,
-            reshuffled=training,
-            place_of=partial(place_of, self.split(split)),
+            accumulate=self.accumulate if stage == "train" else 1,
+            reshuffled=stage == "train",
+            place_of=partial(origin_of, self.split(split)),
             on_trouble=self.on_trouble,
         )
         return self._loaders[stage]
 
-    def _resume(self, loader: BatchLoader, state: dict[str, Any]) -> None:
-        loader.load_state_dict(state)
-        if loader.delivered and state["seed"] != self.seed:
-            raise SettingsError(
-                f"the checkpoint stands within an epoch that was shuffled with --seed {state['seed']}: resume with the same"
-            )
-        if self.trainer is not None and (state["world"], state["batches"]) != (loader.world, loader.batches):
-            at_end = state["delivered"] >= state["batches"]
-            _move_batch_progress(self.trainer, len(loader) if at_end else loader.rounds_done)
-
 
 def some_batches(plan: Plan, most: int, seed: int) -> Plan:
-    """Return so many batches of a plan, short and long ones alike, with none but their sequences; all where there are no more."""
+    """Return at most `most` batches of a plan, short and long ones alike, without the sequences of the others."""
     chosen = choose_batches(plan, most, seed)
     batches = [chosen.batch(k) for k in range(chosen.batches)]
     return Plan(np.concatenate(batches), np.cumsum([0, *map(len, batches)]), np.arange(len(batches)))
@@ -329,17 +330,5 @@ def choose_sample(lengths_N: np.ndarray, seed: int) -> np.ndarray:
     short_P = np.flatnonzero(lengths_N <= longest)
     chosen_C = np.random.default_rng(seed).permutation(short_P)[:PROBE_SEQUENCES]
     sorted_C = chosen_C[np.argsort(lengths_N[chosen_C], kind="stable")]
-    fitting = np.count_nonzero(np.arange(1, len(sorted_C) + 1) * lengths_N[sorted_C] <= PROBE_STEPS)
-    return sorted_C[: max(fitting, fewest)]
-
-
-def _move_batch_progress(trainer: lightning.Trainer, done: int) -> None:
-    """Tell Lightning how many of its batches of this epoch lie behind it.
-
-    It counts each process's batches and believes its own count, not the loader's. With another number of processes than
-    before, an epoch would end too early or too late.
-    """
-    progress = trainer.fit_loop.epoch_loop.batch_progress.current
-    ahead = done - progress.ready
-    for counter in dataclasses.fields(progress):
-        setattr(progress, counter.name, getattr(progress, counter.name) + ahead)
+    that_fit = np.count_nonzero(np.arange(1, len(sorted_C) + 1) * lengths_N[sorted_C] <= PROBE_STEPS)
+    return sorted_C[: max(that_fit, fewest)]

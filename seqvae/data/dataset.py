@@ -1,7 +1,9 @@
-"""One split of a cache, opened: which sequences there are after the length cap, and padded batches of any of them.
+"""One split of a cache, opened: which sequences there are after the length cap, padded batches of any of them, and their origin.
 
 Everything large is memory-mapped, opened at the first use in each process and left behind when pickled, so that a
 loader process costs no copy of the data.
+
+Shapes: S stored sequences, N sequences after the cap, B sequences of a batch, T their steps, E their events, R rows of a file.
 """
 
 import json
@@ -20,13 +22,17 @@ import torch
 from seqvae.config.data import LengthSettings
 from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch
 from seqvae.data.description import Kind
-from seqvae.data.flat_file import META, OFFSETS, map_flat
+from seqvae.data.flat_file import META, map_flat
 from seqvae.errors import DataError
-from seqvae.files import hold
+from seqvae.files import mark_in_use
 from seqvae.text import counted, some
 
 LONGEST = 2**31 - 1
 """Steps of one sequence, which are counted in int32."""
+SHOWN, SHOWN_FILES = 5, 3
+"""Sequences, rows and files that a message names."""
+UNREADABLE = (OSError, pa.ArrowException)
+"""Errors of files that cannot be read."""
 
 
 class Windows(NamedTuple):
@@ -43,7 +49,7 @@ class Windows(NamedTuple):
 
 
 class SequenceSet:
-    """A split; sequence n of it is what `lengths_N[n]` says."""
+    """A split; its sequence n has `lengths_N[n]` steps."""
 
     def __init__(
         self, directory: Path, kind: Kind, arrays: dict[str, Any], lengths: LengthSettings, in_memory: bool = False
@@ -76,6 +82,7 @@ class SequenceSet:
 
     @property
     def windows(self) -> Windows:
+        """The sequences after the length cap."""
         if self._windows is None:
             windows = cut_windows(self._arrays["offsets"], self._length_settings)
             if len(windows.lengths_N) == 0:
@@ -87,76 +94,34 @@ class SequenceSet:
             self._windows = windows
         return self._windows
 
-    def gather(self, sequences_B: np.ndarray, pad_to: int | None = None) -> Batch:
-        """A padded batch of these sequences; of none: the empty batch, one sequence of length 0."""
-        if len(sequences_B) == 0:
-            return self._gather(np.zeros(1, np.int64), np.zeros(1, np.int64), pad_to or 1, np.full(1, -1))
-        starts_B = np.asarray(self.windows.starts_N[sequences_B])
-        lengths_B = self.windows.lengths_N[sequences_B].astype(np.int64)
-        assert pad_to is None or pad_to >= lengths_B.max(), "a longer sequence would run into the next row"
-        return self._gather(starts_B, lengths_B, pad_to or int(lengths_B.max()), np.asarray(sequences_B, np.int64))
-
-    def ids(self, sequences_B: np.ndarray) -> list[int | str]:
-        """The ids the user knows these sequences by."""
-        rows_B, column = self._owners(np.asarray(sequences_B)), self._sequences().column("id")
-        if len(rows_B) and np.array_equal(rows_B, np.arange(rows_B[0], rows_B[0] + len(rows_B))):
-            found: list[int | str] = column.slice(rows_B[0], len(rows_B)).to_pylist()  # `take` looks at all there are
-            return found
-        ids: list[int | str] = column.take(pa.array(rows_B)).to_pylist()
-        return ids
-
-    def window_of(self, sequences_B: np.ndarray) -> np.ndarray | None:
-        """Which window of its stored sequence each is, from 0 on; None where sequences are not cut into windows."""
-        owners_N = self.windows.owners_N
-        if owners_N is None or self._length_settings.long_sequences != "split":
-            return None
-        window_B: np.ndarray = sequences_B - np.searchsorted(owners_N, owners_N[sequences_B])
-        return window_B
-
-    def place_of(self, id_: str) -> int | None:
-        """Which sequence the user knows by this id; of several windows or sequences with it the first."""
-        column = self._sequences().column("id")
-        try:
-            wanted = pa.scalar(id_, pa.string()).cast(column.type)
-        except pa.ArrowInvalid:  # ids are numbers, and this is none
-            return None
-        row = pc.index(column, wanted).as_py()
-        owners_N = self.windows.owners_N
-        if row < 0 or owners_N is None:
-            return None if row < 0 or row >= len(self) else int(row)
-        place = int(np.searchsorted(owners_N, row))
-        return place if place < len(owners_N) and owners_N[place] == row else None
-
-    def rows_of(self, sequences_B: np.ndarray) -> dict[str, np.ndarray]:
-        """Parquet file -> the rows that some of these sequences begin in."""
-        meta = read_meta(self.directory.parent)
-        origins = self._sequences().select(["file", "row"]).take(pa.array(self._owners(np.asarray(sequences_B))))
-        files_B, rows_B = (origins.column(name).to_numpy() for name in ("file", "row"))
-        return {meta["files"][meta["sources"][file]]["path"]: rows_B[files_B == file] for file in np.unique(files_B)}
-
     @property
     def _arrays(self) -> dict[str, np.ndarray]:
+        """The flat arrays by name."""
         if self._opened is None:
-            hold(self, self.directory / OFFSETS)  # worker processes open the files later than their parent
+            mark_in_use(self, self.directory)  # worker processes open the files later than their parent
             entries = self._entries.items()
             self._opened = {name: map_flat(self.directory, entry, self._in_memory) for name, entry in entries}
         return self._opened
 
-    def _sequences(self) -> pa.Table:
-        if self._table is None:
-            self._table = pa.ipc.open_file(pa.memory_map(str(self.directory / "sequences.arrow"))).read_all()
-        return self._table
-
-    def _owners(self, sequences_B: np.ndarray) -> np.ndarray:
-        owners_N = self.windows.owners_N
-        return sequences_B if owners_N is None else owners_N[sequences_B]
-
-    def _gather(self, starts_B: np.ndarray, lengths_B: np.ndarray, steps: int, sequences_B: np.ndarray) -> Batch:
-        arrays = self._arrays
+    def gather(self, sequences_B: np.ndarray, pad_to: int | None = None) -> Batch:
+        """Return a padded batch of these sequences; of none: the empty batch, one sequence of length 0 with the number -1."""
+        windows, arrays = self.windows, self._arrays
+        is_empty = len(sequences_B) == 0
+        if is_empty:
+            starts_B, lengths_B, sequences_B = np.zeros(1, np.int64), np.zeros(1, np.int64), np.full(1, -1)
+        else:
+            starts_B, lengths_B = windows.starts_N[sequences_B], windows.lengths_N[sequences_B].astype(np.int64)
+            sequences_B = np.asarray(sequences_B, np.int64)
+        longest = int(lengths_B.max())
+        steps = pad_to or max(1, longest)
+        assert steps >= longest, "a longer sequence would run into the next row"
         source_T = ranges(starts_B, lengths_B)
         target_T = ranges(np.arange(len(lengths_B)) * steps, lengths_B)
         shape = (len(lengths_B), steps)
-        labels_B = self._labels(sequences_B)
+        labels_B = None
+        if "labels" in arrays:
+            stored_B = np.full(1, -1) if is_empty else arrays["labels"][self._owners(sequences_B)].astype(np.int64)
+            labels_B = torch.from_numpy(stored_B)
         common = (torch.from_numpy(lengths_B), torch.from_numpy(sequences_B), labels_B, 0, 0)
         if self.kind == "tokens":
             tokens_BT = np.zeros(shape, np.int64)
@@ -183,12 +148,53 @@ class SequenceSet:
         events = [torch.from_numpy(array) for array in (variables_E, values_E, has_value_E, steps_E)]
         return EventBatch(torch.from_numpy(gaps_BT), common[0], events[0], events[1], events[2], events[3], *common[1:])
 
-    def _labels(self, sequences_B: np.ndarray) -> torch.Tensor | None:
-        if "labels" not in self._arrays:
+    def ids(self, sequences_B: np.ndarray) -> list[int | str]:
+        """Return the ids that the user knows these sequences by."""
+        rows_B, column = self._owners(np.asarray(sequences_B)), self._sequences().column("id")
+        if len(rows_B) and np.array_equal(rows_B, np.arange(rows_B[0], rows_B[0] + len(rows_B))):
+            found: list[int | str] = column.slice(rows_B[0], len(rows_B)).to_pylist()  # `take` looks at all there are
+            return found
+        ids: list[int | str] = column.take(pa.array(rows_B)).to_pylist()
+        return ids
+
+    def window_of(self, sequences_B: np.ndarray) -> np.ndarray | None:
+        """Return which window of its stored sequence each is, from 0 on; None where sequences are not cut into windows."""
+        owners_N = self.windows.owners_N
+        if owners_N is None or self._length_settings.long_sequences != "split":
             return None
-        present_B = sequences_B >= 0
-        labels_B = self._arrays["labels"][self._owners(np.where(present_B, sequences_B, 0))].astype(np.int64)
-        return torch.from_numpy(np.where(present_B, labels_B, -1))
+        window_B: np.ndarray = sequences_B - np.searchsorted(owners_N, owners_N[sequences_B])
+        return window_B
+
+    def place_of(self, id_: str) -> int | None:
+        """Return which sequence the user knows by this id; of several windows or sequences with it the first."""
+        column = self._sequences().column("id")
+        try:
+            row = pc.index(column, pa.scalar(id_, pa.string()).cast(column.type)).as_py()
+        except pa.ArrowInvalid:  # ids are numbers, and this is none
+            return None
+        owners_N = self.windows.owners_N
+        if row < 0 or owners_N is None:
+            return None if row < 0 or row >= len(self) else int(row)
+        place = int(np.searchsorted(owners_N, row))
+        return place if place < len(owners_N) and owners_N[place] == row else None
+
+    def rows_of(self, sequences_B: np.ndarray) -> dict[str, np.ndarray]:
+        """Return, for each Parquet file, the rows that some of these sequences begin in."""
+        meta = read_meta(self.directory.parent)
+        origins = self._sequences().select(["file", "row"]).take(pa.array(self._owners(np.asarray(sequences_B))))
+        files_B, rows_B = (origins.column(name).to_numpy() for name in ("file", "row"))
+        return {meta["files"][meta["sources"][file]]["path"]: rows_B[files_B == file] for file in np.unique(files_B)}
+
+    def _sequences(self) -> pa.Table:
+        """Return the table of stored sequences: their ids, and where they came from."""
+        if self._table is None:
+            self._table = pa.ipc.open_file(pa.memory_map(str(self.directory / "sequences.arrow"))).read_all()
+        return self._table
+
+    def _owners(self, sequences_B: np.ndarray) -> np.ndarray:
+        """Return the stored sequence that each is a part of."""
+        owners_N = self.windows.owners_N
+        return sequences_B if owners_N is None else owners_N[sequences_B]
 
 
 def cut_windows(offsets_S1: np.ndarray, settings: LengthSettings) -> Windows:
@@ -215,7 +221,7 @@ def cut_windows(offsets_S1: np.ndarray, settings: LengthSettings) -> Windows:
 
 
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """start, start + 1, ... for each start, `count` of them, one behind the other.
+    """Return start, start + 1, ... for each start, `count` of them, one behind the other.
 
     >>> ranges(np.array([5, 0]), np.array([2, 3])).tolist()
     [5, 6, 0, 1, 2]
@@ -226,49 +232,40 @@ def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def read_meta(directory: Path) -> dict[str, Any]:
+    """Return what the meta.json of a cache says."""
     meta: dict[str, Any] = json.loads((directory / META).read_text(encoding="utf-8"))
     return meta
 
 
-# Where sequences came from, for messages: their ids, and the Parquet files and row groups that they begin in.
-#
-# In: an opened split, numbers of sequences. Out: one line, short however many there are.
+def origin_of(split: SequenceSet, sequences_B: np.ndarray) -> str:
+    """Return the ids of sequences and the files and row groups that they begin in, for a message; short however many there are."""
 
-SHOWN, SHOWN_FILES = 5, 3
-UNREADABLE = (OSError, pa.ArrowException)
+    def numbered(noun: str, numbers: np.ndarray) -> str:
+        distinct = np.unique(numbers)
+        return f"{noun}{'s' * (len(distinct) != 1)} {first_few(distinct)}"
 
+    def part(file: str, rows_R: np.ndarray) -> str:
+        try:
+            footer = pq.read_metadata(file)
+        except UNREADABLE:
+            return numbered("row", rows_R)
+        if rows_R.max() >= footer.num_rows:  # another file by now
+            return numbered("row", rows_R)
+        ends_G = np.cumsum([footer.row_group(group).num_rows for group in range(footer.num_row_groups)])
+        return numbered("row group", np.searchsorted(ends_G, rows_R, side="right"))
 
-def place_of(split: SequenceSet, sequences_B: np.ndarray) -> str:
+    def first_few(names: Iterable[object]) -> str:
+        return some([str(name) for name in names], SHOWN)
+
     if len(sequences_B) == 0:
         return "no sequences"
     whole = f"of the {split.directory.name} split"
     try:
         ids, rows_of = split.ids(sequences_B), split.rows_of(sequences_B)
     except UNREADABLE as error:
-        return f"sequences {_some(sequences_B)} {whole} by number, as {split.directory} cannot be read ({error})"
-    files = [f"{file}: {_part(file, rows_R)}" for file, rows_R in islice(rows_of.items(), SHOWN_FILES)]
+        return f"sequences {first_few(sequences_B)} {whole} by number, as {split.directory} cannot be read ({error})"
+    files = [f"{file}: {part(file, rows_R)}" for file, rows_R in islice(rows_of.items(), SHOWN_FILES)]
     more = len(rows_of) - len(files)
     beside = f"; and {counted(more, 'more file')}" if more else ""
     noun = "sequence" if len(ids) == 1 else "sequences"
-    return f"{noun} {_some(ids)} {whole} ({'; '.join(files)}{beside})"
-
-
-def _part(file: str, rows_R: np.ndarray) -> str:
-    """Row groups, as the file says; rows where it cannot be asked any more."""
-    try:
-        footer = pq.read_metadata(file)
-    except UNREADABLE:
-        return _numbered("row", rows_R)
-    if rows_R.max() >= footer.num_rows:  # another file by now
-        return _numbered("row", rows_R)
-    ends_G = np.cumsum([footer.row_group(group).num_rows for group in range(footer.num_row_groups)])
-    return _numbered("row group", np.searchsorted(ends_G, rows_R, side="right"))
-
-
-def _numbered(noun: str, numbers: np.ndarray) -> str:
-    distinct = np.unique(numbers)
-    return f"{noun}{'s' * (len(distinct) != 1)} {_some(distinct)}"
-
-
-def _some(names: Iterable[object]) -> str:
-    return some([str(name) for name in names], SHOWN)
+    return f"{noun} {first_few(ids)} {whole} ({'; '.join(files)}{beside})"

@@ -9,6 +9,8 @@ UNKNOWN = "<unknown>"
 
 @dataclass(frozen=True, kw_only=True)
 class DataDescription:
+    """What kind of sequences these are, and what their numbers stand for."""
+
     kind: Kind
 
     vocabulary_size: int = 0
@@ -27,6 +29,7 @@ class DataDescription:
     """Per name: a value in its own units is normalised * std + mean."""
 
     std: tuple[float, ...] = ()
+    """Per name: see `mean`."""
 
     valued: tuple[bool, ...] = ()
     """Per name: it has values in the training split."""
@@ -35,20 +38,21 @@ class DataDescription:
     """Events: minutes, or the name of a numeric time column whose unit is the user's."""
 
     log_gap_mean: float = 0.0
-    """Events: of the logarithm of the gaps between steps, in time units, over the training split; and so is the next."""
+    """Events: mean of the logarithm of the gaps between steps, in time units, over the training split."""
 
     log_gap_std: float = 1.0
+    """Its standard deviation."""
 
     shortest_gap: float = 1.0
-    """Events: gaps up to this, and 0, are not told apart."""
+    """Events: gaps up to this, and 0, count as equal."""
 
     classes: tuple[str, ...] = ()
     """What the labels 0, 1, ... stand for, where the data have labels."""
 
 
 class FittedPreprocessing(NamedTuple):
-    """What a trained network knows of data: others are read with its vocabulary and its moments, and teach it nothing."""
+    """What was fitted to a network's training data, and with which other data are read: its vocabulary and its moments."""
 
     description: DataDescription
     pools_are_whole: bool
-    """Or is a share held out as it was for training?"""
+    """Whether files that are no split are used whole; otherwise a share of them is held out, as it was for training."""

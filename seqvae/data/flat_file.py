@@ -9,16 +9,16 @@ from typing import Any, BinaryIO
 import numpy as np
 
 META = "meta.json"
-"""Beside the splits' folders: what lies in them."""
+"""Name of the file beside the splits' folders that describes what lies in them."""
 
 OFFSETS = "offsets.bin"
-"""In each split: where its sequences begin and end."""
+"""Name of the file of each split that says where its sequences begin and end."""
 
 PIECE_ITEMS = 1 << 21
 
 
 class FlatWriter:
-    """Appends arrays to a file; knows how many items it holds and their checksum."""
+    """A file that arrays are appended to; counts its items and their checksum."""
 
     def __init__(self, path: Path, dtype: Any) -> None:
         self.path = path
@@ -28,24 +28,25 @@ class FlatWriter:
         self._file: BinaryIO = path.open("wb", buffering=1 << 20)
 
     def append(self, array: np.ndarray) -> None:
+        """Write an array behind those before."""
         data = np.ascontiguousarray(array, dtype=self.dtype).reshape(-1)
         self._file.write(data.data)
         self.checksum = zlib.crc32(data.data, self.checksum)
         self.count += data.size
 
     def close(self) -> dict[str, Any]:
-        """What `map_flat` has to know, as JSON."""
+        """Close the file and return its entry, which `map_flat` reads, as JSON."""
         self._file.close()
         return {"file": self.path.name, "dtype": self.dtype.str, "count": self.count, "crc32": self.checksum}
 
     def abandon(self) -> None:
-        """Let go of the file after something went wrong: what is still unwritten may not fit the disk."""
+        """Close the file after an error: what is still unwritten may not fit the disk."""
         with suppress(OSError):
             self._file.close()
 
 
 class OffsetWriter:
-    """Appends lengths to a file of int64 offsets: item i stands at offsets[i] .. offsets[i + 1]."""
+    """A file of int64 offsets that lengths are appended to: item i stands at offsets[i] .. offsets[i + 1]."""
 
     def __init__(self, path: Path) -> None:
         self.flat = FlatWriter(path, np.int64)
@@ -53,21 +54,24 @@ class OffsetWriter:
         self.end = 0
 
     def append(self, lengths: np.ndarray) -> None:
+        """Write where items of these lengths end."""
         if len(lengths):
             ends = np.cumsum(lengths, dtype=np.int64) + self.end
             self.flat.append(ends)
             self.end = int(ends[-1])
 
     def close(self) -> dict[str, Any]:
+        """Close the file and return its entry."""
         return self.flat.close()
 
 
 def describe_file(path: Path) -> dict[str, Any]:
-    """What `FlatWriter.close` says, of a file that something else wrote: so many bytes."""
+    """Return the entry of a file of bytes that something else wrote, as `FlatWriter.close` does."""
     return {"file": path.name, "dtype": "|u1", "count": path.stat().st_size, "crc32": checksum_of(path)}
 
 
 def checksum_of(path: Path) -> int:
+    """Return the CRC-32 of a file's bytes."""
     checksum = 0
     with path.open("rb") as file:
         while piece := file.read(1 << 22):
@@ -76,7 +80,7 @@ def checksum_of(path: Path) -> int:
 
 
 def described(directory: Path, entry: dict[str, Any]) -> tuple[Path, np.dtype, int]:
-    """Where a file is, of what type and how long. An entry that leads elsewhere, or to what is not numbers, is none of ours."""
+    """Return where a file is, its type and its length. An entry that leads elsewhere, or to what is not numbers, is refused."""
     name, dtype, count = entry["file"], np.dtype(entry["dtype"]), entry["count"]
     if Path(name).name != name:
         raise ValueError(f"{name!r} is not the name of a file")
@@ -86,7 +90,7 @@ def described(directory: Path, entry: dict[str, Any]) -> tuple[Path, np.dtype, i
 
 
 def map_flat(directory: Path, entry: dict[str, Any], in_memory: bool = False) -> np.ndarray:
-    """The array that `FlatWriter.close` described."""
+    """Open the array of an entry."""
     path, dtype, count = described(directory, entry)
     if in_memory or count == 0:
         return np.fromfile(path, dtype, count)
@@ -94,12 +98,12 @@ def map_flat(directory: Path, entry: dict[str, Any], in_memory: bool = False) ->
 
 
 def read_pieces(path: Path, dtype: Any, items: int = PIECE_ITEMS) -> Iterator[np.ndarray]:
-    """The file from its beginning to its end, a piece at a time: plain reads, so that it never counts as our memory."""
+    """Yield the file from its beginning to its end, a piece at a time: plain reads, so that it never counts as our memory."""
     with path.open("rb") as file:
         while len(piece := np.fromfile(file, dtype, items)):
             yield piece
 
 
 def smallest_unsigned(largest: int) -> np.dtype:
-    """The smallest unsigned type that holds 0 .. largest."""
+    """Return the smallest unsigned type that holds 0 .. largest."""
     return np.min_scalar_type(largest)

@@ -1,23 +1,30 @@
 """An opened cache and the limits of its batches -> what a user wants to know before training: numbers, and warnings.
 
+All counts are of what is stored, before the length cap, and, unless a field says otherwise, of the training split. They come from
+plain passes over a cache's flat files, a piece at a time, so that memory stays bounded. "Names": token ids, features or variables.
+
 Rows of tables are named tuples: a field is a column, None stands where it has no meaning for this kind of sequence.
 
-Shapes: S stored sequences, N sequences after the length cap, K batches.
+Shapes: S stored sequences, N sequences after the length cap, K batches or shown names, V names, U names that occur, E values one
+behind the other, Q quantiles.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from torch import Tensor
 
 from seqvae.data.batch import Batch
 from seqvae.data.batching import Cut, Limits, cut_batches, padding_efficiency, plan_epoch
+from seqvae.data.building.statistics import FAR_OUT, Pieces
 from seqvae.data.cache import SequenceData
 from seqvae.data.dataset import read_meta
 from seqvae.data.description import UNKNOWN
-from seqvae.data.names import FlatSplit, Names, describe_names, time_spans
-from seqvae.data.parquet.discovery import ColumnRow
+from seqvae.data.flat_file import PIECE_ITEMS, map_flat, read_pieces
+from seqvae.data.parquet.file_check import ColumnRow
 from seqvae.text import some
 
 NO_LABEL = "(none)"
@@ -29,6 +36,24 @@ MUCH_LOST = 0.1
 """Share of the training steps lost to the length cap that is worth a warning."""
 MANY_SINGLE = 0.1
 """Share of training sequences of a single step that is worth a warning."""
+MOSTLY_MISSING = 0.95
+"""Share of a feature's values that are missing from which on it deserves a warning."""
+MOST_MISSING_NAMED = 8
+"""Features of mostly missing values that are warned of by name."""
+SPARSE_IDS = 0.1
+"""Share of a vocabulary that occurs, below which its ids look like hashes, or like those of another vocabulary."""
+LARGE_VOCABULARY = 1000
+"""A smaller one costs next to nothing, however little of it occurs."""
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+BIN = 0.02
+"""Standard deviations: how fine the quantiles are."""
+REACH = 5.0
+"""Standard deviations from the mean beyond which all values count as equal."""
+MOST_DRAWN = 20
+"""Names whose values are worth a picture."""
+SMALLEST_DIGIT = 1e-6
+"""Of a standard deviation: less is rounding, as values are stored in float32."""
+SEQUENCES_AT_ONCE = 4096
 
 
 class SplitRow(NamedTuple):
@@ -82,6 +107,60 @@ class TimeSpans(NamedTuple):
     unit: str
 
 
+class NameRow(NamedTuple):
+    """A token, feature or variable; values in their own units. None where a field has no meaning for the kind."""
+
+    name: str
+    seen: int | None = None
+    """How often it occurs."""
+    share: float | None = None
+    in_sequences: float | None = None
+    """Share of the sequences that have it."""
+    missing: float | None = None
+    mean: float | None = None
+    std: float | None = None
+    min: float | None = None
+    max: float | None = None
+    far_out: int | None = None
+
+
+class Distributions(NamedTuple):
+    """Of the values of K names, in standard deviations from the mean."""
+
+    names: tuple[str, ...]
+    values_KQ: np.ndarray
+
+
+class Names(NamedTuple):
+    possible: int
+    """How many a model has to reckon with."""
+    total: int
+    """How many of them occur."""
+    rows: tuple[NameRow, ...]
+    """Of tokens and variables the most frequent; of features all, or those with the most missing values."""
+    counts_U: np.ndarray | None
+    """Tokens and events: how often each one occurs, descending."""
+    missing: dict[str, np.ndarray]
+    """Features: per split the share of missing values of each row."""
+    distributions: Distributions | None
+    warnings: tuple[str, ...]
+
+
+class FlatSplit(NamedTuple):
+    """The flat files of one split: the sequences as they are in the Parquet, whatever the length cap."""
+
+    directory: Path
+    arrays: dict[str, dict[str, Any]]
+    """The entries that `map_flat` reads."""
+
+    def map(self, name: str) -> np.ndarray:
+        return map_flat(self.directory, self.arrays[name])
+
+    def pieces(self, name: str, items: int = PIECE_ITEMS) -> Iterator[np.ndarray]:
+        entry = self.arrays[name]
+        return read_pieces(self.directory / entry["file"], np.dtype(entry["dtype"]), items)
+
+
 class Inspection(NamedTuple):
     files: int
     bytes: int
@@ -101,59 +180,57 @@ class Inspection(NamedTuple):
 
 
 def inspect_cache(data: SequenceData, cap: int, limits: Limits, cut: Cut, *, accumulate: int, most: int) -> Inspection:
-    """`cut` is how the training split is cut under `limits`; names (tokens, features, variables) get at most so many rows."""
-    meta = read_meta(data.path)
+    """Look at an opened cache.
+
+    `cut` is how the training split is cut under `limits`; names (tokens, features, variables) get at most `most` rows.
+    """
+    meta, about = read_meta(data.path), data.description
     stored = {split: FlatSplit(data.path / split, entry["arrays"]) for split, entry in meta["splits"].items()}
     flat = {split: stored[split] for split in ("train", "valid", "test") if split in stored}
     lengths = {split: np.diff(files.map("offsets")) for split, files in flat.items()}
-    names = describe_names(data, flat, most)
+    describe = {"tokens": _tokens, "vectors": _features, "events": _variables}[about.kind]
+    names = describe(data, flat, most)
     labels = _label_rows(data, flat)
     sizes = [file["size"] for file in meta["files"] if file["size"] >= 0]
+    splits = []
+    for split, lengths_S in lengths.items():
+        counts, unknown = data.counts[split], None
+        if about.symbols[:1] == (UNKNOWN,):
+            unknown = counts["unknown"] / counts["steps"]
+        elif about.kind == "events":
+            unknown = counts["per_name"][0] / counts["events"] or None
+        splits.append(
+            SplitRow(
+                split=split,
+                sequences=counts["sequences"],
+                steps=counts["steps"],
+                events=counts.get("events"),
+                mean=float(lengths_S.mean()),
+                median=float(np.median(lengths_S)),
+                longest=int(lengths_S.max()),
+                over_cap=int((lengths_S > cap).sum()) or None,
+                unknown=unknown,
+            )
+        )
+    time = None
+    if about.kind == "events":
+        train, lengths_S = flat["train"], lengths["train"]
+        spans_S = np.add.reduceat(train.map("gaps"), train.map("offsets")[:-1], dtype=np.float64)
+        gaps = int(lengths_S.sum()) - len(lengths_S)
+        time = TimeSpans(float(np.median(spans_S)), float(spans_S.sum() / max(1, gaps)), about.time_unit)
     return Inspection(
         files=len(sizes),
         bytes=sum(sizes),
-        splits=tuple(_split_row(data, split, lengths_S, cap) for split, lengths_S in lengths.items()),
+        splits=tuple(splits),
         lengths=lengths,
         columns=tuple(ColumnRow(**column) for column in meta["columns"]),
         bad_files=tuple(meta["bad_files"]),
         names=names,
-        time=_time_spans(data, flat["train"], lengths["train"]),
+        time=time,
         labels=labels,
         batches=tuple(_batch_rows(data, limits, cut, accumulate)),
-        warnings=(
-            *_length_warnings(lengths["train"], data.splits["train"].lengths_N, cap),
-            *names.warnings,
-            *_label_warnings(labels),
-        ),
+        warnings=tuple(_warnings(lengths["train"], data.splits["train"].lengths_N, cap, names, labels)),
     )
-
-
-def _split_row(data: SequenceData, split: str, lengths_S: np.ndarray, cap: int) -> SplitRow:
-    counts, about = data.counts[split], data.description
-    unknown = None
-    if about.symbols[:1] == (UNKNOWN,):
-        unknown = counts["unknown"] / counts["steps"]
-    elif about.kind == "events":
-        unknown = counts["per_name"][0] / counts["events"] or None
-    return SplitRow(
-        split=split,
-        sequences=counts["sequences"],
-        steps=counts["steps"],
-        events=counts.get("events"),
-        mean=float(lengths_S.mean()),
-        median=float(np.median(lengths_S)),
-        longest=int(lengths_S.max()),
-        over_cap=int((lengths_S > cap).sum()) or None,
-        unknown=unknown,
-    )
-
-
-def _time_spans(data: SequenceData, train: FlatSplit, lengths_S: np.ndarray) -> TimeSpans | None:
-    if data.description.kind != "events":
-        return None
-    spans_S = time_spans(train)
-    gaps = int(lengths_S.sum()) - len(lengths_S)
-    return TimeSpans(float(np.median(spans_S)), float(spans_S.sum() / max(1, gaps)), data.description.time_unit)
 
 
 def _label_rows(data: SequenceData, flat: dict[str, FlatSplit]) -> tuple[LabelRow, ...]:
@@ -202,7 +279,7 @@ def _batch_rows(data: SequenceData, limits: Limits, cut: Cut, accumulate: int) -
 
 
 def batch_bytes(one: Batch, rows: int, padded_steps: int, events: int) -> int:
-    """Bytes of the tensors of a batch of so many sequences, told from one of a single sequence.
+    """Return the bytes of the tensors of a larger batch, judged by one of a single sequence.
 
     What a tensor grows with is the end of its name: padded steps (_BT, _BTD), sequences (_B) or events (_E).
     """
@@ -216,27 +293,182 @@ def batch_bytes(one: Batch, rows: int, padded_steps: int, events: int) -> int:
     return total
 
 
-def _length_warnings(lengths_S: np.ndarray, lengths_N: np.ndarray, cap: int) -> list[str]:
-    warnings = []
+def _warnings(
+    lengths_S: np.ndarray, lengths_N: np.ndarray, cap: int, names: Names, labels: tuple[LabelRow, ...]
+) -> Iterator[str]:
     if len(lengths_S) < FEW_SEQUENCES:
-        warnings.append(f"only {len(lengths_S)} training sequences: a model is likely to learn them by heart")
+        yield f"only {len(lengths_S)} training sequences: a model is likely to learn them by heart"
     lost = 1 - float(lengths_N.sum(dtype=np.int64) / lengths_S.sum())
     if lost > MUCH_LOST:
-        warnings.append(
+        yield (
             f"{lost:.0%} of the training steps are lost to --max_sequence_length {cap}: raise it, or keep them as windows "
             f"with --long_sequences split"
         )
     single = float((lengths_S == 1).mean())
     if single > MANY_SINGLE:
-        warnings.append(f"{single:.0%} of the training sequences have a single step: is the id column the right one?")
-    return warnings
-
-
-def _label_warnings(labels: tuple[LabelRow, ...]) -> list[str]:
-    warnings = []
+        yield f"{single:.0%} of the training sequences have a single step: is the id column the right one?"
+    yield from names.warnings
     named = [row for row in labels if row.label != NO_LABEL]
     for split in ("train", "valid", "test"):
-        absent = [row.label for row in named if getattr(row, split) == 0]
-        if absent:
-            warnings.append(f"{split}: {len(absent)} of {len(named)} labels do not occur there: {some(absent)}")
-    return warnings
+        if absent := [row.label for row in named if getattr(row, split) == 0]:
+            yield f"{split}: {len(absent)} of {len(named)} labels do not occur there: {some(absent)}"
+
+
+# The tokens, features or variables
+
+
+class ValueStatistics(NamedTuple):
+    """Values of V names, in standard deviations from the mean; NaN where a name has no value."""
+
+    valued_V: np.ndarray
+    """int64, values that are there."""
+    lowest_V: np.ndarray
+    highest_V: np.ndarray
+    far_V: np.ndarray
+    """int64, values more than `FAR_OUT` standard deviations from the mean."""
+
+
+def _tokens(data: SequenceData, flat: dict[str, FlatSplit], most: int) -> Names:
+    symbols, size = data.description.symbols, data.description.vocabulary_size
+    ids_U, counts_U = _count_ids(flat["train"])
+    total = int(counts_U.sum())
+    rows = [
+        NameRow(f"'{symbols[token]}'" if symbols else str(token), count, count / total)
+        for token, count in zip(ids_U[:most].tolist(), counts_U[:most].tolist(), strict=True)
+    ]
+    warnings = []
+    if symbols[:1] != (UNKNOWN,):  # or what training never shows counts as <unknown>
+        for name, split in ((name, split) for name, split in flat.items() if name != "train"):
+            found_U, found_counts_U = _count_ids(split)
+            unseen_U = ~np.isin(found_U, ids_U)
+            if unseen_U.any():
+                warnings.append(
+                    f"{name}: {found_counts_U[unseen_U].sum():,} of {found_counts_U.sum():,} tokens are of {unseen_U.sum():,} ids "
+                    f"that never occur in the training split"
+                )
+    if size > LARGE_VOCABULARY and len(ids_U) < SPARSE_IDS * size and not symbols:
+        warnings.append(
+            f"the ids go up to {size - 1:,}, but only {len(ids_U):,} of them occur: the model's vocabulary would be "
+            f"{size / len(ids_U):,.0f} times as large as it need be. Number them 0, 1, 2, ..."
+        )
+    return Names(size, len(ids_U), tuple(rows), counts_U, {}, None, tuple(warnings))
+
+
+def _count_ids(split: FlatSplit) -> tuple[np.ndarray, np.ndarray]:
+    """Return the token ids that occur, the most frequent first, and how often they do. The largest may be a hash."""
+    total = pd.Series(dtype=np.int64)
+    for ids_T in split.pieces("tokens"):
+        counts = pd.Series(ids_T).value_counts()
+        total = counts if total.empty else pd.concat([total, counts]).groupby(level=0).sum()
+    ids_U, counts_U = total.index.to_numpy(np.int64), total.to_numpy(np.int64)
+    order = np.lexsort((ids_U, -counts_U))
+    return ids_U[order], counts_U[order]
+
+
+def _features(data: SequenceData, flat: dict[str, FlatSplit], most: int) -> Names:
+    about, width = data.description, len(data.description.names)
+
+    def pieces() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for values_E in flat["train"].pieces("values", max(1, PIECE_ITEMS // width) * width):
+            yield np.tile(np.arange(width), len(values_E) // width), values_E
+
+    missing = {name: np.array(data.counts[name]["missing"]) / data.counts[name]["steps"] for name in flat}
+    values = _value_statistics(pieces, width)
+    shown_K = np.arange(width)
+    if width > most:
+        shown_K = np.lexsort((-values.far_V, -missing["train"]))[:most]
+    rows = [
+        row._replace(missing=float(missing["train"][v]), far_out=int(values.far_V[v]))
+        for row, v in zip(_value_rows(data, values, shown_K), shown_K.tolist(), strict=True)
+    ]
+    empty = np.flatnonzero((missing["train"] > MOSTLY_MISSING) & (values.valued_V > 0))
+    named = empty[:MOST_MISSING_NAMED]
+    warnings = [f"{about.names[v]}: {missing['train'][v]:.1%} of its values are missing" for v in named]
+    if len(empty) > len(named):
+        warnings.append(f"{len(empty) - len(named)} more features are as empty")
+    shown_missing = {name: share_V[shown_K] for name, share_V in missing.items()}
+    return Names(width, width, tuple(rows), None, shown_missing, _distributions(data, pieces, shown_K), tuple(warnings))
+
+
+def _variables(data: SequenceData, flat: dict[str, FlatSplit], most: int) -> Names:
+    counts, size, train = data.counts["train"], len(data.description.names), flat["train"]
+
+    def pieces() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        return zip(train.pieces("variables"), train.pieces("values"), strict=True)
+
+    number_V, valued_V = np.array(counts["per_name"]), np.array(counts["valued"])
+    values = _value_statistics(pieces, size)
+    sequences_V = np.zeros(size, np.int64)  # in how many each variable occurs
+    ends_S1, variables_E = train.map("event_offsets")[train.map("offsets")], train.map("variables")
+    at_once = max(1, min(SEQUENCES_AT_ONCE, (1 << 26) // size))
+    for begin in range(0, len(ends_S1) - 1, at_once):
+        bounds = ends_S1[begin : begin + at_once + 1]
+        sequence_E = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+        seen_SV = np.zeros((len(bounds) - 1, size), bool)
+        seen_SV[sequence_E, variables_E[bounds[0] : bounds[-1]]] = True
+        sequences_V += seen_SV.sum(axis=0)
+    order_V = np.argsort(-number_V, kind="stable")
+    order_U = order_V[number_V[order_V] > 0]
+    shown_K = order_U[:most]
+    rows = [
+        row._replace(
+            seen=int(number_V[v]),
+            in_sequences=float(sequences_V[v] / counts["sequences"]),
+            missing=float(1 - valued_V[v] / number_V[v]),
+            far_out=int(values.far_V[v]),
+        )
+        for row, v in zip(_value_rows(data, values, shown_K), shown_K.tolist(), strict=True)
+    ]
+    return Names(size, len(order_U), tuple(rows), number_V[order_U], {}, _distributions(data, pieces, shown_K), ())
+
+
+def _value_statistics(pieces: Pieces, size: int) -> ValueStatistics:
+    valued_V, far_V = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    lowest_V, highest_V = np.full(size, np.nan), np.full(size, np.nan)
+    for names_E, values_E in pieces():
+        valued_V += np.bincount(names_E[~np.isnan(values_E)], minlength=size)
+        far_V += np.bincount(names_E[np.abs(values_E) > FAR_OUT], minlength=size)
+        np.fmin.at(lowest_V, names_E, values_E)
+        np.fmax.at(highest_V, names_E, values_E)
+    return ValueStatistics(valued_V, lowest_V, highest_V, far_V)
+
+
+def _value_rows(data: SequenceData, values: ValueStatistics, shown_K: np.ndarray) -> list[NameRow]:
+    """Return name, mean, standard deviation and range; without numbers where a name has no value."""
+    about = data.description
+
+    def own_units(value: float, mean: float, std: float) -> float:
+        own = value * std + mean
+        return 0.0 if abs(own) < SMALLEST_DIGIT * std * max(1.0, abs(value)) else own
+
+    rows = []
+    for v in shown_K.tolist():
+        mean, std = about.mean[v], about.std[v]
+        row = NameRow(about.names[v])
+        if not np.isnan(values.lowest_V[v]):
+            low, high = (own_units(float(end_V[v]), mean, std) for end_V in (values.lowest_V, values.highest_V))
+            row = row._replace(mean=mean, std=std if high > low else 0.0, min=low, max=high)
+        rows.append(row)
+    return rows
+
+
+def _distributions(data: SequenceData, pieces: Pieces, shown_K: np.ndarray) -> Distributions:
+    names, drawn_K = data.description.names, shown_K[:MOST_DRAWN]
+    return Distributions(tuple(names[v] for v in drawn_K), quantiles(pieces, len(names), drawn_K))
+
+
+def quantiles(pieces: Pieces, size: int, chosen_K: np.ndarray) -> np.ndarray:
+    """Return the quantiles of the chosen names, [K, Q], in standard deviations from the mean; NaN where one has no value."""
+    edges = np.arange(-REACH, REACH + BIN / 2, BIN)
+    place_V = np.full(size, -1)
+    place_V[chosen_K] = np.arange(len(chosen_K))
+    counts_KB = np.zeros((len(chosen_K), len(edges) + 1), np.int64)
+    for names_E, values_E in pieces():
+        wanted_E = (place_V[names_E] >= 0) & ~np.isnan(values_E)
+        bins_E = np.searchsorted(edges, values_E[wanted_E])
+        flat_E = place_V[names_E[wanted_E]] * counts_KB.shape[1] + bins_E
+        counts_KB += np.bincount(flat_E, minlength=counts_KB.size).reshape(counts_KB.shape)
+    totals_K = counts_KB.sum(axis=1)
+    reached_KQB = counts_KB.cumsum(axis=1)[:, None, :] >= np.array(QUANTILES)[:, None] * totals_K[:, None, None]
+    middles_B = np.concatenate([[-REACH], edges[1:] - BIN / 2, [REACH]])
+    return np.where(totals_K[:, None] > 0, middles_B[reached_KQB.argmax(axis=2)], np.nan)

@@ -14,9 +14,8 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
-from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch
+from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch, speaker
 from seqvae.data.description import DataDescription
-from seqvae.data.records import speaker
 from seqvae.inference.streaming import SEQUENCE
 from seqvae.models.blocks.pieces import real_steps
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from lightning.pytorch.loggers import Logger
 
-from seqvae.files import FULL, JsonLines, Patience
+from seqvae.files import DISK_FULL, JsonLines, Patience
 from seqvae.monitors.detection.verdict import Verdict, VerdictName, spoken
 from seqvae.monitors.detection.verdict import line_of as line_of_verdict
 from seqvae.monitors.drawing import PLOTS, Drawing, save_posteriors
@@ -123,7 +123,7 @@ class Publisher:
             mean_NZ, logvar_NZ = window.real_posteriors()  # sync: once a drawing
             save_posteriors(self.directory, mean_NZ.numpy(), logvar_NZ.numpy(), step)
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in DISK_FULL:
                 self._tell_of_failure(str(error))
             elif not self._patience.bears(str(error.strerror)):
                 raise

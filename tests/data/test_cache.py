@@ -1,4 +1,4 @@
-"""The cache: found again, built anew when it is stale or damaged, whole or not there, whatever happens to its builders."""
+"""The cache: found again, built again when it is stale or damaged, whole or not there, whatever happens to its builders."""
 
 import json
 import logging
@@ -75,7 +75,7 @@ def test_a_second_start_finds_the_cache(prepare, builds):
 
 
 @pytest.mark.parametrize("change", ["touched", "rewritten", "added", "renamed", "removed"])
-def test_changed_files_make_a_new_cache_and_it_is_said(prepare, builds, directory, change, caplog):
+def test_changed_files_make_a_new_cache_and_are_reported(prepare, builds, directory, change, caplog):
     write(directory / "train/b.parquet", {"id": [4], "tokens": [[7]]})
     first = prepare()
     path = directory / "train/b.parquet"
@@ -136,17 +136,17 @@ def damage_flip(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [damage_truncate, damage_flip, Path.unlink])
 @pytest.mark.parametrize("file", ["meta.json", "train/tokens.bin", "train/offsets.bin", "valid/sequences.arrow"])
-def test_a_damaged_cache_is_built_anew_and_it_is_said(prepare, builds, caplog, damage, file):
+def test_a_damaged_cache_is_built_again_and_reported(prepare, builds, caplog, damage, file):
     path = prepare() / file
     damage(path)
     assert why_unusable(prepare()) is None
     assert len(builds) == 2
     assert "cannot be used (" in caplog.text
     assert path.name in caplog.text
-    assert "building it anew" in caplog.text
+    assert "building it again" in caplog.text
 
 
-def test_a_cache_of_another_version_is_built_anew(prepare, builds, caplog):
+def test_a_cache_of_another_version_is_built_again(prepare, builds, caplog):
     path = prepare() / "meta.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 0}))
     prepare()
@@ -234,8 +234,8 @@ def wait_for(path: Path) -> None:
 def test_two_processes_that_start_together_build_one_cache(directory, tmp_path):
     cache = tmp_path / "cache"
     both = [start(directory, cache, SLOW_BUILD.format(seconds=0.5)) for _ in range(2)]
-    (one, said_one), (other, said_other) = [process.communicate(timeout=60) for process in both]
-    assert said_one == said_other == ""
+    (one, errors_one), (other, errors_other) = [process.communicate(timeout=60) for process in both]
+    assert errors_one == errors_other == ""
     assert one == other
     assert (cache / "builds").read_text() == "built "
 
@@ -259,7 +259,7 @@ FULL_DISK = "import resource, signal; resource.setrlimit(resource.RLIMIT_FSIZE, 
 @pytest.mark.parametrize(
     ("kind", "limit"), [("tokens", 0), ("tokens", 20_000), ("scattered events", 100), ("scattered events", 100_000)]
 )
-def test_a_disk_that_fills_up_while_building_is_said_and_leaves_nothing(tmp_path, kind, limit):
+def test_a_disk_that_fills_up_while_building_is_reported_and_leaves_nothing(tmp_path, kind, limit):
     if kind == "tokens":
         rows = [[number % 1000] * 20 for number in range(5000)]
         directory = write_splits(tmp_path / "d", train={"tokens": rows}, valid={"tokens": rows[:5]})
@@ -267,11 +267,11 @@ def test_a_disk_that_fills_up_while_building_is_said_and_leaves_nothing(tmp_path
         train = {name: values * 20_000 for name, values in events_of(1, 2).items()}
         directory = write_splits(tmp_path / "d", train=train, valid=events_of(3))
     process = start(directory, tmp_path / "cache", FULL_DISK.format(bytes=limit))
-    _, said = process.communicate(timeout=60)
+    _, message = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert said.startswith(f"StorageError {tmp_path}/cache: the disk is full (")
-    assert said.endswith("Free some space or choose another --cache_dir.\n")
-    assert said.count("\n") == 1
+    assert message.startswith(f"StorageError {tmp_path}/cache: the disk is full (")
+    assert message.endswith("Free some space or choose another --cache_dir.\n")
+    assert message.count("\n") == 1
     assert leftovers(tmp_path / "cache") == []
 
 
@@ -343,7 +343,7 @@ def test_an_open_cache_survives_that_it_is_replaced(prepare, directory):
     assert tokens(opened.splits["train"]) == before
 
 
-def test_a_replaced_cache_is_deleted_unless_somebody_has_it_open(prepare, directory):
+def test_a_replaced_cache_is_deleted_unless_a_process_has_it_open(prepare, directory):
     held = prepare()
     opened = open_cache(held, LengthSettings())
     write(directory / "train.parquet", {"id": [1], "tokens": [[9]]})
@@ -429,7 +429,7 @@ LONG = {"id": [1, 2, 3], "tokens": [[1, 2, 3, 4, 5], [1], [5, 4, 3]], "label": [
         ),
     ],
 )
-def test_long_sequences_are_cut_as_asked_and_counted(tmp_path, load, how, stride, wanted, done):
+def test_long_sequences_are_cut_as_requested_and_counted(tmp_path, load, how, stride, wanted, done):
     directory = write_splits(tmp_path / "d", train=LONG, valid={"id": [9], "tokens": [[1]], "label": ["x"]})
     data = load(directory, max_sequence_length=2, long_sequences=how, window_stride=stride, label_column="label")
     found: dict[int | str, list[list[int]]] = {}

@@ -51,7 +51,7 @@ SPLITS = {"train": TRAIN, "valid": VALID}
 
 
 class Recorder(lightning.LightningModule):
-    """Writes down what it is given."""
+    """Writes down what it gets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ def test_a_run_can_be_resumed_twice(tmp_path):
     assert fit(checkpoint=second).seen == unbroken[6:]
 
 
-def test_a_run_goes_on_exactly_where_the_loader_is_asked_for_early_and_twice(tmp_path):
+def test_a_run_goes_on_exactly_where_the_loader_is_requested_early_and_twice(tmp_path):
     class Early(Recorder):
         def configure_optimizers(self):
             data.train_dataloader()
@@ -327,7 +327,7 @@ def test_the_summary_says_what_will_run():
     assert layout == data.data.layout
     assert sequences.startswith("150 training sequences (mean ")
     assert sequences.endswith("60 valid")
-    assert batches.startswith("75 batches an epoch, at most 200 steps and 2 sequences, padding efficiency 0.9")
+    assert batches.startswith("75 batches per epoch, at most 200 steps and 2 sequences, padding efficiency 0.9")
     assert hint.startswith("hint: --batch_size 2: the same memory holds")
 
 

@@ -29,16 +29,16 @@ def test_the_budget_of_a_small_set_still_holds_its_longest_sequence():
     assert resolve_limits(lengths, BatchSettings(), 1000).tokens_per_batch == 900
 
 
-def test_a_given_budget_is_not_lowered_for_a_small_set():
+def test_an_explicit_budget_is_not_lowered_for_a_small_set():
     assert resolve_limits(FEW, BatchSettings(tokens_per_batch=4096), 1000).tokens_per_batch == 4096
 
 
-def test_a_given_batch_size_is_what_every_full_batch_has():
+def test_an_explicit_batch_size_is_what_every_full_batch_has():
     limits = resolve_limits(FEW, BatchSettings(batch_size=4), 1000)
     assert np.diff(cut_batches(FEW, limits).starts_K1).tolist() == [4] * 250
 
 
-def test_a_given_batch_size_comes_with_a_hint_what_the_memory_would_hold():
+def test_an_explicit_batch_size_comes_with_a_hint_what_the_memory_would_hold():
     lengths = np.array([1000] + [75] * 100_000, dtype=np.int32)
     assert resolve_limits(lengths, BatchSettings(batch_size=4), 1000).hint == (
         "--batch_size 4: the same memory holds 53 sequences of mean length in a batch of 4,000 steps "
@@ -55,7 +55,7 @@ def test_a_given_batch_size_comes_with_a_hint_what_the_memory_would_hold():
         BatchSettings(batch_size=4, use_dynamic_padding=False),
     ],
 )
-def test_no_hint_where_nobody_would_gain(settings):
+def test_no_hint_without_a_gain(settings):
     assert resolve_limits(MANY, settings, 1000).hint == ""
 
 
@@ -97,5 +97,5 @@ def test_evaluation_has_room_for_sequences_longer_than_those_of_training():
     assert resolve_evaluation_limits(np.array([600]), settings, 1000).tokens_per_batch == 600
 
 
-def test_evaluation_keeps_a_given_batch_size():
+def test_evaluation_keeps_an_explicit_batch_size():
     assert resolve_evaluation_limits(FEW, BatchSettings(batch_size=2), 1000).batch_size == 2

@@ -1,4 +1,4 @@
-"""The loader: the same batches whoever makes them, turns of several processes, exact positions, nothing left running."""
+"""The loader: the same batches whatever makes them, turns of several processes, exact positions, nothing left running."""
 
 import itertools
 import multiprocessing
@@ -288,7 +288,7 @@ loader = t.make_loader(t.WAYS["{way}"], sequences=t.Laborious(t.LENGTHS))
 batches = iter(loader)
 next(batches)
 held = [batches]
-held.append(held)  # a cycle that nobody collects
+held.append(held)  # a cycle that is not collected
 {ending}
 """
 
@@ -336,11 +336,11 @@ def test_each_of_several_processes_keeps_as_many_batches_ready_as_there_are_proc
 
 
 def test_a_thread_makes_batches_in_one_go_when_half_of_those_ahead_are_gone():
-    asked: list[int] = []
+    requested: list[int] = []
 
     def requests():
         for number in range(20):
-            asked.append(number)
+            requested.append(number)
             yield np.array([number % len(LENGTHS)])
 
     workers = Workers(FakeSequences(LENGTHS), resolve_loading(LoadingSettings(prefetch_factor=4)))
@@ -348,24 +348,24 @@ def test_a_thread_makes_batches_in_one_go_when_half_of_those_ahead_are_gone():
     counts = []
     for _ in range(6):
         next(batches)
-        counts.append(len(asked))
+        counts.append(len(requested))
     batches.close()
     assert counts == [4, 4, 6, 6, 8, 8]
 
 
 def test_each_of_several_threads_always_has_something_to_do():
-    asked: list[int] = []
+    requested: list[int] = []
 
     def requests():
         for number in range(20):
-            asked.append(number)
+            requested.append(number)
             yield np.array([number % len(LENGTHS)])
 
     workers = Workers(FakeSequences(LENGTHS), resolve_loading(LoadingSettings(num_workers=4, prefetch_factor=1)))
     with closing(workers.make(requests())) as batches:
         for taken in range(6):
             next(batches)
-            assert len(asked) == taken + 4
+            assert len(requested) == taken + 4
 
 
 def test_more_workers_than_cores_are_honoured_with_a_hint(monkeypatch):

@@ -268,7 +268,7 @@ def test_the_quadratic_term_follows_from_the_model(encoder, decoder, expected):
     assert ModelSettings(width=16, heads=2, encoder=encoder, decoder=decoder).attention_steps == expected
 
 
-def test_a_data_module_counts_attention_only_when_asked():
+def test_a_data_module_counts_attention_only_with_level_cost():
     for level_cost, expected in ((False, None), (True, 48.0)):
         data = ShortData(batches=BatchSettings(level_cost=level_cost), attention_steps=48.0)
         assert data.limits.quadratic == expected

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch
+from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch, event_records, to_records, vector_records
 from seqvae.data.description import DataDescription
-from seqvae.data.records import event_records, to_records, vector_records
 from seqvae.models.likelihoods import EventLikelihood, TokenLikelihood
 from seqvae.models.sampling import evaluating, reconstruct, sample, sample_prior
 from seqvae.models.vae import SequenceVAE

@@ -1,4 +1,4 @@
-"""A split that makes trouble as often as a test wants, in whatever process, and a loader over it."""
+"""A split that makes trouble as often as a test needs, in any process, and a loader over it."""
 
 import os
 import signal
@@ -51,7 +51,7 @@ def is_stopped() -> None:
 
 
 class Faulty(FakeSequences):
-    """Makes trouble the first few times that one of the troublesome sequences is asked for, in whatever process."""
+    """Makes trouble the first few times that one of the troublesome sequences is requested, in any process."""
 
     def __init__(self, fault: Callable[[], None], times: int, log: Path, batches: tuple[int, ...] = (AT,)) -> None:
         super().__init__(LENGTHS)
@@ -72,17 +72,19 @@ class Faulty(FakeSequences):
             file.flush()
             return file.tell()
 
-    def asked(self, number: int = AT) -> int:
+    def calls(self, number: int = AT) -> int:
         return self.log.with_suffix(f".{number}").stat().st_size
 
 
-def make_loader(sequences: FakeSequences, way: str, told: list[str] | None = None, wait: float = 60, **options) -> Any:
+def make_loader(
+    sequences: FakeSequences, way: str, messages: list[str] | None = None, wait: float = 60, **options
+) -> Any:
     loading = LoadingSettings(**WAYS[way], loader_timeout_seconds=wait)
     return BatchLoader(
         sequences,
         lambda epoch: plan_epoch(CUT, 0, epoch),
         CUT.batches,
         resolve_loading(loading),
-        on_trouble=([] if told is None else told).append,
+        on_trouble=([] if messages is None else messages).append,
         **options,
     )

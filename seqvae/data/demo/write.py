@@ -36,7 +36,7 @@ from seqvae.data.demo.processes import (
     offsets_of,
 )
 from seqvae.data.description import Kind
-from seqvae.files import exclusive
+from seqvae.files import wait_for_lock
 
 VERSION = 1
 """Of the generator; to be raised with every change that changes the files."""
@@ -67,7 +67,7 @@ def write_demo(
     if target.exists():
         return target
     directory.mkdir(parents=True, exist_ok=True)
-    with exclusive(directory / f".{name}.lock", lambda: None):
+    with wait_for_lock(directory / f".{name}.lock", lambda: None):
         if not target.exists():
             unfinished = directory / f".{name}.unfinished"
             shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed: the lock is ours

@@ -18,11 +18,10 @@ from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch
+from seqvae.data.batch import Batch, EventBatch, Record, TokenBatch, VectorBatch, to_records
 from seqvae.data.description import DataDescription
-from seqvae.data.records import Record, to_records
 from seqvae.errors import harmless
-from seqvae.files import FULL, Patience
+from seqvae.files import DISK_FULL, Patience
 from seqvae.models.sampling import reconstruct, sample_prior
 from seqvae.models.vae import SequenceVAE
 from seqvae.reports.previews import PreviewRow, Track, preview_page, write_preview_figure
@@ -90,7 +89,7 @@ class Previews(lightning.Callback):
         try:
             write_preview(Path(trainer.default_root_dir) / "samples", trainer.global_step, shown, self.description)
         except OSError as error:  # a run is worth more than its pictures
-            if error.errno not in FULL:
+            if error.errno not in DISK_FULL:
                 self._tell(error)
             elif not self._patience.bears(str(error.strerror)):
                 raise
