@@ -129,11 +129,12 @@ def refuse_no_file(path: str | None) -> None:
 def evaluate_one(place: str, settings: EvaluateCommand) -> "tuple[dict[str, Any], Weighted | None, Path | None]":
     """The record of a model, and the directory of its run."""
     from seqvae.inference.evaluate import evaluate, place_and_time, weighted_nll
-    from seqvae.inference.model import Labels, chosen_splits, open_data, open_trained
+    from seqvae.inference.model import Labels, open_data, open_model
     from seqvae.inference.probe import probe, refuse_no_probe
+    from seqvae.inference.streaming import chosen_splits
 
     own, seed = settings.evaluation, settings.machine.seed
-    trained = open_trained(place, settings.machine)
+    trained = open_model(place, settings.machine)
     data = open_data(trained, settings.data, None if own.probe is None else Labels(own.probe))
     splits = chosen_splits(data, settings.data.split)
     if own.probe is not None:
@@ -149,7 +150,7 @@ def write_json(path: str, content: dict[str, Any]) -> None:
     import json
 
     from seqvae.files import to_json
-    from seqvae.inference.output import new_file
+    from seqvae.inference.streaming import new_file
 
     with new_file(Path(path).expanduser()) as partial:
         text = json.dumps(to_json(content), indent=1, ensure_ascii=False, allow_nan=False)

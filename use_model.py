@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from seqvae.data.datamodule import SequenceDataModule
-    from seqvae.inference.model import Trained
+    from seqvae.inference.model import Model
 
 PROG = "use_model.py"
 ORDER = ("train", "valid", "test", "pool")
@@ -40,13 +40,13 @@ ORDER = ("train", "valid", "test", "pool")
 # --- What it does ------------------------------------------------------------------------------------------------------
 
 
-def encode(trained: "Trained", asked: Encode, _: list[str]) -> "Iterator[pa.Table]":
+def encode(trained: "Model", asked: Encode, _: list[str]) -> "Iterator[pa.Table]":
     from seqvae.inference import encode as encoding
 
     return encoding.encode(trained, *opened(trained, asked.data))
 
 
-def reconstruct(trained: "Trained", asked: Reconstruct, _: list[str]) -> "Iterator[pa.Table]":
+def reconstruct(trained: "Model", asked: Reconstruct, _: list[str]) -> "Iterator[pa.Table]":
     from seqvae.inference import sample as sampling
 
     data, splits = opened(trained, asked.data)
@@ -54,14 +54,14 @@ def reconstruct(trained: "Trained", asked: Reconstruct, _: list[str]) -> "Iterat
     return sampling.reconstructed(trained, data, splits, temperature=temperature, seed=seed)
 
 
-def sample(trained: "Trained", asked: Sample, _: list[str]) -> "Iterator[pa.Table]":
+def sample(trained: "Model", asked: Sample, _: list[str]) -> "Iterator[pa.Table]":
     from seqvae.inference import sample as sampling
 
     own, seed = asked.sampling, asked.machine.seed
     return sampling.sampled(trained, own.count, temperature=own.temperature, length=own.length, seed=seed)
 
 
-def interpolate(trained: "Trained", asked: Interpolate, ids: list[str]) -> "Iterator[pa.Table]":
+def interpolate(trained: "Model", asked: Interpolate, ids: list[str]) -> "Iterator[pa.Table]":
     from seqvae.inference import sample as sampling
 
     data, splits = opened(trained, asked.data)
@@ -69,7 +69,7 @@ def interpolate(trained: "Trained", asked: Interpolate, ids: list[str]) -> "Iter
     return sampling.interpolated(trained, data, splits, ids, asked.path.steps, temperature=temperature, seed=seed)
 
 
-def impute(trained: "Trained", asked: Impute, _: list[str]) -> "Iterator[pa.Table]":
+def impute(trained: "Model", asked: Impute, _: list[str]) -> "Iterator[pa.Table]":
     from seqvae.inference import impute as imputing
 
     data, splits = opened(trained, asked.data)
@@ -85,7 +85,7 @@ class Action(NamedTuple):
     settings: type[Any]
     words: tuple[str, ...]
     """What stands before the flags."""
-    run: "Callable[[Trained, Any, list[str]], Iterator[pa.Table]] | None"
+    run: "Callable[[Model, Any, list[str]], Iterator[pa.Table]] | None"
     says: str
     default: str
     """Where the output goes."""
@@ -146,22 +146,23 @@ def main() -> None:
     share_machine()  # only now: what follows imports torch, which --help must not
     set_up_output()
 
-    from seqvae.inference.model import open_trained
-    from seqvae.inference.output import refuse_foreign_file
+    from seqvae.inference.model import open_model
+    from seqvae.inference.streaming import refuse_foreign_file
 
     output = Path(asked.output.output or action.default).expanduser()
     if action.run is None:
         export(places[0], output)
         return
     refuse_foreign_file(output)
-    trained = open_trained(places[0], asked.machine)
+    trained = open_model(places[0], asked.machine)
     announce(trained)
     write(output, action.run(trained, asked, places[1:]), name, trained)
 
 
-def opened(trained: "Trained", choices: DataChoices) -> "tuple[SequenceDataModule, list[str]]":
+def opened(trained: "Model", choices: DataChoices) -> "tuple[SequenceDataModule, list[str]]":
     """The data, and the splits to go through: all of them, where none is named."""
-    from seqvae.inference.model import chosen_split, open_data
+    from seqvae.inference.model import open_data
+    from seqvae.inference.streaming import chosen_split
 
     data = open_data(trained, choices)
     there = [name for name in ORDER if name in data.data.splits]
@@ -171,15 +172,15 @@ def opened(trained: "Trained", choices: DataChoices) -> "tuple[SequenceDataModul
     return data, splits
 
 
-def announce(trained: "Trained") -> None:
+def announce(trained: "Model") -> None:
     settings, description = trained.settings, trained.description
     latent = f"{settings['latent_size']} latent dimensions for each {settings['latent_scope']}"
     size = f"{trained.parameters / 1e6:.2f} M parameters"
     say(f"{trained.path}: {description.kind}, step {trained.step:,}, {settings['decoder']} decoder, {size}, {latent}")
 
 
-def write(output: Path, tables: "Iterator[pa.Table]", name: str, trained: "Trained") -> None:
-    from seqvae.inference.output import write_parquet
+def write(output: Path, tables: "Iterator[pa.Table]", name: str, trained: "Model") -> None:
+    from seqvae.inference.streaming import write_parquet
     from seqvae.reports.run_files import command_line
 
     begin = time.perf_counter()
@@ -200,11 +201,10 @@ def told(tables: "Iterator[pa.Table]") -> "Iterator[pa.Table]":
 
 
 def export(place: str, output: Path) -> None:
-    from seqvae.inference.export import refuse_foreign, write_exported
-    from seqvae.inference.model import open_trained
+    from seqvae.inference.model import open_model, refuse_foreign_directory, write_exported
 
-    refuse_foreign(output)
-    trained = open_trained(place)
+    refuse_foreign_directory(output)
+    trained = open_model(place)
     announce(trained)
     output.mkdir(parents=True, exist_ok=True)
     for path in write_exported(output, trained.stored):
