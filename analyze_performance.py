@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from lightning import Callback
 
     from seqvae.data.datamodule import SequenceDataModule
-    from seqvae.profiling.contestant import Recipe
+    from seqvae.profiling.measured_run import Recipe
     from seqvae.text import Ink
 
 PROG = "analyze_performance.py"
@@ -82,7 +82,7 @@ def main() -> None:
     asked = read_settings(sys.argv[1:])
     share_machine()
 
-    from seqvae.profiling.contestant import Recipe  # only now: torch and Lightning take seconds, which --help must not
+    from seqvae.profiling.measured_run import Recipe
     from seqvae.text import ink_for
     from seqvae.training.fit import make_data
 
@@ -148,7 +148,7 @@ def analyse(
     recipes: "Sequence[Recipe]", measuring: MeasuringSettings, directory: Path, data: "SequenceDataModule", ink: "Ink"
 ) -> dict[str, Any]:
     from seqvae.profiling import analysis
-    from seqvae.profiling.bottleneck import bottleneck_of
+    from seqvae.profiling.analysis import bottleneck_of
     from seqvae.reports.performance_figure import write_performance_figure
     from seqvae.reports.performance_numbers import as_dict
     from seqvae.reports.performance_table import performance_page

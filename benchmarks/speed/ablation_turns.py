@@ -22,8 +22,7 @@ from seqvae.config.data import LoadingSettings
 from seqvae.config.run import ValidationSettings
 from seqvae.config.training import TrainingSettings
 from seqvae.data.loader import resolve_loading
-from seqvae.profiling.contestant import MeasuredRun, Recipe
-from seqvae.profiling.messages import Lap
+from seqvae.profiling.measured_run import Lap, MeasuredRun, Recipe
 from seqvae.training.fit import make_data
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import train_with_collapse_detection
 from benchmarks.speed.quality_contest import Candidate, Stretch
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.training import TrainingSettings
-from seqvae.profiling.contestant import MeasuredRun, Recipe
+from seqvae.profiling.measured_run import MeasuredRun, Recipe
 
 RATES = (3e-4, 1e-3, 3e-3)
 """The grid of all sides; 3e-4 is MOSES' own, 3e-3 ours."""

@@ -31,8 +31,7 @@ from benchmarks.speed.small_step import CACHED, LOADED, TRAINED, time_small_step
 from seqvae.cli.command_line import parse_command_line
 from seqvae.errors import run_command
 from seqvae.monitors.hardware import product_peak
-from seqvae.profiling.contestant import MeasuredRun, Recipe
-from seqvae.profiling.messages import Lap, Turn
+from seqvae.profiling.measured_run import Lap, MeasuredRun, Recipe, Turn
 from seqvae.training.devices import DTYPES, Precision, precision_in_force
 
 SEQUENCES = 40_000

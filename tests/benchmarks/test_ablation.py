@@ -29,7 +29,7 @@ from seqvae.data.cache import SequenceData, open_cache, prepare_cache
 from seqvae.data.dataset import LONGEST
 from seqvae.data.demo.demo import write_demo
 from seqvae.data.description import Kind
-from seqvae.profiling.messages import Lap
+from seqvae.profiling.measured_run import Lap
 from seqvae.training.fit import make_data
 from train_optimized import OptimizedSettings
 from train_with_collapse_detection import ReferenceSettings

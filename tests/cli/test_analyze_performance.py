@@ -25,7 +25,7 @@ from analyze_performance import (
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.yaml_files import to_yaml
 from seqvae.errors import UsageError
-from seqvae.profiling.contestant import Recipe
+from seqvae.profiling.measured_run import Recipe
 from seqvae.text import Ink
 from tests.support.parquet_files import write_splits
 from train_optimized import OptimizedSettings

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 
@@ -13,10 +14,19 @@ from seqvae.config.training import TrainingSettings
 from seqvae.data.demo.demo import write_demo
 from seqvae.errors import DivergedError, SettingsError
 from seqvae.profiling import advise as advise_module
-from seqvae.profiling.advise import Advice, advise, best_together, strongest_of_each_theme
-from seqvae.profiling.changes import Change, combined
-from seqvae.profiling.contestant import MeasuredRunError, Recipe
-from seqvae.profiling.rounds import Comparison, Pace, Rounds, Trial, Verdict, judged
+from seqvae.profiling.advise import (
+    Advice,
+    Change,
+    Comparison,
+    Contest,
+    Trial,
+    Verdict,
+    advise,
+    best_together,
+    combined,
+    judged,
+)
+from seqvae.profiling.measured_run import MeasuredRunError, Recipe
 from seqvae.reports.advice_table import advice_lines
 from seqvae.text import Ink
 from tests.support.fake_runs import Behaviour, FakeRuns
@@ -28,11 +38,15 @@ UNFUSED = Change("unfused", "optimizer", {"fused_optimizer": False}, "none")
 UNWATCHED = Change(
     "not watching", "watching", {"disable_metrics_monitoring": True}, "no readings", apart="nobody looks"
 )
-PACE = Pace(seconds_per_turn=1.0, rounds=5)
 
 
 def recipe(settings: TrainingSettings | None = None) -> Recipe:
     return Recipe("as it is", settings or TrainingSettings(), callbacks)
+
+
+def contest(runs: FakeRuns, settings: TrainingSettings | None = None) -> closing[Contest]:
+    """Five rounds of turns of a second."""
+    return closing(Contest(recipe(settings), 1.0, 5, runs.start, runs.now))
 
 
 def try_out(
@@ -41,7 +55,7 @@ def try_out(
     """Against a run of 1,000 steps of sequences a second, 10 optimizer steps a second."""
     runs = FakeRuns(lambda s: Behaviour() if s == base else behaviour, total_steps)
     base = settings or TrainingSettings()
-    with Rounds(recipe(base), PACE, runs.start, runs.now) as rounds:
+    with contest(runs, base) as rounds:
         trial = rounds.compare(change)
     assert runs.alive == []
     return trial
@@ -86,7 +100,7 @@ def test_other_batches_are_compared_by_their_sums():
 
 def test_the_two_take_turns_at_going_first():
     runs = FakeRuns(lambda s: Behaviour((1000.0,) if s.optimizer.fused_optimizer else (1100.0,)))
-    with Rounds(recipe(), PACE, runs.start, runs.now) as rounds:
+    with contest(runs) as rounds:
         rounds.compare(UNFUSED)
     assert runs.turns[:3] == ["as it is", "as it is", "unfused"], "a warm-up each, and a first look at the base"
     assert runs.turns[3:9] == ["as it is", "unfused", "unfused", "as it is", "as it is", "unfused"]
@@ -116,7 +130,7 @@ def test_settings_that_refuse_one_another_are_told_in_a_line():
 @pytest.mark.parametrize("error", [MeasuredRunError("gone"), MemoryError("(killed)"), DivergedError("nan")])
 def test_the_end_of_the_run_itself_during_a_comparison_is_raised_as_what_it_was(error):
     runs = FakeRuns(lambda s: Behaviour(fails=error, fails_at=4) if s.optimizer.fused_optimizer else Behaviour())
-    with pytest.raises(type(error)) as raised, Rounds(recipe(), PACE, runs.start, runs.now) as rounds:
+    with pytest.raises(type(error)) as raised, contest(runs) as rounds:
         rounds.compare(UNFUSED)
     assert raised.value is error
     assert runs.alive == []
@@ -126,7 +140,7 @@ def test_the_failure_of_the_run_itself_is_no_verdict_on_a_change():
     runs = FakeRuns(
         lambda s: Behaviour() if s.compute.compile_model else Behaviour(fails=MeasuredRunError("as it is: gone"))
     )
-    with pytest.raises(MeasuredRunError, match="gone"), Rounds(recipe(), PACE, runs.start, runs.now):
+    with pytest.raises(MeasuredRunError, match="gone"), contest(runs):
         pass
     assert runs.alive == []
 
@@ -158,7 +172,7 @@ def test_noise_of_a_start_is_no_price():
 # --- Together ----------------------------------------------------------------------------------------------------------
 
 
-def test_of_each_theme_the_strongest_that_may_be_proposed():
+def test_of_each_theme_the_strongest_that_may_be_proposed_is_measured_again():
     again = BFLOAT._replace(name="16-mixed")
     trials = [
         trial_of(BFLOAT, 1.1),
@@ -167,7 +181,8 @@ def test_of_each_theme_the_strongest_that_may_be_proposed():
         trial_of(UNWATCHED, 2.0),
         trial_of(UNFUSED, 1.01, Verdict.NO_FASTER),
     ]
-    assert [trial.change.name for trial in strongest_of_each_theme(trials)] == ["16-mixed", "compiled"]
+    tried, _ = best_together(trials, lambda c: trial_of(c, 1.3), say=lambda _: None)
+    assert [trial.change.name for trial in tried] == ["16-mixed", "16-mixed + compiled"]
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,7 @@ import train_optimized
 from seqvae.config.data import BatchSettings, CacheSettings, SourceSettings
 from seqvae.profiling import analysis
 from seqvae.profiling.analysis import Effort, analyse
-from seqvae.profiling.contestant import Recipe
-from seqvae.profiling.messages import Lap, Ready, Saved, Validation, Work
-from seqvae.profiling.stages import STAGES
+from seqvae.profiling.measured_run import STAGES, Lap, Ready, Recipe, Saved, Validation, Work
 from seqvae.training.schedules import Plan
 from tests.support.parquet_files import write_splits
 from train_optimized import OptimizedSettings

@@ -2,7 +2,7 @@
 
 import pytest
 
-from seqvae.profiling.stages import STAGES, StageClock, stage_of
+from seqvae.profiling.measured_run import STAGES, StageClock, stage_of
 
 
 class Seconds:

@@ -6,8 +6,7 @@ import matplotlib.image
 import pytest
 
 from seqvae.config.run import ValidationSettings
-from seqvae.profiling.bottleneck import bottleneck_of
-from seqvae.profiling.whole_run import Costs, whole_run
+from seqvae.profiling.analysis import Costs, bottleneck_of, whole_run
 from seqvae.reports.performance_figure import write_performance_figure
 from seqvae.reports.performance_numbers import STAGE_NAMES, Bottleneck, Comparison, as_dict
 from seqvae.reports.performance_table import grid, performance_page

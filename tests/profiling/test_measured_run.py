@@ -1,6 +1,7 @@
-"""A run in a process of its own that trains only when told."""
+"""A run in a process of its own that trains only on request."""
 
 import json
+import sys
 from functools import partial
 from typing import Any
 
@@ -10,8 +11,7 @@ import pytest
 import train_optimized
 from seqvae.cli.command_line import parse_command_line
 from seqvae.errors import DataError, DivergedError, ExitCode, StorageError, UsageError, run_command
-from seqvae.profiling.contestant import MeasuredRun, MeasuredRunError, Recipe
-from seqvae.profiling.stages import STAGES
+from seqvae.profiling.measured_run import STAGES, MeasuredRun, MeasuredRunError, Recipe
 from tests.support.parquet_files import write
 
 SMALL = ("--width", "8", "--depth", "1", "--heads", "2", "--latent_size", "2", "--tokens_per_batch", "100")
@@ -70,7 +70,7 @@ def test_a_validation_is_the_same_again_as_long_as_nothing_was_trained(run):
 def test_saving_and_tracing_leave_nothing_behind_but_the_trace(run, tmp_path):
     assert run.save().bytes > 4 * run.ready.parameters
     path = tmp_path / "trace.json"
-    assert run.trace(path, steps=1).bytes == path.stat().st_size
+    assert run.trace(path, steps=1) == path.stat().st_size
     assert any("mm" in event.get("name", "") for event in json.loads(path.read_text())["traceEvents"])
 
 
@@ -121,6 +121,19 @@ def test_a_process_that_is_killed_is_missed(words):
         run._process.kill()
         with pytest.raises(MemoryError, match="ended with code -9"):
             run.turn()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a peak cannot be reset")
+def test_the_peak_of_memory_is_that_of_the_requested_batch(words):
+    requested = recipe(words, "--tokens_per_batch", "9000", "--width", "64", "--disable_metrics_monitoring")
+    with MeasuredRun(requested._replace(trains_requested_batches=True)) as run:
+        first = run.peak_memory([0, 1], 9000)
+        large = run.peak_memory(list(range(250)), 9000)
+        small = run.peak_memory([0, 1], 9000)
+    assert first.can_repeat
+    assert (first.least_sequences, first.device_bytes) == (1, None)
+    assert large.peak_bytes > small.peak_bytes + 10**6
+    assert small.peak_bytes > 10**8
 
 
 def test_nothing_is_left_of_a_run(words):
