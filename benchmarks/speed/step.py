@@ -3,7 +3,7 @@
     python -m benchmarks.speed.step [--short] [--part recipes|loop|compile]
 
 recipes: generated tokens with log-normal lengths (mean 75), 7 million parameters; and the event model of 10 million on
-physionet2012 below SEQVAE_REAL_DATA, or demo events. Runs of the real commands take turns (seqvae/profiling/contestant.py);
+physionet2012 below SEQVAE_REAL_DATA, or demo events. Runs of the real commands take turns (seqvae/profiling/measured_run.py);
 in between, a square product of matrices says what the machine can do at that hour,
 in the precision of the optimized run: bf16 where the CPU
 has units for it, else float32. A model's FLOPs are counted by torch on its own batches; those for padding are left out.
@@ -53,7 +53,7 @@ SHORT_TURN = Turn(steps=2, seconds=3, lead_steps=1)
 
 
 class Result(NamedTuple):
-    """What a contestant came to in all its turns."""
+    """What a run came to in all its turns."""
 
     laps: list[Lap]
     is_compiled: bool = False

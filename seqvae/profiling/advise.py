@@ -336,7 +336,7 @@ class Contest:
         ours: list[Lap] = []
         theirs: list[Lap] = []
         ratios: list[float] = []
-        # Given up where so many rounds saw no gain that the lower quartile of all cannot come out above 1.
+        # Given up when enough rounds saw no gain that the lower quartile of all cannot come out above 1.
         most_without = -(-(self._rounds - 1) // 4)
         while len(ours) < self._rounds and sum(ratio <= 1 for ratio in ratios) <= most_without:
             if len(ours) % 2 == 0:  # now one goes first, now the other: neither finds the better machine

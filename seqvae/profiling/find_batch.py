@@ -4,7 +4,7 @@
     print("\\n".join(describe(found, ink)))
 
 A size fits if the worst batch of every range of lengths can be trained under it, one after another: forward, backward, optimizer
-step, in a run of its own that may die of it. What a batch of so many steps needs depends on their lengths: attention grows with
+step, in a run of its own that may die of it. What a batch of as many steps needs depends on their lengths: attention grows with
 the square of a length, an end mark or a latent costs more where sequences are short, and kernels change at some length.
 
 Shapes: N sequences, K batches, B sequences of one batch, E events of the whole batch.

@@ -84,7 +84,7 @@ class Ready(NamedTuple):
     """In force."""
     device: str
     seconds: float
-    """From the process's start to here; what all runs import is not in it where processes can be forked."""
+    """From the process's start to here, without what all runs import."""
     is_compiled: bool = False
     """Whether some of the network is, after its trial."""
 

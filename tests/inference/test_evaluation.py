@@ -184,7 +184,7 @@ def test_the_demo_s_own_process_reaches_its_entropy_from_above(demo: Path, data:
     assert -4 * gap.error < gap.value < 0.05
 
 
-def test_the_same_seed_gives_the_same_numbers_and_disturbs_nobody_s():
+def test_the_same_seed_gives_the_same_numbers_and_leaves_torchs_own_alone():
     network, batch = LinearGaussian(0.3, 1.5).train(), vectors(20)
     torch.manual_seed(1)
     expected = torch.rand(3)

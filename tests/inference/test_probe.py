@@ -33,7 +33,7 @@ def blobs(count: int, apart: float, classes: int = 2, seed: int = 0) -> tuple[np
 
 
 @pytest.mark.parametrize("classes", [2, 4])
-def test_clouds_far_apart_are_told_apart_and_noise_is_not(classes):
+def test_clouds_far_apart_are_separated_and_noise_is_not(classes):
     for apart, low, high in ((10.0, 1.0, 1.0), (0.0, 0.0, 0.65)):
         features_NP, classes_N = blobs(80, apart, classes)
         others_NP, others_N = blobs(200, apart, classes, seed=1)
@@ -65,7 +65,7 @@ def test_the_same_data_give_the_same_fit():
     assert np.array_equal(one, same)
 
 
-def test_what_is_missing_counts_as_the_mean_and_what_never_moves_as_nothing():
+def test_missing_numbers_count_as_the_mean_and_constant_ones_as_zero():
     features_NP = np.array([[1.0, 5.0, np.nan], [3.0, 5.0, np.nan], [np.nan, 5.0, np.nan], [np.nan, 5.0, np.nan]])
     standard_NP = fit_classifier(features_NP, np.array([0, 1, 0, 1]), 2).standardise(features_NP)
     assert standard_NP.tolist() == [[-1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]

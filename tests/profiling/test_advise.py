@@ -85,7 +85,7 @@ def test_a_gain_that_two_rounds_of_five_did_not_see_is_none():
     assert trial.verdict == Verdict.NO_FASTER
 
 
-def test_what_cannot_be_found_faster_any_more_is_not_measured_on():
+def test_measuring_stops_when_a_change_cannot_be_found_faster_any_more():
     trial = try_out(UNFUSED, Behaviour((500.0,)))
     assert trial.verdict == Verdict.SLOWER
     assert trial.comparison is not None
@@ -115,12 +115,12 @@ def test_the_two_take_turns_at_going_first():
         (SettingsError("--tokens_per_batch 3 is too small"), "--tokens_per_batch 3 is too small"),
     ],
 )
-def test_what_cannot_run_is_told_in_a_line(error, said):
+def test_a_change_that_cannot_run_fails_with_a_message_of_one_line(error, said):
     trial = try_out(BFLOAT, Behaviour(fails=error))
     assert (trial.verdict, trial.remark, trial.comparison) == (Verdict.FAILED, said, None)
 
 
-def test_settings_that_refuse_one_another_are_told_in_a_line():
+def test_settings_that_exclude_one_another_fail_with_a_message_of_one_line():
     stops = parse_command_line(TrainingSettings, ["--on_collapse", "stop"], prog="x", description="")
     trial = try_out(UNWATCHED, Behaviour(), settings=stops)
     assert trial.verdict == Verdict.FAILED
@@ -256,7 +256,7 @@ def test_at_most_two_runs_are_alive(words):
     assert (runs.most_alive, runs.alive) == (2, [])
 
 
-def test_where_nothing_is_faster_the_command_stays_and_that_is_said(words):
+def test_if_nothing_is_faster_the_command_stays_and_a_line_says_so(words):
     advice, _ = advice_on(words, FakeRuns(lambda _: Behaviour()))
     assert (advice.best, advice.together) == (None, [])
     assert advice.command.split() == ["python", "train_optimized.py", *words]
@@ -264,13 +264,13 @@ def test_where_nothing_is_faster_the_command_stays_and_that_is_said(words):
     assert f"None of {len(advice.alone)} changes may be proposed as faster" in text
 
 
-def test_luck_is_called_by_its_name(words):
+def test_a_gain_that_did_not_come_again_is_reported_as_such(words):
     advice, _ = advice_on(words, FakeRuns(lambda _: Behaviour()))
     unlucky = advice._replace(together=[trial_of(BFLOAT, 1.0, Verdict.NO_FASTER)])
     assert "was not when it was measured anew" in " ".join(advice_lines(unlucky.as_dict(), Ink(width=200)))
 
 
-def test_everything_that_was_tried_is_said_while_it_goes_on(words):
+def test_each_trial_prints_a_line_when_it_is_done(words):
     advice, said = advice_on(words, FakeRuns(by_compiling))
     assert len(said) == 1 + len(advice.alone) + len(advice.together)
 

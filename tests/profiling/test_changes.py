@@ -65,7 +65,7 @@ def test_batches_never_get_larger_than_the_data():
     assert list(changes_of("batches", IN_TWOS, FACTS._replace(tokens=799))) == ["batches half as large"]
 
 
-def test_what_makes_larger_optimizer_steps_stands_apart():
+def test_larger_optimizer_steps_are_never_proposed():
     found = changes_of("step size", IN_TWOS)
     assert {name: change.flags for name, change in found.items()} == {"twice the batch": ["--tokens_per_batch", "800"]}
     assert all("learns differently" in change.apart for change in found.values())
@@ -187,7 +187,7 @@ def test_a_change_of_what_is_no_setting_is_a_mistake():
         ([], []),
     ],
 )
-def test_what_was_typed_is_replaced_and_not_doubled(typed, kept):
+def test_typed_flags_are_replaced_and_not_doubled(typed, kept):
     changed = with_flags(typed, {"batch_size": 8, "bucketing": True})
     assert changed == [*kept, "--batch_size", "8", "--bucketing"]
 

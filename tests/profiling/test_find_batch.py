@@ -225,7 +225,7 @@ def test_where_a_peak_cannot_be_reset_each_batch_has_a_run_of_its_own():
 
 
 @on_linux
-def test_where_the_network_alone_finds_no_memory_that_is_said(tmp_path, monkeypatch):
+def test_no_memory_for_the_network_alone_is_an_error_with_a_message(tmp_path, monkeypatch):
     monkeypatch.setattr(Trials, "need", lambda *_, **__: None)
     with pytest.raises(UsageError, match="no memory for the network alone"):
         find_batch(settings_of(words_for(tmp_path, 40, 6)), say=lambda line: None)
@@ -247,11 +247,11 @@ def test_the_flag_can_be_copied():
     assert "data end" not in text
 
 
-def test_it_is_said_where_the_data_end_the_search():
+def test_a_note_says_that_the_data_end_the_search():
     assert "The data end the search" in "\n".join(describe(found(ended_by="data"), Ink()))
 
 
-def test_what_helps_is_what_is_not_in_force_already():
+def test_the_advice_leaves_out_what_is_in_force_already():
     limit = Limit(10**9, "--memory_limit")
     plain = what_helps(TrainingSettings(), 1000, limit, 0.1)
     assert "--gradient_checkpointing" in plain
@@ -323,7 +323,7 @@ def test_sizes_of_memory_are_read_as_people_write_them(text, size):
 
 
 @pytest.mark.parametrize("text", ["", "GB", "6 gigs", "-6GB", "0GB", "6,5GB", "inf", "nan", "1e40"])
-def test_what_is_no_size_of_memory_is_refused_by_the_name_of_its_flag(text):
+def test_other_text_than_a_size_of_memory_is_refused_by_the_name_of_the_flag(text):
     with pytest.raises(ValueError, match=r"^--memory_limit must be "):
         parse_size(text)
 
@@ -339,7 +339,7 @@ def make_machine(root: Path, groups: str, **files: str) -> Path:
     return root
 
 
-def test_what_is_left_is_what_the_machine_says(tmp_path):
+def test_available_memory_is_that_of_the_machine(tmp_path):
     there = psutil.virtual_memory().available
     left = available_memory(make_machine(tmp_path, "0::/\n"))
     assert left.source == "available now"

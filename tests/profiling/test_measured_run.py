@@ -39,7 +39,7 @@ def run(words):
         yield contestant
 
 
-def test_a_turn_trains_as_many_steps_as_were_asked_for_and_each_moment_has_its_stage(run):
+def test_a_turn_trains_the_requested_steps_and_each_moment_has_its_stage(run):
     lap = run.turn(steps=6, lead_steps=1)
     assert (lap.steps, lap.micro_batches) == (6, 12)
     assert set(lap.stages) == set(STAGES)
@@ -49,7 +49,7 @@ def test_a_turn_trains_as_many_steps_as_were_asked_for_and_each_moment_has_its_s
     assert lap.sequences >= 12
 
 
-def test_a_turn_lasts_as_long_as_was_asked_for(run):
+def test_a_turn_lasts_the_requested_seconds(run):
     assert sum(run.turn(steps=1, seconds=0.3, lead_steps=0).stages.values()) >= 0.3
 
 
@@ -80,7 +80,7 @@ def test_a_run_is_as_long_as_it_is_measured_and_tells_how_long_it_was_meant_to_b
         assert run.turn(steps=8, lead_steps=0).steps == 8
 
 
-def test_what_the_user_can_mend_is_raised_as_what_it_was(words):
+def test_errors_that_the_user_can_mend_keep_their_type(words):
     with MeasuredRun(recipe(words, "--posterior", "batch_norm", "--batch_size", "1")) as run, pytest.raises(UsageError):
         _ = run.ready
     with MeasuredRun(recipe([*words, "--data_dir", "/nowhere"])) as run, pytest.raises(DataError):
@@ -115,7 +115,7 @@ def fail_with(error: Exception, settings: Any) -> list[Any]:
     raise error
 
 
-def test_a_process_that_is_killed_is_missed(words):
+def test_a_killed_process_counts_as_a_lack_of_memory(words):
     with MeasuredRun(recipe(words)) as run:
         _ = run.ready
         run._process.kill()
@@ -136,7 +136,7 @@ def test_the_peak_of_memory_is_that_of_the_requested_batch(words):
     assert small.peak_bytes > 10**8
 
 
-def test_nothing_is_left_of_a_run(words):
+def test_a_closed_run_leaves_no_process_and_no_directory(words):
     run = MeasuredRun(recipe(words))
     _ = run.ready
     run.close()
