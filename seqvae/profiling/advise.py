@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from enum import StrEnum
-from fractions import Fraction
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -143,25 +142,26 @@ class Trial(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """Return it flat, in types of JSON; None where a failed trial has no number."""
-        numbers: dict[str, Any] = dict.fromkeys(("gain", "rate", "base_rate", "start_seconds"))
-        lower, upper, ratios, memory_gib = None, None, [], None
-        if self.comparison is not None:
-            numbers = {name: getattr(self.comparison, name) for name in numbers}
-            (lower, upper), ratios = self.comparison.quartiles, self.comparison.ratios
-            memory_gib = self.comparison.peak_memory_gib
-        about = self.change._asdict()
+        change, found = self.change, self.comparison
+        lower, upper = found.quartiles if found else (None, None)
         return {
-            "change": about.pop("name"),
-            "flags": shlex.join(self.change.flags),
-            **about,
-            "values": dict(self.change.values),
+            "change": change.name,
+            "theme": change.theme,
+            "flags": shlex.join(change.flags),
+            "values": dict(change.values),
+            "reason": change.reason,
+            "effect": change.effect,
+            "apart": change.apart,
             "verdict": str(self.verdict),
             "remark": self.remark,
-            **numbers,
+            "gain": found.gain if found else None,
             "lower": lower,
             "upper": upper,
-            "ratios": ratios,
-            "memory_gib": memory_gib,
+            "ratios": found.ratios if found else [],
+            "rate": found.rate if found else None,
+            "base_rate": found.base_rate if found else None,
+            "memory_gib": found.peak_memory_gib if found else None,
+            "start_seconds": found.start_seconds if found else None,
         }
 
 
@@ -272,13 +272,6 @@ def _line(trial: Trial) -> str:
 # --- Measuring ---------------------------------------------------------------------------------------------------------
 
 
-class _BaseEnded(Exception):
-    """The run that all others are compared with ended."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-
 class Contest:
     """The run as it is, and others that take turns with it. It waits while another trains: two processes are alive at most."""
 
@@ -293,6 +286,7 @@ class Contest:
         """`rounds`: at most; fewer where a change cannot be found faster any more."""
         self._recipe, self._start, self._now = recipe, start, now
         self._seconds_per_turn, self._rounds = seconds_per_turn, rounds
+        self._base_error: Exception | None = None
         self.base = start(recipe)
         try:
             self._base_warm_up = self._warm_up(self.base)
@@ -321,16 +315,15 @@ class Contest:
         with closing(self._start(recipe)) as run:
             try:
                 return self._measure(change, run)
-            except _BaseEnded as ended:
-                raise ended.error from None
-            except MemoryError:
-                return Trial(change, Verdict.FAILED, remark="out of memory")
-            except (*ENDINGS, UsageError, SettingsError) as error:  # in a line, without the traceback behind it
-                remark = str(error).removeprefix(f"{change.name}: ").partition("\n")[0]
+            except (*ENDINGS, UsageError, SettingsError) as error:
+                if error is self._base_error:
+                    raise
+                in_a_line = str(error).removeprefix(f"{change.name}: ").partition("\n")[0]  # a traceback may follow
+                remark = "out of memory" if isinstance(error, MemoryError) else in_a_line
                 return Trial(change, Verdict.FAILED, remark=remark)
 
     def _measure(self, change: Change, run: Runner) -> Trial:
-        warm_up = self._warm_up(run)
+        seconds, steps = self._warm_up(run)
         if change.values.get("compile_model") and not run.ready.is_compiled:
             return Trial(change, Verdict.NO_FASTER, remark="the run tried it itself, and went on uncompiled")
         ours: list[Lap] = []
@@ -346,13 +339,16 @@ class Contest:
                 ours.append(self._turn(run))
                 theirs.append(self._base_turn())
             ratios.append(_rate(ours[-1:]) / _rate(theirs[-1:]))
+        # What is left of the starts without the steps that were made in them.
+        seconds -= steps * _seconds_per_step(ours)
+        base_seconds = self._base_warm_up[0] - self._base_warm_up[1] * _seconds_per_step(self.laps)
         comparison = Comparison(
             gain=_rate(ours) / _rate(theirs) if change.by_totals else statistics.median(ratios),
             ratios=ratios,
             rate=_rate(ours),
             base_rate=_rate(theirs),
             peak_memory_gib=ours[-1].peak_memory_gib,
-            start_seconds=warm_up.cost(ours) - self._base_warm_up.cost(self.laps),
+            start_seconds=seconds - base_seconds,
         )
         return judged(change, comparison, self.run_seconds)
 
@@ -360,28 +356,18 @@ class Contest:
         try:
             self.laps.append(self._turn(self.base))
         except ENDINGS as error:
-            raise _BaseEnded(error) from error
+            self._base_error = error
+            raise
         return self.laps[-1]
 
     def _turn(self, run: Runner) -> Lap:
         return run.turn(-(-FEWEST_MICRO_BATCHES // run.ready.accumulate), self._seconds_per_turn, LEAD_STEPS)
 
-    def _warm_up(self, run: Runner) -> "_WarmUp":
+    def _warm_up(self, run: Runner) -> tuple[float, int]:
+        """Return the seconds from the process's start to the first turn, and the steps trained in them."""
         ready, begun = run.ready, self._now()
         lap = run.turn(WARM_UP_STEPS, WARM_UP_TURNS * self._seconds_per_turn, LEAD_STEPS)
-        return _WarmUp(ready.seconds + self._now() - begun, lap.steps + LEAD_STEPS)
-
-
-class _WarmUp(NamedTuple):
-    """What goes before a run's first turn."""
-
-    seconds: float
-    """From the process's start."""
-    steps: int
-
-    def cost(self, laps: Sequence[Lap]) -> float:
-        """Return the seconds without those of the steps that it made."""
-        return self.seconds - self.steps * _seconds_per_step(laps)
+        return ready.seconds + self._now() - begun, lap.steps + LEAD_STEPS
 
 
 def judged(change: Change, comparison: Comparison, run_seconds: float) -> Trial:
@@ -466,7 +452,7 @@ def changes_for(settings: TrainingSettings, facts: Facts) -> Iterator[Change]:
         batches.bucketing and batches.use_dynamic_padding,
     )
     regrouped: dict[str, Any] = {"effect": REGROUPED, "by_totals": True}
-    larger, smaller = (_batches_times(Fraction(*factor), settings, facts) for factor in ((2, 1), (1, 2)))
+    larger, smaller = (_batches_times(factor, settings, facts) for factor in (2, 0.5))
     has_room = 2 * facts.peak_memory_gib <= facts.available_memory_gib or compute.gradient_checkpointing
     fitting: dict[str, Value] = {} if has_room else {"gradient_checkpointing": True}
     if larger and accumulate % 2 == 0:
@@ -530,7 +516,7 @@ def changes_for(settings: TrainingSettings, facts: Facts) -> Iterator[Change]:
         yield from change("logging less", "logging", values, "fewer lines", effect=effect, by_totals=True)
 
 
-def _batches_times(factor: Fraction, settings: TrainingSettings, facts: Facts) -> dict[str, Value]:
+def _batches_times(factor: float, settings: TrainingSettings, facts: Facts) -> dict[str, Value]:
     """Return what makes batches larger or smaller; nothing where the data do not allow it."""
     number, budget = settings.batches.batch_size, settings.batches.tokens_per_batch
     values: dict[str, Value] = {}
@@ -538,7 +524,7 @@ def _batches_times(factor: Fraction, settings: TrainingSettings, facts: Facts) -
         values["batch_size"] = int(number * factor)
     if number is None or budget is not None:
         values["tokens_per_batch"] = int(facts.tokens_per_batch * factor)
-    is_whole = number is None or (number * factor).denominator == 1
+    is_whole = number is None or number * factor % 1 == 0
     return values if is_whole and facts.longest <= facts.tokens_per_batch * factor <= facts.tokens else {}
 
 
