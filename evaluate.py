@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqvae.cli.command_line import leading, parse_command_line
+from seqvae.cli.command_line import parse_command_line, split_positional
 from seqvae.config.inference import DataChoices, MachineChoices
 from seqvae.console import set_up_output, share_machine
 from seqvae.errors import UsageError, run_command
@@ -98,7 +98,7 @@ def words_of(words: Sequence[str]) -> tuple[list[str], list[str], bool]:
     (['a', 'b'], ['--seed', '1'], True)
     """
     if COMPARE not in words:
-        places, flags = leading(words, ["CHECKPOINT"], EXAMPLE)
+        places, flags = split_positional(words, ["CHECKPOINT"], EXAMPLE)
         return places, flags, False
     at = words.index(COMPARE)
     behind = at + 1

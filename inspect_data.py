@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.data import BatchSettings, CacheSettings, LengthSettings, SourceSettings
-from seqvae.config.flags import values_of
 from seqvae.config.training import TrainingSettings
+from seqvae.config.yaml_files import values_of
 from seqvae.console import set_up_output, shell_word
 from seqvae.errors import DamagedFileError, DataError, ExitCode, StorageError, harmless, run_command
 from seqvae.files import refuse_no_paths

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from seqvae.cli.command_line import did_you_mean, leading, parse_command_line
+from seqvae.cli.command_line import did_you_mean, parse_command_line, split_positional
 from seqvae.config.inference import DataChoices, Encode, Export, Impute, Interpolate, Reconstruct, Sample
 from seqvae.console import set_up_output, share_machine
 from seqvae.errors import ExitCode, UsageError, harmless, run_command
@@ -135,7 +135,9 @@ def main() -> None:
         hint = did_you_mean(name, ACTIONS)
         raise UsageError(f"{name!r} is no action{hint}; there are {', '.join(ACTIONS)}")
     action = ACTIONS[name]
-    places, flags = leading(words[1:], action.words, f"{PROG} {name} {' '.join(action.words)} [--flag value ...]")
+    places, flags = split_positional(
+        words[1:], action.words, f"{PROG} {name} {' '.join(action.words)} [--flag value ...]"
+    )
     asked = parse_command_line(
         action.settings,
         flags,

@@ -16,8 +16,7 @@ import use_model
 from analyze_performance import AnalyzeOptimized
 from evaluate import EvaluateCommand
 from inspect_data import InspectSettings
-from seqvae.cli.command_line import PRESETS_DIR, control_flags
-from seqvae.config.flags import flags_of
+from seqvae.cli.command_line import PRESETS_DIR, CommandLine
 from train_optimized import OptimizedSettings
 from train_with_collapse_detection import ReferenceSettings
 
@@ -85,13 +84,11 @@ def page(commands: Sequence[Command]) -> str:
 
 def defaults_by_meaning(commands: Sequence[Command]) -> dict[Meaning, dict[str, object]]:
     """Of each flag the default by command; in the order of the first command that has it."""
-    presets = tuple(path.stem for path in sorted(PRESETS_DIR.glob("*.yaml")))
     found: dict[Meaning, dict[str, object]] = {}
     for command in commands:
-        controls = control_flags(
-            () if command.takes_words else presets
-        )  # presets are of trainings, not of what was trained
-        for flag in [*flags_of(command.schema).values(), *controls]:
+        # presets are of trainings, not of what was trained
+        line = CommandLine(command.schema, presets=None if command.takes_words else PRESETS_DIR)
+        for flag in [*line.flags.values(), *line.controls.values()]:
             meaning = (flag.theme, flag.name, flag.types, flag.choices, flag.help)
             found.setdefault(meaning, {})[command.typed] = flag.default
     return found

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import NamedTuple
 
-from seqvae.config.flags import values_of
 from seqvae.config.training import TrainingSettings
+from seqvae.config.yaml_files import values_of
 from seqvae.profiling.changes import Change, Value
 
 WORTH_WORKERS = 0.02

@@ -6,8 +6,8 @@ from functools import reduce
 from operator import or_
 from typing import NamedTuple
 
-from seqvae.config.flags import values_of
 from seqvae.config.training import TrainingSettings
+from seqvae.config.yaml_files import values_of
 
 Value = bool | int | str | None
 """Of a setting."""

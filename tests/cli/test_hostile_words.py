@@ -9,8 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 import inspect_data
-from seqvae.cli.command_line import parse_command_line
-from seqvae.config.flags import flags_of
+from seqvae.cli.command_line import flags_of, parse_command_line
 from seqvae.config.profiling import MeasuringSettings
 from seqvae.config.run import RunSettings
 from seqvae.config.training import TrainingSettings

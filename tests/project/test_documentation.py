@@ -15,8 +15,7 @@ import pytest
 import evaluate
 from benchmarks import bench, pages
 from benchmarks.flag_page import COMMANDS, Command
-from seqvae.cli.command_line import control_flags, parse_command_line
-from seqvae.config.flags import flags_of
+from seqvae.cli.command_line import CommandLine, flags_of, parse_command_line
 from seqvae.errors import ExitCode
 from tests.support.documents import (
     OF_EXAMPLES,
@@ -152,7 +151,7 @@ def flags_of_module(name: str) -> set[str]:
 @each_page
 def test_every_flag_named_exists(page):
     known = OF_OTHERS.union(*(flags_of(command.schema) for command in COMMANDS))
-    known |= {flag.name for flag in control_flags(("recommended",))}
+    known |= CommandLine(OptimizedSettings).controls.keys()
     for path in (path for folder in stations() for path in folder.rglob("*.py")):
         known |= set(re.findall(r'add_argument\(\s*"--(\w+)"', text_of(path)))
     assert flags_named(text_of(page)) - known == set()
