@@ -12,13 +12,12 @@ that it is measured against is train_with_collapse_detection.py.
 """
 
 import sys
-from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 from seqvae.cli.command_line import parse_command_line
-from seqvae.config.run import ValidationSettings, Watch
-from seqvae.config.training import ComputeSettings, OptimizerSettings, TrainingSettings
+from seqvae.config.run import Watch
+from seqvae.config.training import OptimizedSettings as OptimizedSettings
+from seqvae.config.training import TrainingSettings
 from seqvae.console import set_up_output, share_machine
 from seqvae.errors import run_command
 
@@ -29,17 +28,6 @@ PROG = "train_optimized.py"
 WATCH = Watch(every_n_steps=100, plot_every_n_steps=1000, window=50, probe_every_n_readings=4)
 FAST_WATCH = Watch(every_n_steps=200, plot_every_n_steps=2000, window=50, probe_every_n_readings=None)
 """Without and with --fast_detection."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizedSettings(TrainingSettings):
-    """The recommended recipe."""
-
-    optimizer: OptimizerSettings = field(default_factory=partial(OptimizerSettings, gradient_accumulation_steps=2))
-    compute: ComputeSettings = field(default_factory=partial(ComputeSettings, precision="16-mixed"))
-    validation: ValidationSettings = field(
-        default_factory=partial(ValidationSettings, val_check_interval=0.1, limit_val_batches=0.1)
-    )
 
 
 def main() -> None:

@@ -10,14 +10,12 @@ measured against, and the run to look at where something seems wrong.
 """
 
 import sys
-from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 from seqvae.cli.command_line import parse_command_line
-from seqvae.config.data import BatchSettings
 from seqvae.config.run import Watch
-from seqvae.config.training import ComputeSettings, OptimizerSettings, TrainingSettings
+from seqvae.config.training import ReferenceSettings as ReferenceSettings
+from seqvae.config.training import TrainingSettings
 from seqvae.console import set_up_output, share_machine
 from seqvae.errors import run_command
 
@@ -28,15 +26,6 @@ PROG = "train_with_collapse_detection.py"
 WATCH = Watch(every_n_steps=20, plot_every_n_steps=200, window=100, probe_every_n_readings=1)
 FAST_WATCH = Watch(every_n_steps=50, plot_every_n_steps=500, window=100, probe_every_n_readings=None)
 """Without and with --fast_detection."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReferenceSettings(TrainingSettings):
-    """The plain recipe."""
-
-    batches: BatchSettings = field(default_factory=partial(BatchSettings, batch_size=4, bucketing=False))
-    optimizer: OptimizerSettings = field(default_factory=partial(OptimizerSettings, fused_optimizer=False))
-    compute: ComputeSettings = field(default_factory=partial(ComputeSettings, plain_operations=True))
 
 
 def main() -> None:

@@ -12,13 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import use_model
-from analyze_performance import AnalyzeOptimized
-from evaluate import EvaluateCommand
-from inspect_data import InspectSettings
 from seqvae.cli.command_line import PRESETS_DIR, CommandLine
-from train_optimized import OptimizedSettings
-from train_with_collapse_detection import ReferenceSettings
+from seqvae.cli.evaluate import EvaluateCommand
+from seqvae.cli.inspect_data import InspectSettings
+from seqvae.cli.profile import ProfileOptimized
+from seqvae.cli.use_model import ACTIONS
+from seqvae.config.training import OptimizedSettings, ReferenceSettings
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -30,7 +29,7 @@ class Command(NamedTuple):
     """A command, or a subcommand, at the top level."""
 
     typed: str
-    """What is typed before the flags: `train_optimized.py`, or `name.py subcommand`."""
+    """What is typed before the flags: `train_optimized.py`, or `seqvae encode`."""
     schema: "type[DataclassInstance]"
     about: str
     takes_words: bool = False
@@ -38,15 +37,12 @@ class Command(NamedTuple):
 
 
 COMMANDS = (
-    Command("train_optimized.py", OptimizedSettings, "the fastest run"),
-    Command("train_with_collapse_detection.py", ReferenceSettings, "the plain run, watched most closely"),
-    Command("analyze_performance.py", AnalyzeOptimized, "where a step's time goes"),
-    Command("inspect_data.py", InspectSettings, "what Parquet files hold"),
-    Command("evaluate.py", EvaluateCommand, "what a trained model is worth", takes_words=True),
-    *(
-        Command(f"use_model.py {name}", action.settings, action.says, takes_words=True)
-        for name, action in use_model.ACTIONS.items()
-    ),
+    Command("train_optimized.py", OptimizedSettings, "the fastest run; also `seqvae train`"),
+    Command("train_with_collapse_detection.py", ReferenceSettings, "the plain run; also `seqvae train --plain`"),
+    Command("seqvae profile", ProfileOptimized, "where a step's time goes; also `analyze_performance.py`"),
+    Command("seqvae inspect", InspectSettings, "what Parquet files hold"),
+    Command("seqvae evaluate", EvaluateCommand, "what a trained model is worth", takes_words=True),
+    *(Command(f"seqvae {name}", action.settings, action.summary, takes_words=True) for name, action in ACTIONS.items()),
 )
 
 Meaning = tuple[str, str, tuple[type, ...], tuple[str, ...], str]
@@ -62,7 +58,7 @@ Written by `python -m benchmarks.flag_page` from the commands' own parsers; `--h
   `--no_bucketing`.
 - `null` unsets a value that may be unset (`--max_epochs null`). Where no default is given, the text says what happens then.
 - Flags win over `--config`, `--config` over `--preset`, `--preset` over the defaults, wherever they stand on the line.
-- `analyze_performance.py --command reference` has the defaults of `train_with_collapse_detection.py`.
+- `seqvae profile --command reference` has the defaults of `train_with_collapse_detection.py`.
 """
 
 

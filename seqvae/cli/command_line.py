@@ -7,14 +7,13 @@ Ours are the grammar (`--name value`, `--name=value`, `--switch`, `--switch fals
 abbreviations), the order of precedence, and the messages. Nothing heavy is imported here.
 """
 
-import difflib
 import inspect
 import re
 import shutil
 import textwrap
 from argparse import Action
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import NoneType, UnionType
@@ -35,7 +34,7 @@ from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, se
 
 import seqvae
 from seqvae.config.yaml_files import Entry, read_settings_file, theme_of, to_yaml, values_of
-from seqvae.errors import ExitCode, UsageError
+from seqvae.errors import ExitCode, UsageError, did_you_mean
 from seqvae.files import why_no_path
 
 if TYPE_CHECKING:
@@ -330,12 +329,6 @@ class CommandLine(Generic[Settings]):
         if not self._takes_value(before[-1]):
             return f"{label} takes no value, got {word!r}"
         return f"{label} takes one value, got {text!r} and {word!r}: put quotes around spaces and patterns"
-
-
-def did_you_mean(word: str, names: Iterable[str], prefix: str = "") -> str:
-    """Return `; did you mean ...?` where one of the names comes close, else an empty string."""
-    close = difflib.get_close_matches(word.lower(), list(names), n=1)
-    return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 
 def split_positional(words: Sequence[str], names: Sequence[str], example: str) -> tuple[list[str], list[str]]:

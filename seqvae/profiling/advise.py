@@ -1,6 +1,6 @@
 """Advice that was measured: a command's settings in, what makes its training faster out, as a command line to use.
 
-    advice = advise(Recipe("optimized", settings, callbacks), words, prog="train_optimized.py")
+    advice = advise(Recipe("optimized", settings, callbacks), words, prog="python train_optimized.py")
     print("\\n".join(advice_lines(advice.as_dict(), ink)))
 
 Each change is tried alone. Of those that were faster, the best of each theme are put together one by one, and measured anew: only
@@ -94,7 +94,7 @@ def advise(
             alone=alone,
             together=together,
             best=best,
-            command=shlex.join(["python", prog, *with_flags(words, best.change.values if best else {})]),
+            command=f"{prog} {shlex.join(with_flags(words, best.change.values if best else {}))}",
             seconds=time.perf_counter() - begun,
         )
 

@@ -70,7 +70,7 @@ def fit(
         if settings.run.resume not in ("auto", "never") and is_first_process():
             become_last(start)
         remark = make_ready(network, settings.compute, devices.accelerator)
-        resume_command = f"python {program()} --config {shell_word(start.directory / 'config.yaml')}"
+        resume_command = f"{program()} --config {shell_word(start.directory / 'config.yaml')}"
         events = RunEvents(start.directory, writes=is_first_process())
         report = RunReport(
             events, start.directory, every_n_steps=settings.run.log_every_n_steps, writes=is_first_process()

@@ -25,7 +25,7 @@ from seqvae.errors import UsageError
 ROOT = Path(__file__).parent.parent.parent
 COMMANDS = [
     *("train_optimized.py", "train_with_collapse_detection.py", "analyze_performance.py"),
-    *("evaluate.py", "use_model.py", "inspect_data.py"),
+    *("-m seqvae train", "-m seqvae inspect", "-m seqvae evaluate", "-m seqvae encode", "-m seqvae profile"),
 ]
 HEAVY = {"torch", "lightning", "numpy", "pandas", "pyarrow", "matplotlib"}
 
@@ -444,13 +444,13 @@ sys.exit(run_command(lambda: print(parse_command_line(Demo, sys.argv[1:], prog="
 """
 
 
-@pytest.fixture(params=["demo", *(name for name in COMMANDS if (ROOT / name).exists())])
+@pytest.fixture(params=["demo", *COMMANDS])
 def command(request, tmp_path) -> list[str]:
-    path = ROOT / request.param if request.param != "demo" else tmp_path / "demo.py"
+    python = [sys.executable, "-X", "importtime"]
     if request.param == "demo":
-        path.write_text(_DEMO_COMMAND)
-    action = ["encode"] if request.param == "use_model.py" else []
-    return [sys.executable, "-X", "importtime", str(path), *action]
+        (tmp_path / "demo.py").write_text(_DEMO_COMMAND)
+        return [*python, str(tmp_path / "demo.py")]
+    return [*python, *(request.param.split() if " " in request.param else [str(ROOT / request.param)])]
 
 
 @pytest.mark.parametrize("word", ["--help", "--print_config", "--version"])
