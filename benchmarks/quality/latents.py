@@ -54,7 +54,7 @@ def main() -> None:
 
 def probed(name: str, run: str | None, words: list[str]) -> dict[str, Any]:
     from seqvae.config.inference import DataChoices
-    from seqvae.inference.model import Labels, open_data, open_trained
+    from seqvae.inference.model import Labels, open_data, open_model
     from seqvae.inference.probe import probe
 
     folder = os.environ.get("SEQVAE_REAL_DATA")
@@ -62,7 +62,7 @@ def probed(name: str, run: str | None, words: list[str]) -> dict[str, Any]:
         raise UsageError(f"--data {name}: SEQVAE_REAL_DATA does not say where the real data are")
     about, place = SETS[name], Path(folder) / name
     directory = Path(run) if run else trained_run(place, [*about.flags, *words])
-    trained = open_trained(str(directory / "checkpoints" / "last.ckpt"))
+    trained = open_model(str(directory / "checkpoints" / "last.ckpt"))
     labels = None if about.label_path is None else str(place / about.label_path)
     data = open_data(trained, DataChoices(label_path=labels), Labels(about.label))
     found = probe(trained, data, about.label, about.splits)

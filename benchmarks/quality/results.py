@@ -36,11 +36,11 @@ from seqvae.inference.estimates import (
     Estimate,
     PosteriorStatistics,
     SequenceNLL,
-    batches_of,
     importance_weighted_nll,
     mean_of,
     posterior_statistics,
 )
+from seqvae.inference.streaming import batches_of
 from seqvae.models.vae import SequenceVAE, VAEOutput
 from seqvae.training.fit import fit, make_data
 from seqvae.training.network import build_network, load_weights, rebuild_network

@@ -85,7 +85,7 @@ def run(verb: str, words: Sequence[str]) -> None:
 
     from seqvae.files import to_json  # only now: torch takes seconds
     from seqvae.inference.evaluate import append_record, compare
-    from seqvae.inference.output import new_file
+    from seqvae.inference.streaming import new_file
     from seqvae.reports.evaluation_page import comparison_lines, evaluation_lines
     from seqvae.text import ink_for
 
@@ -124,17 +124,18 @@ def models_and_flags(words: Sequence[str]) -> tuple[list[str], list[str], bool]:
 def _evaluate_one(place: str, settings: EvaluateCommand) -> "tuple[dict[str, Any], Weighted | None, Path | None]":
     """Return the record of a model, the IW-NLL of its sequences, and the directory of its run."""
     from seqvae.inference.evaluate import evaluate, place_and_time, weighted_nll
-    from seqvae.inference.model import Labels, chosen_splits, open_data, open_trained
+    from seqvae.inference.model import Labels, open_data, open_model
     from seqvae.inference.probe import probe, refuse_no_probe
+    from seqvae.inference.streaming import chosen_splits
 
     own, seed = settings.evaluation, settings.machine.seed
-    trained = open_trained(place, settings.machine)
-    data = open_data(trained, settings.data, None if own.probe is None else Labels(own.probe))
+    model = open_model(place, settings.machine)
+    data = open_data(model, settings.data, None if own.probe is None else Labels(own.probe))
     splits = chosen_splits(data, settings.data.split)
     if own.probe is not None:
         refuse_no_probe(data, own.probe, splits)
-    weighted = weighted_nll(trained, data, splits, samples=own.iw_samples, sequences=own.iw_sequences, seed=seed)
-    record = place_and_time(trained, data, sys.argv) | evaluate(trained, data, splits, weighted, seed)
+    weighted = weighted_nll(model, data, splits, samples=own.iw_samples, sequences=own.iw_sequences, seed=seed)
+    record = place_and_time(model, data, sys.argv) | evaluate(model, data, splits, weighted, seed)
     if own.probe is not None:
-        record["probe"] = probe(trained, data, own.probe, splits, seed).to_json()
-    return record, weighted, trained.run
+        record["probe"] = probe(model, data, own.probe, splits, seed).to_json()
+    return record, weighted, model.run

@@ -15,10 +15,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from seqvae.data.datamodule import SequenceDataModule
-    from seqvae.inference.model import Trained
+    from seqvae.inference.model import Model
 
-SPLITS = ("train", "valid", "test", "pool")
-"""Their order in an output."""
 PROGRESS_SECONDS = 5
 """Between two lines of progress on a terminal."""
 _ABOUT_CHECKPOINTS = """
@@ -27,50 +25,48 @@ CHECKPOINT is a .ckpt file, the directory of a run (its best checkpoint) or an e
 text as text, all of it as Parquet, written as it is computed: memory does not grow with the data."""
 
 
-def encode(trained: "Trained", settings: Encode, ids: list[str]) -> "Iterator[pa.Table]":
+def encode(model: "Model", settings: Encode, ids: list[str]) -> "Iterator[pa.Table]":
     from seqvae.inference.encode import encode
 
-    return encode(trained, *_opened(trained, settings.data))
+    return encode(model, *_opened(model, settings.data))
 
 
-def reconstruct(trained: "Trained", settings: Reconstruct, ids: list[str]) -> "Iterator[pa.Table]":
+def reconstruct(model: "Model", settings: Reconstruct, ids: list[str]) -> "Iterator[pa.Table]":
     from seqvae.inference.sample import reconstructed
 
-    data, splits = _opened(trained, settings.data)
-    return reconstructed(trained, data, splits, temperature=settings.drawing.temperature, seed=settings.machine.seed)
+    data, splits = _opened(model, settings.data)
+    return reconstructed(model, data, splits, temperature=settings.drawing.temperature, seed=settings.machine.seed)
 
 
-def sample(trained: "Trained", settings: Sample, ids: list[str]) -> "Iterator[pa.Table]":
+def sample(model: "Model", settings: Sample, ids: list[str]) -> "Iterator[pa.Table]":
     from seqvae.inference.sample import sampled
 
     own = settings.sampling
-    return sampled(trained, own.count, temperature=own.temperature, length=own.length, seed=settings.machine.seed)
+    return sampled(model, own.count, temperature=own.temperature, length=own.length, seed=settings.machine.seed)
 
 
-def interpolate(trained: "Trained", settings: Interpolate, ids: list[str]) -> "Iterator[pa.Table]":
+def interpolate(model: "Model", settings: Interpolate, ids: list[str]) -> "Iterator[pa.Table]":
     from seqvae.inference.sample import interpolated
 
-    data, splits = _opened(trained, settings.data)
+    data, splits = _opened(model, settings.data)
     temperature, seed = settings.drawing.temperature, settings.machine.seed
-    return interpolated(trained, data, splits, ids, settings.path.steps, temperature=temperature, seed=seed)
+    return interpolated(model, data, splits, ids, settings.path.steps, temperature=temperature, seed=seed)
 
 
-def impute(trained: "Trained", settings: Impute, ids: list[str]) -> "Iterator[pa.Table]":
+def impute(model: "Model", settings: Impute, ids: list[str]) -> "Iterator[pa.Table]":
     from seqvae.inference.impute import imputed
 
-    data, splits = _opened(trained, settings.data)
+    data, splits = _opened(model, settings.data)
     names = settings.imputing.variables
     variables = None if names is None else [name.strip() for name in names.split(",")]
-    return imputed(
-        trained, data, splits, draws=settings.imputing.draws, variables=variables, seed=settings.machine.seed
-    )
+    return imputed(model, data, splits, draws=settings.imputing.draws, variables=variables, seed=settings.machine.seed)
 
 
 class Action(NamedTuple):
     """A verb that uses a model."""
 
     settings: type[Any]
-    run: "Callable[[Trained, Any, list[str]], Iterator[pa.Table]] | None"
+    run: "Callable[[Model, Any, list[str]], Iterator[pa.Table]] | None"
     """None: export, which writes no table."""
     summary: str
     default: str
@@ -120,49 +116,44 @@ def run(verb: str, words: Sequence[str]) -> None:
     share_machine()
     set_up_output()
 
-    from seqvae.inference.export import refuse_foreign, write_exported  # only now: torch takes seconds
-    from seqvae.inference.model import open_trained
-    from seqvae.inference.output import refuse_foreign_file, write_parquet
+    from seqvae.inference.model import (  # only now: torch takes seconds
+        open_model,
+        refuse_foreign_directory,
+        write_exported,
+    )
+    from seqvae.inference.streaming import refuse_foreign_file, write_parquet
     from seqvae.reports.run_files import command_line
 
     output = Path(settings.output.output or action.default).expanduser()
     if action.run is None:
-        refuse_foreign(output)
-        trained = open_trained(places[0])
-        say(_description(trained))
+        refuse_foreign_directory(output)
+        model = open_model(places[0])
+        say(repr(model))
         output.mkdir(parents=True, exist_ok=True)
-        for path in write_exported(output, trained.stored):
+        for path in write_exported(output, model.stored):
             print(harmless(f"{path}: {path.stat().st_size:,} bytes"))
         return
     refuse_foreign_file(output)
-    trained = open_trained(places[0], settings.machine)
-    say(_description(trained))
+    model = open_model(places[0], settings.machine)
+    say(repr(model))
     begin = time.perf_counter()
-    about = {"command": command_line(sys.argv), "checkpoint": str(trained.path)}
-    rows = write_parquet(output, _with_progress(action.run(trained, settings, places[1:])), about)
+    about = {"command": command_line(sys.argv), "checkpoint": str(model.path)}
+    rows = write_parquet(output, _with_progress(action.run(model, settings, places[1:])), about)
     print(harmless(f"{output}: {rows:,} rows in {time.perf_counter() - begin:.1f} s ({verb})"))
 
 
-def _opened(trained: "Trained", choices: DataChoices) -> "tuple[SequenceDataModule, list[str]]":
+def _opened(model: "Model", choices: DataChoices) -> "tuple[SequenceDataModule, list[str]]":
     """Return the data, and the splits to go through: all of them, where none is named."""
-    from seqvae.inference.model import chosen_split, open_data
+    from seqvae.inference.model import open_data
+    from seqvae.inference.streaming import all_splits, chosen_split
 
-    data = open_data(trained, choices)
-    splits = [name for name in SPLITS if name in data.data.splits]
-    if choices.split is not None:
-        splits = [chosen_split(data, choices.split)]
+    data = open_data(model, choices)
+    splits = all_splits(data) if choices.split is None else [chosen_split(data, choices.split)]
     for note in (
         data.data.notes if choices.data_dir is not None else ()
     ):  # those on the training's own data were shown then
         say(note if note.startswith("warning: ") else f"note: {note}")
     return data, splits
-
-
-def _description(trained: "Trained") -> str:
-    settings, kind = trained.settings, trained.description.kind
-    latent = f"{settings['latent_size']} latent dimensions for each {settings['latent_scope']}"
-    size = f"{trained.parameters / 1e6:.2f} M parameters"
-    return f"{trained.path}: {kind}, step {trained.step:,}, {settings['decoder']} decoder, {size}, {latent}"
 
 
 def _with_progress(tables: "Iterator[pa.Table]") -> "Iterator[pa.Table]":

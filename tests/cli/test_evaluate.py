@@ -21,7 +21,8 @@ from seqvae.errors import ExitCode, UsageError
 from seqvae.files import JsonLines
 from seqvae.inference.estimates import SequenceNLL
 from seqvae.inference.evaluate import Weighted, compare, paired_difference, weighted_nll
-from seqvae.inference.model import chosen_splits, joined_batches, open_data, open_trained, shares
+from seqvae.inference.model import open_data, open_model
+from seqvae.inference.streaming import chosen_splits, joined_batches, shares
 from seqvae.reports.evaluation_page import comparison_lines, evaluation_lines
 from seqvae.text import Ink
 from tests.support.parquet_files import write
@@ -138,7 +139,7 @@ def test_without_sequences_there_is_no_importance_weighting(run, runs):
 
 
 def test_splits_go_together(runs):
-    data = open_data(open_trained(str(runs["vectors"])), DataChoices())
+    data = open_data(open_model(str(runs["vectors"])), DataChoices())
     both = chosen_splits(data, "valid+test")
     assert shares(data, both, None) == [9, 12]
     assert shares(data, both, 7) == [3, 4]
@@ -233,9 +234,9 @@ def test_only_what_is_of_the_same_content_in_the_same_units_compares():
 
 
 def test_a_network_that_was_told_of_labels_compares_with_one_that_was_not(runs):
-    trained = open_trained(str(runs["vectors"]))
+    trained = open_model(str(runs["vectors"]))
     described = replace(trained.description, classes=("no", "yes"))
-    told = trained._replace(stored=trained.stored._replace(description=described))
+    told = replace(trained, stored=trained.stored._replace(description=described))
     data = open_data(trained, DataChoices())
     one, other = (weighted_nll(each, data, ["test"], samples=1, sequences=3, seed=0) for each in (trained, told))
     assert paired_difference(one, other) == (0.0, 0.0)
@@ -253,7 +254,7 @@ def test_a_run_that_cannot_be_written_to_loses_no_numbers(run, runs, tmp_path, m
 
 
 def test_the_difference_is_paired_by_id(runs):
-    description = open_trained(str(runs["vectors"])).description
+    description = open_model(str(runs["vectors"])).description
 
     def weighted(nll: list[float], names: tuple[str, ...], steps: tuple[int, ...]) -> Weighted:
         counts = np.array(steps)

@@ -17,7 +17,8 @@ from seqvae.data.batch import Batch, TokenBatch, VectorBatch
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.demo.demo import read_tokens, read_truth, write_demo
 from seqvae.data.demo.demo_tokens import TokenTruth
-from seqvae.inference.estimates import Estimate, batches_of, importance_weighted_nll, mean_of, posterior_statistics
+from seqvae.inference.estimates import Estimate, importance_weighted_nll, mean_of, posterior_statistics
+from seqvae.inference.streaming import batches_of
 from seqvae.models.vae import Posterior, VAEOutput, draw
 
 STEPS, LATENT = 3, 2
