@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from seqvae.cli.command_line import PRESETS_DIR, CommandLine
 from seqvae.cli.evaluate import EvaluateCommand
 from seqvae.cli.inspect_data import InspectSettings
 from seqvae.cli.profile import ProfileOptimized
 from seqvae.cli.use_model import ACTIONS
+from seqvae.config.flags import PRESETS_DIR, CommandLine
 from seqvae.config.training import OptimizedSettings, ReferenceSettings
 
 if TYPE_CHECKING:

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 
 from seqvae.errors import harmless
 
+CHATTY_LOGGERS = ("matplotlib", "lightning.pytorch", "lightning.fabric")
+"""What they would report, a run's header reports."""
 _command: str | None = None
 
 
@@ -47,10 +49,29 @@ def set_up_output(*, quiet: bool = False) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_HarmlessFormatter("%(message)s"))
     logging.basicConfig(level=logging.ERROR if quiet else logging.INFO, handlers=[handler])
-    for name in ("matplotlib", "lightning.pytorch", "lightning.fabric"):  # what they would report, our header reports
+    for name in CHATTY_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names may hold what the output's encoding does not
+
+
+@contextmanager
+def library_output() -> Iterator[None]:
+    """Let a call show what is under way as a command does; the program's own logging stays as it is."""
+    ours, levels = logging.getLogger("seqvae"), {}
+    handler = logging.StreamHandler()
+    handler.setFormatter(_HarmlessFormatter("%(message)s"))
+    if not logging.getLogger().handlers:
+        ours.addHandler(handler)
+    for name, level in {"seqvae": logging.INFO, **dict.fromkeys(CHATTY_LOGGERS, logging.WARNING)}.items():
+        levels[name] = logging.getLogger(name).level
+        logging.getLogger(name).setLevel(level)
+    try:
+        yield
+    finally:
+        ours.removeHandler(handler)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
 
 
 def share_machine() -> None:

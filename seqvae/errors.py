@@ -114,6 +114,12 @@ _STORAGE_ERRNOS = {
 }
 
 
+def storage_error(error: OSError) -> StorageError | None:
+    """Return what an error of the operating system says about storage, or None where it is about something else."""
+    place = "" if error.filename is None else f"{error.filename}: "
+    return StorageError(f"{place}{error.strerror}") if error.errno in _STORAGE_ERRNOS else None
+
+
 def run_command(main: Callable[[], int | None], prog: str) -> int:
     """Run a command and return its exit code; a `main` that returns None is done."""
     try:
@@ -132,10 +138,9 @@ def run_command(main: Callable[[], int | None], prog: str) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more when it closes
         return ExitCode.OUTPUT_CLOSED
     except OSError as error:
-        if error.errno not in _STORAGE_ERRNOS:
+        if (reported := storage_error(error)) is None:
             raise
-        place = "" if error.filename is None else f"{error.filename}: "
-        return _fail(prog, f"{place}{error.strerror}", ExitCode.STORAGE)
+        return _fail(prog, str(reported), reported.exit_code)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise

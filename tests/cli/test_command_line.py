@@ -17,8 +17,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import seqvae
-from seqvae.cli.command_line import PRESETS_DIR, flags_of, parse_command_line
+from seqvae.cli.command_line import parse_command_line
 from seqvae.config.data import BatchSettings, CacheSettings, LengthSettings, LoadingSettings, SourceSettings
+from seqvae.config.flags import PRESETS_DIR, flags_of
 from seqvae.config.yaml_files import to_flat_dict, to_yaml, values_of
 from seqvae.errors import UsageError
 

@@ -8,8 +8,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from seqvae.cli.command_line import flags_of, parse_command_line
+from seqvae.cli.command_line import parse_command_line
 from seqvae.cli.inspect_data import InspectSettings, ReportSettings
+from seqvae.config.flags import flags_of
 from seqvae.config.profiling import MeasuringSettings
 from seqvae.config.run import RunSettings
 from seqvae.config.training import TrainingSettings

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from seqvae.cli.command_line import flags_of, parse_command_line
+from seqvae.cli.command_line import parse_command_line
+from seqvae.config.flags import flags_of
 from seqvae.config.training import TrainingSettings
 from seqvae.monitors.detection.advice import Situation, advice_on
 from seqvae.monitors.detection.detector import FEWEST_IN_WINDOW, Detector

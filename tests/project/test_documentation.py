@@ -14,8 +14,9 @@ import pytest
 
 from benchmarks import bench, pages
 from benchmarks.flag_page import COMMANDS, Command
-from seqvae.cli.command_line import CommandLine, flags_of, parse_command_line
+from seqvae.cli.command_line import parse_command_line
 from seqvae.cli.evaluate import models_and_flags
+from seqvae.config.flags import CommandLine, flags_of
 from seqvae.errors import ExitCode
 from tests.support.documents import (
     OF_EXAMPLES,
