@@ -64,7 +64,7 @@ IN_RUNS = {
 }
 """What commands write into a run's directory, or beside it."""
 OF_USERS = {
-    *("my_data.parquet", "tokenizer.json", "train.parquet", "subject_splits.parquet", "200001.0.parquet"),
+    *("my_data.parquet", "new.parquet", "tokenizer.json", "train.parquet", "subject_splits.parquet", "200001.0.parquet"),
     *("oc.csv", "stats.csv", "cached.csv", "train", "valid", "test", "data"),
     *("moses_smiles", "japanese_vowels", "physionet2012", "132539.txt", "Outcomes-a.txt"),
 }
