@@ -33,7 +33,7 @@ from seqvae.errors import run_command
 from seqvae.monitors.hardware import product_peak
 from seqvae.profiling.contestant import MeasuredRun, Recipe
 from seqvae.profiling.messages import Lap, Turn
-from seqvae.training.devices import DTYPES, Precision, precision_in_force
+from seqvae.training.distributed import DTYPES, Precision, resolve_precision
 
 SEQUENCES = 40_000
 TOKEN_MODEL = ("--width", "256", "--depth", "3", "--vocabulary_size", "5000")
@@ -167,7 +167,7 @@ def compete(recipes: dict[str, Recipe], short: bool) -> tuple[dict[str, Result],
 
 
 def precision_of(recipe: Recipe) -> Precision:
-    return precision_in_force(recipe.settings.compute.precision, "cpu").precision
+    return resolve_precision(recipe.settings.compute.precision, "cpu").precision
 
 
 def take_turn(run: MeasuredRun, name: str, short: bool) -> Lap:

@@ -23,7 +23,7 @@ from seqvae.data.description import DataDescription
 from seqvae.errors import UsageError
 from seqvae.inference.output import MADE_BY, new_file
 from seqvae.training.network import StoredNetwork
-from seqvae.training.run_directory.differences import plain
+from seqvae.training.run_directory.checkpoint_file import plain
 
 MODEL, WEIGHTS, TOKENIZER = "model.json", "model.safetensors", "tokenizer.json"
 FORMAT = 1

@@ -6,38 +6,169 @@ what the run came to.
 
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from lightning import Callback
+from lightning import Callback, Trainer
 from torch import nn
 
 from seqvae.config.training import TrainingSettings
 from seqvae.config.yaml_files import to_flat_dict, to_yaml
 from seqvae.console import program, shell_word
 from seqvae.data.datamodule import SequenceDataModule
-from seqvae.errors import DivergedError, Stopped, StorageError, UsageError, harmless
-from seqvae.reports.run_files import environment, write_environment, write_facts
-from seqvae.training.callbacks.interrupt import StopWhenAsked, handlers_restored
+from seqvae.errors import DivergedError, ExitCode, Stopped, StorageError, UsageError, harmless
+from seqvae.models.vae import SequenceVAE
+from seqvae.reports.run_files import command_line, environment, write_environment, write_facts
+from seqvae.training.callbacks.interrupt import StopOnSignal, restore_signal_handlers
 from seqvae.training.callbacks.nonfinite import NonFiniteError
+from seqvae.training.callbacks.progress import Progress
 from seqvae.training.callbacks.report import RunReport
-from seqvae.training.devices import Devices, ResolvedPrecision, precision_in_force, resolve_devices
-from seqvae.training.distributed import decided_by_first, decided_together, is_first_process
+from seqvae.training.distributed import (
+    Devices,
+    ResolvedPrecision,
+    decide_in_first_process,
+    decide_together,
+    is_first_process,
+    resolve_devices,
+    resolve_precision,
+)
 from seqvae.training.module import Probeable, ProbeableModule, TrainingModule
 from seqvae.training.network import build_network, load_weights, make_ready
-from seqvae.training.run_directory.checkpoint_file import read_lazily
+from seqvae.training.run_directory.checkpoint_file import HEALTHY, read_lazily
 from seqvae.training.run_directory.directory import refuse_unwritable
-from seqvae.training.run_directory.events import RunEvents, RunResult, result_of_finished
+from seqvae.training.run_directory.events import EndedBy, RunEvents, RunResult, result_of, result_of_finished
 from seqvae.training.run_directory.facts import describe_monitoring, facts_of, header_lines, written
-from seqvae.training.run_directory.recovery import Recovery, recovery_of, tell_of_recovery
-from seqvae.training.run_directory.resume import Start, become_last, go_back, identity_of, open_run, refuse_other_run
+from seqvae.training.run_directory.recovery import Recovery, read_recovery, tell_of_recovery
+from seqvae.training.run_directory.resume import Start, adopt_as_last, go_back, identity_of, open_run, refuse_other_run
 from seqvae.training.schedules import Plan, plan_run
-from seqvae.training.session import Prepared, Session, make_session, note_beginning, train
-from seqvae.training.trainer import previews_of
+from seqvae.training.trainer import all_callbacks, make_trainer, previews_of
+
+# One session of a run: a Trainer, all that watches it, training to the end or to what stops it, the last validation.
+#
+# In: what `run.py` has prepared. Out: what the run came to, or `NonFiniteError` where it has to go on from an earlier checkpoint; in
+# events.jsonl, what happened on the way.
+
+
+class Prepared(NamedTuple):
+    """What all sessions of a run share."""
+
+    settings: TrainingSettings
+    data: SequenceDataModule
+    devices: Devices
+    network: nn.Module
+    callbacks: Sequence[Callback]
+    """Beside those that belong to every run."""
+    events: RunEvents
+    resume_command: str
+
+
+class Session(NamedTuple):
+    """Ready to train."""
+
+    run: Prepared
+    trainer: Trainer
+    callbacks: Sequence[Callback]
+    module: TrainingModule
+    plan: Plan
+    start: Start
+
+
+def make_session(
+    run: Prepared, module: TrainingModule, plan: Plan, precision: ResolvedPrecision, start: Start
+) -> Session:
+    module.events = run.events
+    run.data.on_trouble = lambda said: run.events.survived("loader_restarted", module.global_step, said)
+    everything = all_callbacks(run.callbacks, run.settings, run.data, plan, module, start.directory, run.resume_command)
+    trainer = make_trainer(
+        *(run.settings, run.data, plan, run.devices, precision, start.directory, everything),
+        has_static_graph=isinstance(run.network, SequenceVAE),
+    )
+    return Session(run, trainer, everything, module, plan, start)
+
+
+def train(session: Session) -> RunResult:
+    """Fit, validate on everything, say what it came to."""
+    run, trainer, start = session.run, session.trainer, session.start
+    try:
+        with warnings.catch_warnings():
+            # Lightning 2.6.6 asks torch 2.13 in ways that torch calls deprecated.
+            warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")
+            warnings.filterwarnings("ignore", message=r".*torch.distributed.nn.functional.\w+ is deprecated.*")
+            trainer.fit(session.module, datamodule=run.data, ckpt_path=start.checkpoint)
+            validate_on_all(trainer, session.module, run.data, run.settings)
+        finish_metrics(session)
+        by = ended_by(trainer, session.plan)
+        result = result_of(trainer, session.plan, run.settings, start.directory, by, run.events)
+    except Stopped as stop:
+        run.events.note("interrupted", trainer.global_step)
+        if not stop.said:  # in the last validation, when all that was trained was saved
+            raise Stopped(stop.number, f" in the last validation. To go on:\n{run.resume_command}") from stop
+        raise
+    except SystemExit as stop:
+        if stop.code == ExitCode.COLLAPSED:
+            print(harmless(after_collapse(start.directory, run.resume_command)), file=sys.stderr)
+        raise
+    run.events.finish()
+    return result
+
+
+def note_beginning(session: Session) -> None:
+    checkpoint = session.start.checkpoint
+    if checkpoint is None:
+        session.run.events.note("started", 0)
+    else:
+        step = read_lazily(checkpoint)["global_step"]
+        session.run.events.note("resumed", step, checkpoint=checkpoint.name, command=command_line(sys.argv))
+
+
+def finish_metrics(session: Session) -> None:
+    """A run that could not write down all it came to has not ended well."""
+    for callback in session.callbacks:
+        if isinstance(callback, Progress):
+            callback.finish()
+
+
+def after_collapse(directory: Path, resume_command: str) -> str:
+    """What to type next."""
+    healthy = directory / "checkpoints" / HEALTHY
+    if healthy.exists():
+        rescue = f"--init_from {shell_word(healthy)} --run_name {shell_word(f'{directory.name}-rescue')}"
+        begin = f"From when it was last well, with a remedy of your choice:\n{resume_command} {rescue} --free_bits 0.25"
+    else:
+        anew = f"--run_name {shell_word(f'{directory.name}-2')}"
+        begin = f"It was never well. Anew, with a remedy of your choice:\n{resume_command} {anew} --free_bits 0.25"
+    return f"{begin}\nTo go on all the same:\n{resume_command}"
+
+
+def ended_by(trainer: Trainer, plan: Plan) -> EndedBy:
+    if trainer.global_step >= plan.total_steps:
+        return "steps"
+    early = trainer.early_stopping_callback
+    return "early_stopping_patience" if early is not None and early.wait_count >= early.patience else "max_time"
+
+
+def validate_on_all(
+    trainer: Trainer, module: TrainingModule, data: SequenceDataModule, settings: TrainingSettings
+) -> None:
+    """Unless that is what the last validation was."""
+    is_partial = not settings.validation.is_on_all and not settings.run.fast_dev_run
+    if not is_partial and module.validated_at_step == trainer.global_step:
+        return
+    limit = data.limit_val_batches
+    data.limit_val_batches = 1.0 if is_partial else limit
+    trainer.limit_val_batches = 1.0  # with --limit_val_batches 0 there was none so far
+    if trainer.is_global_zero and is_partial:
+        print(f"last validation, on all {len(data.split('valid')):,} sequences", flush=True)
+    try:
+        trainer.validate(module, datamodule=data, verbose=False)
+    finally:
+        data.limit_val_batches = limit  # should the run go back from here
+
 
 RECORDED_SHAPES, CPU_SHAPES = 8, 32
 """Of batches. Each recorded graph takes memory of its own. On a CPU 32 shapes pad 0 to 4 % more, and the demo model passes 12 %
@@ -62,13 +193,13 @@ def fit(
     if network is None:
         network = build_network(data, settings.model, settings.compute, devices.world)
         everything.append(previews_of(data, settings.run.seed))
-    with handlers_restored(), ExitStack() as held:
+    with restore_signal_handlers(), ExitStack() as held:
         start = start_of(settings, data, devices, held)
         if (result := refused_or_finished(start, settings, plan, data)) is not None:
             return result
         load_beginning(network, start, settings, data)
         if settings.run.resume not in ("auto", "never") and is_first_process():
-            become_last(start)
+            adopt_as_last(start)
         remark = make_ready(network, settings.compute, devices.accelerator)
         resume_command = f"python {program()} --config {shell_word(start.directory / 'config.yaml')}"
         events = RunEvents(start.directory, writes=is_first_process())
@@ -113,8 +244,8 @@ def refused_or_finished(
 
 def hold_sessions(run: Prepared, plan: Plan, start: Start, remark: str) -> RunResult:
     """One session, or, after NaN or infinity, several, each from an earlier checkpoint and at a lower rate."""
-    asked = precision_in_force(run.settings.compute.precision, run.devices.accelerator)
-    recovery = recovery_of(start.directory, plan.lr)
+    asked = resolve_precision(run.settings.compute.precision, run.devices.accelerator)
+    recovery = read_recovery(start.directory, plan.lr)
     beginning = {name: weight.clone() for name, weight in run.network.state_dict().items()}
     is_first = True
     while True:
@@ -146,8 +277,8 @@ def outcome_of(session: Session) -> RunResult | NonFiniteError:
 
 def stop_if_asked(session: Session, run: Prepared) -> None:
     """A signal that came while a session broke off ends the run all the same."""
-    own = max(callback.asked for callback in session.callbacks if isinstance(callback, StopWhenAsked))
-    number = decided_together(lambda: own)
+    own = max(callback.asked for callback in session.callbacks if isinstance(callback, StopOnSignal))
+    number = decide_together(lambda: own)
     if number:
         run.events.note("interrupted", session.trainer.global_step)
         if not is_first_process():
@@ -173,7 +304,7 @@ def roll_back(
     led_into_it = trouble.first_step <= began_at + 1
     run.data.teardown("fit")  # Lightning does not, when a session breaks off
     before = min(began_at, trouble.first_step) if led_into_it else trouble.first_step
-    back_to = decided_together(lambda: go_back(directory, before))
+    back_to = decide_together(lambda: go_back(directory, before))
     recovery = recovery.once_more(precision.precision, run.devices.accelerator)
     tell_of_recovery(run.events, trouble, back_to, recovery)
     return Start(directory, back_to), recovery
@@ -221,7 +352,7 @@ def with_few_shapes(settings: TrainingSettings) -> TrainingSettings:
     shapes = 0
     if accelerator == "cuda" and compute.compile_model and compute.compile_mode == "reduce-overhead":
         shapes = RECORDED_SHAPES
-    elif accelerator == "cpu" and precision_in_force(compute.precision, accelerator).precision == "bf16-mixed":
+    elif accelerator == "cpu" and resolve_precision(compute.precision, accelerator).precision == "bf16-mixed":
         shapes = CPU_SHAPES
     return replace(settings, batches=replace(batches, pad_grid=shapes))
 
@@ -244,7 +375,7 @@ def start_of(settings: TrainingSettings, data: SequenceDataModule, devices: Devi
         directory, checkpoint = open_run(settings.run, data.description.kind, held)
         return {"directory": str(directory), "checkpoint": None if checkpoint is None else str(checkpoint)}
 
-    place = decided_by_first(decide, devices)
+    place = decide_in_first_process(decide, devices)
     directory, checkpoint = place["directory"], place["checkpoint"]
     assert directory is not None
     return Start(Path(directory), None if checkpoint is None else Path(checkpoint))

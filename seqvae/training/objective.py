@@ -45,7 +45,7 @@ def negative_elbo(output: VAEOutput, kl_weight: Tensor | float, free_bits: float
     return Objective(nll + kl_weight * paid_kl, nll, kl_Z.sum(), kl_weight)
 
 
-def free_bits_in_force(settings: ObjectiveSettings, latent_scope: Literal["sequence", "step"]) -> float:
+def resolve_free_bits(settings: ObjectiveSettings, latent_scope: Literal["sequence", "step"]) -> float:
     """What --free_bits says, or a protective amount where it says nothing.
 
     A step is worth but a few nats, and its latent would copy it for free: hence less for a latent of each step. Below free

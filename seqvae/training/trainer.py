@@ -19,14 +19,14 @@ from seqvae.config.run import RunSettings
 from seqvae.config.training import ComputeSettings, TrainingSettings
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.errors import UsageError
-from seqvae.training.callbacks.checkpoint import Checkpoints, KnowsHealth
+from seqvae.training.callbacks.checkpoint import Checkpoints, ReportsHealth
 from seqvae.training.callbacks.compile import CompilerTrial
-from seqvae.training.callbacks.interrupt import StopWhenAsked, TimeLimit
+from seqvae.training.callbacks.interrupt import StopOnSignal, TimeLimit
 from seqvae.training.callbacks.memory import FlatMemory
 from seqvae.training.callbacks.nonfinite import SkippedSteps
 from seqvae.training.callbacks.previews import Previews
 from seqvae.training.callbacks.progress import Progress
-from seqvae.training.devices import Devices, ResolvedPrecision, make_precision, make_strategy
+from seqvae.training.distributed import Devices, ResolvedPrecision, make_precision, make_strategy
 from seqvae.training.module import TrainingModule
 from seqvae.training.run_directory.checkpoint_file import AtomicCheckpointIO
 from seqvae.training.run_directory.resume import OptimizerAsSet
@@ -160,7 +160,7 @@ def all_callbacks(
     checkpoints = Checkpoints(
         directory / "checkpoints",
         validation.checkpoint_every_n_steps,
-        watchers=[callback for callback in given if isinstance(callback, KnowsHealth)],
+        watchers=[callback for callback in given if isinstance(callback, ReportsHealth)],
         say=lambda said: events.survived("not_saved", module.global_step, said),
     )
     early: list[Callback] = []
@@ -172,7 +172,7 @@ def all_callbacks(
                 "valid_elbo", mode="max", patience=validation.early_stopping_patience, check_on_train_epoch_end=False
             )
         )
-    stop = StopWhenAsked(checkpoints, resume_command)
+    stop = StopOnSignal(checkpoints, resume_command)
     first = [CompilerTrial(data, plan.total_steps)] if settings.compute.compile_model else []
     skipped = SkippedSteps(module.judge, events, data.split("train").ids)
     return [*first, OptimizerAsSet(), progress, *given, FlatMemory(), *early, skipped, stop, checkpoints]

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from seqvae.training.callbacks.display import ProgressBar, can_show_bar, compose
+from seqvae.training.callbacks.progress import ProgressBar, can_show_bar, compose
 from tests.support.pseudo_terminal import terminal
 
 TEXTS = ["84/200", "0:12 left", "loss 1.25", "900 tokens/s", "epoch 2", "elbo -31.20"]

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 @runtime_checkable
-class KnowsHealth(Protocol):
+class ReportsHealth(Protocol):
     """A callback that knows whether the posterior is worth going back to."""
 
     def is_unharmed(self) -> bool: ...
@@ -54,7 +54,7 @@ class Checkpoints(Checkpoint):
         directory: Path,
         every_n_steps: int | None = None,
         *,
-        watchers: Sequence[KnowsHealth] = (),
+        watchers: Sequence[ReportsHealth] = (),
         say: Callable[[str], None] = _log.warning,
     ) -> None:
         """`say` is told when a checkpoint cannot be written, and when one can again."""

@@ -61,7 +61,7 @@ SAME_SIGNAL_SECONDS = 1.0
 
 
 @contextmanager
-def handlers_restored() -> Iterator[None]:
+def restore_signal_handlers() -> Iterator[None]:
     """Whatever a training within does with signals ends with it."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
@@ -72,7 +72,7 @@ def handlers_restored() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-class StopWhenAsked(Callback):
+class StopOnSignal(Callback):
     """Stands right before `checkpoints`, behind all callbacks whose state belongs into the file.
 
     From the first training step on it takes the place of whoever handled the signals, Lightning included, whose own handler

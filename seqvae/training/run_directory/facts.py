@@ -14,8 +14,8 @@ from seqvae.data.datamodule import SequenceDataModule
 from seqvae.models.vae import SequenceVAE
 from seqvae.reports.histogram import bin_edges
 from seqvae.text import clip, percent, visible
-from seqvae.training.devices import Devices, ResolvedPrecision
-from seqvae.training.objective import free_bits_in_force
+from seqvae.training.distributed import Devices, ResolvedPrecision
+from seqvae.training.objective import resolve_free_bits
 from seqvae.training.schedules import Plan
 
 UNMONITORED = "off: a posterior collapse will neither be seen nor named, and there will be no posterior.jsonl"
@@ -90,7 +90,7 @@ def describe_objective(objective: ObjectiveSettings, latent_scope: Literal["sequ
         weight = (
             f"{objective.kl_schedule} to {objective.beta:g} (--kl_schedule, --kl_warmup {objective.kl_warmup:g}{cycle})"
         )
-    free_bits = free_bits_in_force(objective, latent_scope)
+    free_bits = resolve_free_bits(objective, latent_scope)
     return f"negative ELBO; KL weight {weight}; {free_bits:g} nats of each dimension free (--free_bits)"
 
 

@@ -11,7 +11,7 @@ import torch
 
 from seqvae.reports.run_files import read_events
 from seqvae.training.callbacks.nonfinite import NonFiniteError
-from seqvae.training.devices import DTYPES, ResolvedPrecision, cpu_has_bf16_units
+from seqvae.training.distributed import DTYPES, ResolvedPrecision, cpu_has_bf16_units
 from seqvae.training.run_directory.events import RunEvents
 from seqvae.training.run_directory.resume import ROLLED_BACK
 
@@ -51,7 +51,7 @@ class Recovery(NamedTuple):
         return Recovery(self.asked_lr, self.times + 1, self.lr_in_force * LOWER, other)
 
 
-def recovery_of(directory: Path, asked_lr: float) -> Recovery:
+def read_recovery(directory: Path, asked_lr: float) -> Recovery:
     """What earlier sessions of a run decided at the rate that is asked for."""
     told = [event for event in read_events(directory) if _is_of(event, asked_lr)]
     if not told:

@@ -31,10 +31,11 @@ from seqvae.training.run_directory.checkpoint_file import (
     PREVIOUS,
     REPLACED,
     damage_of,
+    differences,
     give_second_name,
     read_lazily,
+    some_of,
 )
-from seqvae.training.run_directory.differences import differences, some_of
 from seqvae.training.run_directory.directory import LOCK, lock_run_directory
 
 CONFIG = "config.yaml"
@@ -122,7 +123,7 @@ def go_back(directory: Path, before_step: int) -> Path | None:
     return last
 
 
-def become_last(start: Start) -> None:
+def adopt_as_last(start: Start) -> None:
     """What --resume PATH names is this run's last checkpoint from now on: it goes on from there however soon it is killed."""
     assert start.checkpoint is not None
     last = start.directory / "checkpoints" / LAST
