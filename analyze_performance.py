@@ -26,12 +26,10 @@ import train_with_collapse_detection
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.flags import values_of
 from seqvae.config.profiling import MeasuringSettings
-from seqvae.config.training import TrainingSettings
+from seqvae.config.training import OptimizedSettings, ReferenceSettings, TrainingSettings
 from seqvae.config.yaml_files import to_flat_dict
 from seqvae.console import set_up_output, share_machine
 from seqvae.errors import UsageError, harmless, run_command
-from train_optimized import OptimizedSettings
-from train_with_collapse_detection import ReferenceSettings
 
 if TYPE_CHECKING:
     from lightning import Callback

@@ -18,8 +18,7 @@ from evaluate import EvaluateCommand
 from inspect_data import InspectSettings
 from seqvae.cli.command_line import PRESETS_DIR, control_flags
 from seqvae.config.flags import flags_of
-from train_optimized import OptimizedSettings
-from train_with_collapse_detection import ReferenceSettings
+from seqvae.config.training import OptimizedSettings, ReferenceSettings
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -29,6 +29,7 @@ from benchmarks.generated import write_token_lists
 from benchmarks.measure import as_commands_run, machine, median, print_table, spread
 from benchmarks.speed.small_step import CACHED, LOADED, TRAINED, time_small_steps
 from seqvae.cli.command_line import parse_command_line
+from seqvae.config.training import OptimizedSettings, ReferenceSettings
 from seqvae.errors import run_command
 from seqvae.monitors.hardware import product_peak
 from seqvae.profiling.contestant import MeasuredRun, Recipe
@@ -143,8 +144,8 @@ def event_recipe(directory: Path) -> Recipe:
 
 def recipe_of(command: str, words: Sequence[str]) -> Recipe:
     module, schema = {
-        OPTIMIZED: (train_optimized, train_optimized.OptimizedSettings),
-        REFERENCE: (train_with_collapse_detection, train_with_collapse_detection.ReferenceSettings),
+        OPTIMIZED: (train_optimized, OptimizedSettings),
+        REFERENCE: (train_with_collapse_detection, ReferenceSettings),
     }[command]
     settings = parse_command_line(schema, words, prog=command, description="")
     return Recipe(command, settings, module.callbacks)

@@ -23,13 +23,12 @@ from analyze_performance import (
     training_words,
 )
 from seqvae.cli.command_line import parse_command_line
+from seqvae.config.training import OptimizedSettings, ReferenceSettings
 from seqvae.config.yaml_files import to_yaml
 from seqvae.errors import UsageError
 from seqvae.profiling.contestant import Recipe
 from seqvae.text import Ink
 from tests.support.parquet_files import write_splits
-from train_optimized import OptimizedSettings
-from train_with_collapse_detection import ReferenceSettings
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = "--width 16 --heads 2 --depth 1 --latent_size 2 --tokens_per_batch 400 --max_sequence_length 100"

@@ -15,10 +15,10 @@ import pytest
 import inspect_data
 from inspect_data import InspectSettings, ReportSettings
 from seqvae.cli.command_line import parse_command_line
+from seqvae.config.training import OptimizedSettings
 from seqvae.data.demo.demo import write_demo
 from seqvae.errors import ExitCode, run_command
 from tests.support.parquet_files import flip_bit, write, write_splits
-from train_optimized import OptimizedSettings
 
 ROOT = Path(__file__).parent.parent.parent
 HOSTILE = "$x_{1}$ \x1b[2J\x9b31m\u202e\n"

@@ -17,6 +17,7 @@ from benchmarks import bench, pages
 from benchmarks.flag_page import COMMANDS, Command
 from seqvae.cli.command_line import control_flags, parse_command_line
 from seqvae.config.flags import flags_of
+from seqvae.config.training import OptimizedSettings
 from seqvae.errors import ExitCode
 from tests.support.documents import (
     OF_EXAMPLES,
@@ -31,7 +32,6 @@ from tests.support.documents import (
     tables,
     text_of,
 )
-from train_optimized import OptimizedSettings
 
 OF_OTHERS = {"nproc_per_node"}
 """Flags of torchrun."""

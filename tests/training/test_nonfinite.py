@@ -172,7 +172,7 @@ def test_what_a_run_without_a_checkpoint_decided_outlives_its_being_cleared(tmp_
     with ExitStack() as held:
         open_run(run, "tokens", held)
     assert [event["event"] for event in read_events(directory)] == [ROLLED_BACK]
-    assert read_recovery(directory, 0.01).lr_in_force == 0.005
+    assert read_recovery(directory, 0.01).lr == 0.005
 
 
 @pytest.mark.parametrize("event", [{}, {"asked_lr": 0.01}, {"asked_lr": 0.01, "lr": 1e9, "precision": "32-true"}])
@@ -194,7 +194,7 @@ def test_each_time_the_rate_is_lower_and_three_times_is_all():
     recovery, rates = Recovery(0.01), []
     while recovery.is_possible:
         recovery = recovery.once_more("32-true", "cpu")
-        rates.append(recovery.lr_in_force)
+        rates.append(recovery.lr)
     assert rates == [0.005, 0.0025, 0.00125]
     assert len(rates) == MOST_TIMES
 
@@ -203,8 +203,8 @@ def test_each_time_the_rate_is_lower_and_three_times_is_all():
 def test_from_16_mixed_a_run_goes_on_in_what_the_device_has(has_units, then, monkeypatch):
     monkeypatch.setattr("seqvae.training.run_directory.recovery.cpu_has_bf16_units", lambda: has_units)
     recovery = Recovery(0.01).once_more("16-mixed", "cpu")
-    assert recovery.precision_in_force(ResolvedPrecision("16-mixed")).precision == then
-    assert Recovery(0.01).once_more("32-true", "cpu").precision_in_force(
+    assert recovery.resolve_precision(ResolvedPrecision("16-mixed")).precision == then
+    assert Recovery(0.01).once_more("32-true", "cpu").resolve_precision(
         ResolvedPrecision("32-true")
     ) == ResolvedPrecision("32-true")
 
