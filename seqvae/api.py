@@ -54,12 +54,12 @@ def fit(
     or, with `on_collapse="stop"`, `CollapsedError`. Ctrl-C saves a checkpoint and raises KeyboardInterrupt.
     """
     settings = _settings_of(data, ReferenceSettings if plain else OptimizedSettings, flags)
-    from seqvae.training.fit import (
-        fit as train,  # before the output is set up: Lightning sets the levels of its loggers
-    )
+    # before the output is set up: Lightning sets the levels of its loggers when it is imported
+    from seqvae.training.fit import fit as train
+    from seqvae.training.fit import make_monitors
 
     with _errors_of_a_call(), library_output(), named_command("seqvae train --plain" if plain else "seqvae train"):
-        return Run(train(settings, [*monitors_of(settings), *callbacks]).directory)
+        return Run(train(settings, [*make_monitors(settings), *callbacks]).directory)
 
 
 def load(
@@ -118,24 +118,6 @@ class Run:
         head = f"<p><b>{escape(self.verdict)}</b> &nbsp; <code>{escape(str(report))}</code></p>"
         page = escape(report.read_text(encoding="utf-8"))
         return f'{head}<iframe sandbox srcdoc="{page}" style="width: 100%; height: {FRAME_HEIGHT}; border: 0"></iframe>'
-
-
-def monitors_of(settings: TrainingSettings) -> "list[Callback]":
-    """Return the callbacks that watch a run, as closely as its settings say."""
-    from seqvae.monitors import PosteriorMetricsMonitor, ThroughputMonitor
-
-    watch, monitoring = settings.watch, settings.monitoring
-    if watch is None:
-        return []
-    monitor = PosteriorMetricsMonitor(
-        update_frequency=watch.every_n_steps,
-        plot_frequency=watch.plot_every_n_steps,
-        window_size=watch.window,
-        probe_every_n_readings=watch.probe_every_n_readings,
-        on_collapse=monitoring.on_collapse,
-        verbose=settings.VERBOSE_WATCH and not monitoring.fast_detection,
-    )
-    return [monitor, ThroughputMonitor(every_n_steps=settings.run.log_every_n_steps)]
 
 
 def _settings_of(data: Any, schema: type[TrainingSettings], flags: dict[str, Any]) -> TrainingSettings:

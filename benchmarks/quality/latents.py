@@ -80,8 +80,9 @@ def probed(name: str, run: str | None, words: list[str]) -> dict[str, Any]:
 
 def trained_run(data_dir: Path, words: list[str]) -> Path:
     from seqvae.cli.command_line import parse_command_line
+    from seqvae.config.training import OptimizedSettings
     from seqvae.training.fit import fit
-    from train_optimized import OptimizedSettings, callbacks
+    from train_optimized import callbacks
 
     given = ["--data_dir", str(data_dir), "--fast_detection", *words]
     settings = parse_command_line(OptimizedSettings, given, prog=PROG, description="")

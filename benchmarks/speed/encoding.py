@@ -61,9 +61,9 @@ def main() -> None:
 
 def two_steps(name: str, directory: str) -> "Model":
     from seqvae.cli.command_line import parse_command_line
+    from seqvae.config.training import OptimizedSettings
     from seqvae.inference.model import open_model
     from seqvae.training.fit import fit
-    from train_optimized import OptimizedSettings
 
     folder = os.environ.get("SEQVAE_REAL_DATA")
     if not folder:

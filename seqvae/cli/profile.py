@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqvae.api import monitors_of
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.profiling import MeasuringSettings
 from seqvae.config.training import OptimizedSettings, ReferenceSettings, TrainingSettings
@@ -63,10 +62,10 @@ def run(verb: str, words: Sequence[str]) -> None:
 
     from seqvae.profiling.contestant import Recipe  # only now: torch and Lightning take seconds, which --help must not
     from seqvae.text import ink_for
-    from seqvae.training.fit import make_data
+    from seqvae.training.fit import make_data, make_monitors
 
     set_up_output()
-    recipes = [Recipe(name, training_settings(name, one), monitors_of) for name, one in found.items()]
+    recipes = [Recipe(name, training_settings(name, one), make_monitors) for name, one in found.items()]
     data = make_data(recipes[0].settings)
     for line in data.summary()[:3]:  # builds the cache, where there is none
         say(line)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from seqvae.api import monitors_of
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.training import OptimizedSettings, ReferenceSettings, TrainingSettings
 from seqvae.console import named_command, program, set_up_output, share_machine
@@ -33,4 +32,4 @@ def run(verb: str, words: Sequence[str]) -> None:
 
     set_up_output()  # after Lightning, which sets the levels of its loggers when it is imported
     with named_command(f"{program()} {PLAIN}" if is_plain else program()):
-        fit(settings, monitors_of(settings))
+        fit(settings)

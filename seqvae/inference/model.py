@@ -45,8 +45,7 @@ from seqvae.inference.sample import interpolated, reconstructed, sampled
 from seqvae.inference.streaming import MADE_BY, all_splits, chosen_splits, new_file
 from seqvae.models.vae import SequenceVAE
 from seqvae.training.network import StoredNetwork, build_stored, read_network
-from seqvae.training.run_directory.checkpoint_file import BEST, LAST, PREVIOUS, damage_of
-from seqvae.training.run_directory.differences import plain
+from seqvae.training.run_directory.checkpoint_file import BEST, LAST, PREVIOUS, damage_of, plain
 
 if TYPE_CHECKING:
     import pandas as pd

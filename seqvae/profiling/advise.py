@@ -21,7 +21,7 @@ from seqvae.profiling.contestant import MeasuredRun, Recipe
 from seqvae.profiling.memory import available_memory
 from seqvae.profiling.messages import Lap, Ready
 from seqvae.profiling.rounds import LEAST_GAIN, RULE, Pace, Rounds, Start, Trial, Verdict
-from seqvae.training.devices import cpu_has_bf16_units
+from seqvae.training.distributed import cpu_has_bf16_units
 from seqvae.training.fit import make_data, with_few_shapes
 from seqvae.training.trainer import UNITS
 

@@ -25,7 +25,7 @@ from seqvae.profiling.stages import STAGES
 from seqvae.profiling.whole_run import Costs, whole_run
 from seqvae.reports.performance_numbers import STAGE_NAMES, Comparison, Speed
 from seqvae.reports.performance_table import span
-from seqvae.training.devices import DTYPES
+from seqvae.training.distributed import DTYPES
 from seqvae.training.fit import make_data
 from seqvae.training.trainer import UNITS
 

@@ -20,7 +20,7 @@ from seqvae.profiling.trial_run import settings_of_trials, train_what_is_asked, 
 from seqvae.profiling.trials import Ready, Trials, Try
 from seqvae.profiling.worst_batches import LengthRange, WorstBatch, WorstBatches
 from seqvae.text import Ink, heading, note, size, table
-from seqvae.training.devices import Devices, resolve_devices
+from seqvae.training.distributed import Devices, resolve_devices
 from seqvae.training.fit import make_data
 
 RANGES = 8

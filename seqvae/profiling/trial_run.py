@@ -24,7 +24,7 @@ from seqvae.errors import DataError, ExitCode, SettingsError, StorageError, Usag
 from seqvae.profiling.memory import Meter, process_meter
 from seqvae.profiling.trials import Ready, Try
 from seqvae.training.callbacks.memory import keep_freed_memory, malloc_trim
-from seqvae.training.devices import Devices, precision_in_force, resolve_devices
+from seqvae.training.distributed import Devices, resolve_devices, resolve_precision
 from seqvae.training.fit import make_data, make_module
 from seqvae.training.network import build_network, make_ready
 from seqvae.training.schedules import plan_run
@@ -79,7 +79,7 @@ def train(connection: Connection, directory: Path, settings: TrainingSettings) -
     make_ready(network, settings.compute, devices.accelerator)
     if devices.accelerator == "cpu":
         keep_freed_memory()  # as a run does
-    precision = precision_in_force(settings.compute.precision, devices.accelerator)
+    precision = resolve_precision(settings.compute.precision, devices.accelerator)
     trainer = make_trainer(settings, data, plan, devices, precision, directory, [])
     meter = GpuMemory() if devices.accelerator == "cuda" else process_meter()
     loader = AskedBatches(

@@ -16,7 +16,6 @@ import pytest
 from lightning import Callback
 
 import seqvae
-from seqvae.api import monitors_of
 from seqvae.config.training import OptimizedSettings, ReferenceSettings
 from seqvae.data.frames import path_of
 
@@ -90,11 +89,6 @@ def test_both_recipes_can_be_chosen(fit, monkeypatch, plain, schema, tmp_path):
     monkeypatch.setattr("seqvae.training.fit.fit", train)
     fit(TOKENS, plain=plain)
     assert seen == [schema]
-
-
-def test_a_recipe_without_monitoring_has_no_monitors():
-    settings = OptimizedSettings()
-    assert [type(one).__name__ for one in monitors_of(settings)] == ["PosteriorMetricsMonitor", "ThroughputMonitor"]
 
 
 def test_callbacks_of_the_caller_are_called(fit):

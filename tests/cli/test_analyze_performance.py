@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 import analyze_performance
-from seqvae.api import monitors_of
 from seqvae.cli import profile
 from seqvae.cli.command_line import parse_command_line
 from seqvae.cli.profile import ProfileOptimized, _new_directory, read_settings, training_settings, training_words
@@ -24,6 +23,7 @@ from seqvae.console import named_command
 from seqvae.errors import UsageError
 from seqvae.profiling.contestant import Recipe
 from seqvae.text import Ink
+from seqvae.training.fit import make_monitors
 from tests.support.parquet_files import write_splits
 
 ROOT = Path(__file__).parent.parent.parent
@@ -128,7 +128,7 @@ def test_changes_are_tried_on_the_training_command_as_it_was_typed(typed, advise
     monkeypatch.setattr("seqvae.profiling.advise.advise", advise)
     monkeypatch.setattr("seqvae.reports.advice_table.advice_lines", lambda advice, ink: [advice["command"]])
     words = ["--advise", "--command", "reference", "--lr", "0.1"]
-    recipe = Recipe("reference", ReferenceSettings(), monitors_of)
+    recipe = Recipe("reference", ReferenceSettings(), make_monitors)
     with named_command(typed):
         assert profile.advise(recipe, words, Ink()) == {"command": "the best"}
     assert asked == {"words": ["--lr", "0.1"], "prog": advised}

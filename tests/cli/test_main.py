@@ -93,7 +93,7 @@ def test_training_has_two_recipes_and_the_command_to_go_on_names_the_right_one(
     command, monkeypatch, words, schema, typed
 ):
     seen = []
-    monkeypatch.setattr("seqvae.training.fit.fit", lambda settings, callbacks: seen.append((settings, program())))
+    monkeypatch.setattr("seqvae.training.fit.fit", lambda settings: seen.append((settings, program())))
     assert command("train", "--width", "32", *words)[0] == 0
     ((settings, named),) = seen
     assert (type(settings), settings.model.width, named) == (schema, 32, typed)

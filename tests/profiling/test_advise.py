@@ -9,7 +9,7 @@ import pytest
 
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.run import RunSettings
-from seqvae.config.training import TrainingSettings
+from seqvae.config.training import OptimizedSettings, TrainingSettings
 from seqvae.data.demo.demo import write_demo
 from seqvae.errors import DivergedError, SettingsError
 from seqvae.profiling import advise as advise_module
@@ -20,7 +20,7 @@ from seqvae.profiling.rounds import Comparison, Pace, Rounds, Trial, Verdict, ju
 from seqvae.reports.advice_table import advice_lines
 from seqvae.text import Ink
 from tests.support.fake_runs import Behaviour, FakeRuns
-from train_optimized import OptimizedSettings, callbacks
+from train_optimized import callbacks
 
 COMPILED = Change("compiled", "compiler", {"compile_model": True}, "less memory traffic")
 BFLOAT = Change("bf16-mixed", "precision", {"precision": "bf16-mixed"}, "other arithmetic", "numbers are rounded more")

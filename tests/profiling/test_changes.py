@@ -7,10 +7,9 @@ import pytest
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.data import BatchSettings, LoadingSettings
 from seqvae.config.run import MonitoringSettings
-from seqvae.config.training import ComputeSettings, OptimizerSettings, TrainingSettings
+from seqvae.config.training import ComputeSettings, OptimizedSettings, OptimizerSettings, TrainingSettings
 from seqvae.profiling.candidates import Facts, changes_for
 from seqvae.profiling.changes import Change, as_typed, combined, with_flags
-from train_optimized import OptimizedSettings
 
 FACTS = Facts(
     device="cpu",

@@ -13,7 +13,7 @@ import pytest
 
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.data import BatchSettings
-from seqvae.config.training import ComputeSettings, TrainingSettings
+from seqvae.config.training import ComputeSettings, OptimizedSettings, TrainingSettings
 from seqvae.data.batching import Cut, cut_batches, plan_epoch, resolve_limits
 from seqvae.data.demo.demo import write_demo
 from seqvae.errors import DataError
@@ -24,7 +24,6 @@ from seqvae.text import Ink
 from tests.support.fake_sequences import FakeSequences, log_normal_lengths
 from tests.support.mortal_processes import answer, die_at_once
 from tests.support.small_models import make_batch
-from train_optimized import OptimizedSettings
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -17,6 +17,7 @@ from benchmarks.flag_page import COMMANDS, Command
 from seqvae.cli.command_line import parse_command_line
 from seqvae.cli.evaluate import models_and_flags
 from seqvae.config.flags import CommandLine, flags_of
+from seqvae.config.training import OptimizedSettings
 from seqvae.errors import ExitCode
 from tests.support.documents import (
     OF_EXAMPLES,
@@ -31,7 +32,6 @@ from tests.support.documents import (
     tables,
     text_of,
 )
-from train_optimized import OptimizedSettings
 
 OF_OTHERS = {"nproc_per_node", "plain"}
 """Flags of torchrun, and the one of `seqvae train` that is no setting."""
@@ -64,7 +64,14 @@ IN_RUNS = {
 }
 """What commands write into a run's directory, or beside it."""
 OF_USERS = {
-    *("my_data.parquet", "new.parquet", "tokenizer.json", "train.parquet", "subject_splits.parquet", "200001.0.parquet"),
+    *(
+        "my_data.parquet",
+        "new.parquet",
+        "tokenizer.json",
+        "train.parquet",
+        "subject_splits.parquet",
+        "200001.0.parquet",
+    ),
     *("oc.csv", "stats.csv", "cached.csv", "train", "valid", "test", "data"),
     *("moses_smiles", "japanese_vowels", "physionet2012", "132539.txt", "Outcomes-a.txt"),
 }
