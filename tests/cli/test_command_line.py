@@ -2,9 +2,7 @@
 
 import os
 import shlex
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, is_dataclass
 from importlib import import_module
@@ -22,6 +20,7 @@ from seqvae.config.data import BatchSettings, CacheSettings, LengthSettings, Loa
 from seqvae.config.flags import PRESETS_DIR, flags_of
 from seqvae.config.yaml_files import to_flat_dict, to_yaml, values_of
 from seqvae.errors import UsageError
+from tests.support.processes import timed
 
 ROOT = Path(__file__).parent.parent.parent
 COMMANDS = [
@@ -458,11 +457,8 @@ def command(request, tmp_path) -> list[str]:
 def test_a_command_answers_at_once_and_imports_nothing_heavy(command, word):
     seconds = []
     for _ in range(3):
-        start = time.perf_counter()
-        answer = subprocess.run(
-            [*command, word], env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
-        )
-        seconds.append(time.perf_counter() - start)
+        answer, taken = timed([*command, word], env=os.environ | {"PYTHONPATH": str(ROOT)})
+        seconds.append(taken)
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in answer.stderr.splitlines()}
     assert "jsonargparse" in imported
     assert not imported & HEAVY

@@ -1,9 +1,7 @@
 """The command `seqvae`: its table of verbs, how fast it answers, and which command its messages name."""
 
 import os
-import subprocess
 import sys
-import time
 from importlib import import_module
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from seqvae.cli import train
 from seqvae.cli.main import VERBS, main
 from seqvae.config.training import OptimizedSettings, ReferenceSettings
 from seqvae.console import named_command, program
+from tests.support.processes import timed
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -113,18 +112,12 @@ HEAVY = {"torch", "lightning", "numpy", "pandas", "pyarrow", "matplotlib", "json
     ids=["seqvae --help", "import seqvae"],
 )
 def test_what_needs_nothing_heavy_imports_nothing_heavy_and_is_there_at_once(words, seconds):
-    """Measured on two busy cores: 0.05 and 0.02 s; least of five."""
+    """Measured: 0.05 and 0.02 s; least of five."""
     taken = []
     for _ in range(5):
-        begin = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-X", "importtime", *words],
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        taken.append(time.perf_counter() - begin)
+        line = [sys.executable, "-X", "importtime", *words]
+        done, one = timed(line, env=os.environ | {"PYTHONPATH": str(ROOT)})
+        taken.append(one)
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert not imported & HEAVY
     assert min(taken) < seconds
