@@ -25,20 +25,19 @@ def parse_command_line(
     prog: str,
     description: str,
     presets: Path | None = PRESETS_DIR,
-    default_preset: str | None = None,
     config_of: "type[DataclassInstance] | None" = None,
 ) -> Settings:
     """Return the settings that the words stand for; `--help`, `--print_config` and `--version` print and end the process.
 
-    Call it inside the `main` of `run_command`, which prints a `UsageError` and exits. `default_preset` holds where none is
-    typed. A --config may be one of another command, whose schema `config_of` is: what only that command knows is ignored.
+    Call it inside the `main` of `run_command`, which prints a `UsageError` and exits. A --config may be one of another command,
+    whose schema `config_of` is: what only that command knows is ignored.
     """
     set_parsing_settings(import_path_denylist=["*"])  # plain types import nothing: a second lock on the same door
     asked = {word.lstrip("-").replace("-", "_") for word in words if word.startswith("-")}
     if "version" in asked:
         print(f"seqvae {seqvae.__version__}")
         raise SystemExit(ExitCode.DONE)
-    line = CommandLine(schema, prog=prog, description=description, presets=presets, default_preset=default_preset)
+    line = CommandLine(schema, prog=prog, description=description, presets=presets)
     if not asked.isdisjoint({"help", "h"}):
         line.print_help()
         raise SystemExit(ExitCode.DONE)

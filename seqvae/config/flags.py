@@ -32,7 +32,7 @@ from typing import (
 
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, set_parsing_settings
 
-from seqvae.config.yaml_files import Entry, read_settings_file, theme_of, values_of
+from seqvae.config.yaml_files import read_settings_file, theme_of, values_of
 from seqvae.errors import UsageError, did_you_mean
 from seqvae.files import why_no_path
 
@@ -133,7 +133,6 @@ class CommandLine(Generic[Settings]):
         prog: str = "",
         description: str = "",
         presets: Path | None = PRESETS_DIR,
-        default_preset: str | None = None,
     ) -> None:
         set_parsing_settings(docstring_parse_attribute_docstrings=True)
         self._parser = ArgumentParser(
@@ -148,7 +147,7 @@ class CommandLine(Generic[Settings]):
             print_config=None,
             exit_on_error=False,
         )
-        self._schema, self._default_preset = schema, default_preset
+        self._schema = schema
         self._presets = {} if presets is None else {path.stem: path for path in sorted(presets.glob("*.yaml"))}
         self.flags: dict[str, Flag] = {}
         for group in values_of(schema()).values():
@@ -158,7 +157,7 @@ class CommandLine(Generic[Settings]):
             )
             self.flags |= flags
         skip = () if self._presets else ("preset",)
-        self.controls = self._add_group(_Controls(preset=default_preset), skip)
+        self.controls = self._add_group(_Controls(), skip)
         if self._presets:
             preset = self.controls["preset"]
             self.controls["preset"] = preset._replace(types=(), choices=tuple(self._presets))
@@ -175,10 +174,6 @@ class CommandLine(Generic[Settings]):
         }
 
     def print_help(self) -> None:
-        """Print all flags with the defaults in force."""
-        if self._default_preset is not None:
-            defaults = self._from_preset(self._default_preset)
-            self._parser.set_defaults({one.flag.name: self._converted(one) for one in defaults})
         self._parser.print_help()
 
     def read_words(self, words: Sequence[str]) -> list[Given]:
@@ -221,15 +216,18 @@ class CommandLine(Generic[Settings]):
 
     def settings(self, given: Sequence[Given], ignored: Collection[str] = ()) -> Settings:
         """Return the settings in force; of the names in a --config, those in `ignored` belong to another command."""
-        named = [one for one in given if one.flag.name == "preset"]
-        for one in named:
-            if one.text is not None and one.text not in one.flag.choices:
-                raise UsageError(_refusal(one))
-        names = [one.text for one in named] or [self._default_preset]
-        layers = [one for name in names if name is not None for one in self._from_preset(name)]
+        layers: list[Given] = []
+        for one in given:
+            if one.flag.name == "preset" and one.text is not None:
+                if one.text not in self._presets:
+                    raise UsageError(_refusal(one))
+                # Presets serve every command: a name that this one lacks belongs to another (a test checks each name).
+                layers += self._read_file(self._presets[one.text], f"preset {one.text}", None)
         for one in given:
             if one.flag.name == "config" and one.text is not None:
-                layers += self._from_config(one.text, ignored)
+                if reason := why_no_path(one.text):
+                    raise UsageError(f"--config {reason}")
+                layers += self._read_file(Path(one.text).expanduser(), one.text, ignored)
         layers += [one for one in given if one.flag.name in self.flags]
         values = {name: flag.default for name, flag in self.flags.items()}
         values |= {one.flag.name: self._converted(one) for one in layers}
@@ -242,25 +240,21 @@ class CommandLine(Generic[Settings]):
         except ValueError as error:  # what a group refuses in its `__post_init__`
             raise UsageError(_in_users_spelling(str(error), layers)) from error
 
-    def _from_preset(self, name: str) -> list[Given]:
-        """Presets serve every command: a name that this one lacks belongs to another (a test checks each name)."""
-        entries = read_settings_file(self._presets[name], f"preset {name}")
-        return [_given(entry, self.flags[entry.name]) for entry in entries if entry.name in self.flags]
-
-    def _from_config(self, path: str, ignored: Collection[str]) -> list[Given]:
-        if reason := why_no_path(path):
-            raise UsageError(f"--config {reason}")
-        entries = read_settings_file(Path(path).expanduser(), path)
-        for place, name in ((entry.place, entry.name) for entry in entries if entry.name not in self.flags):
-            positive = self.flags.get(name.removeprefix("no_"))
-            if positive is not None and positive.is_switch:
-                raise UsageError(f"{place}: write `{positive.name}: false` instead of {name}")
-            if name in self.controls:
-                raise UsageError(f"{place}: {name} is no setting; give --{name} on the command line")
-            if name not in ignored:
+    def _read_file(self, path: Path, shown_as: str, ignored: Collection[str] | None) -> list[Given]:
+        """Return the settings of a file; of other names, `ignored` are passed over; None: all are."""
+        given = []
+        for name, text, place in read_settings_file(path, shown_as):
+            if name in self.flags:
+                given.append(Given(self.flags[name], text, f"{place}: {name}", place))
+            elif ignored is not None and name not in ignored:
+                positive = self.flags.get(name.removeprefix("no_"))
+                if positive is not None and positive.is_switch:
+                    raise UsageError(f"{place}: write `{positive.name}: false` instead of {name}")
+                if name in self.controls:
+                    raise UsageError(f"{place}: {name} is no setting; give --{name} on the command line")
                 hint = did_you_mean(name, self.flags) or "; --help lists them"
                 raise UsageError(f"{place}: {name} is not a setting here{hint}")
-        return [_given(entry, self.flags[entry.name]) for entry in entries if entry.name in self.flags]
+        return given
 
     def _converted(self, given: Given) -> object:
         flag, text = given.flag, given.text
@@ -307,10 +301,6 @@ def _alternatives(name: str, hint: Any) -> tuple[tuple[type, ...], tuple[str, ..
     assert all(isinstance(word, str) for word in choices), f"{name}: {hint} has a choice that is not a word"
     assert types or choices, f"{name}: {hint} has no values"
     return types, choices, NoneType in kinds
-
-
-def _given(entry: Entry, flag: Flag) -> Given:
-    return Given(flag, entry.text, label=f"{entry.place}: {entry.name}", place=entry.place)
 
 
 def _refusal(given: Given) -> str:

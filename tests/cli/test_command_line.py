@@ -42,11 +42,9 @@ class Demo:
 FLAGS = flags_of(Demo)
 
 
-def parse(line: str | list[str] = "", presets: Path | None = PRESETS_DIR, default_preset: str | None = None) -> Demo:
+def parse(line: str | list[str] = "", presets: Path | None = PRESETS_DIR) -> Demo:
     words = shlex.split(line) if isinstance(line, str) else line
-    return parse_command_line(
-        Demo, words, prog="demo.py", description="Shows.", presets=presets, default_preset=default_preset
-    )
+    return parse_command_line(Demo, words, prog="demo.py", description="Shows.", presets=presets)
 
 
 def message_of(line: str | list[str], presets: Path | None = PRESETS_DIR) -> str:
@@ -199,10 +197,10 @@ def test_the_later_config_wins_over_the_earlier(yaml_file):
     assert parse(["--config", str(large), "--config", str(small)]).batches.batch_size == 2
 
 
-def test_the_default_preset_holds_until_another_is_chosen():
-    assert parse(default_preset="debug").lengths.max_sequence_length == 100
-    assert parse("--preset memory_limited", default_preset="debug") == parse("--preset memory_limited")
-    assert parse("--preset none", default_preset="debug") == Demo()
+def test_of_several_presets_the_later_wins_where_both_speak():
+    both = parse("--preset debug --preset memory_limited")
+    assert (both.lengths.max_sequence_length, both.batches.batch_size) == (500, 2)
+    assert parse("--preset none") == Demo()
 
 
 def test_a_preset_may_hold_settings_of_other_commands(tmp_path):
@@ -372,7 +370,7 @@ _DEMOS = st.builds(
 def test_settings_written_as_yaml_read_back_equal(tmp_path, settings):
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(settings), encoding="utf-8")
-    assert parse(["--config", str(path)], default_preset="debug") == settings
+    assert parse(["--config", str(path), "--preset", "debug"]) == settings
 
 
 def test_yaml_holds_every_setting_under_its_theme():
@@ -413,11 +411,10 @@ def test_help_explains_every_flag_within_the_terminal(monkeypatch, capsys, colum
 
 def test_help_shows_the_defaults_in_force(capsys):
     with pytest.raises(SystemExit):
-        parse("-h", default_preset="debug")
+        parse("-h")
     words = " ".join(capsys.readouterr().out.split())
-    assert "--long_sequences says. (default: 100)" in words
+    assert "--long_sequences says. (default: 1000)" in words
     assert "one shape for all batches. (default: true)" in words
-    assert "(default: debug)" in words
     assert "(default: None)" not in words
 
 
