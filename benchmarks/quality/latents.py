@@ -5,8 +5,8 @@
     python -m benchmarks.quality.latents --data physionet2012 --evaluate runs/icu   # an existing run of the same settings
 
 Real sets lie below SEQVAE_REAL_DATA. The training is that of `train_optimized.py` with the flags in SETS, the checkpoint that at
-its end, the probe that of `evaluate.py --probe`, trained on the training split, scored on the splits that SETS names. Other flags
-of `train_optimized.py` are passed on.
+its end, the probe that of `seqvae evaluate --probe`, trained on the training split, scored on the splits that SETS names.
+Other flags of `train_optimized.py` are passed on.
 """
 
 import argparse
@@ -80,8 +80,9 @@ def probed(name: str, run: str | None, words: list[str]) -> dict[str, Any]:
 
 def trained_run(data_dir: Path, words: list[str]) -> Path:
     from seqvae.cli.command_line import parse_command_line
+    from seqvae.config.training import OptimizedSettings
     from seqvae.training.fit import fit
-    from train_optimized import OptimizedSettings, callbacks
+    from train_optimized import callbacks
 
     given = ["--data_dir", str(data_dir), "--fast_detection", *words]
     settings = parse_command_line(OptimizedSettings, given, prog=PROG, description="")

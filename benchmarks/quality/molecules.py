@@ -3,7 +3,7 @@
     python -m benchmarks.quality.molecules                                # trains as examples/molecules does, for an hour
     python -m benchmarks.quality.molecules --evaluate RUN --data_dir DIR  # an existing run and its data
 
-10,000 samples from the prior at temperature 1, drawn as `use_model.py sample` does. ELBO, rate and mutual information are of the
+10,000 samples from the prior at temperature 1, drawn as `seqvae sample` does. ELBO, rate and mutual information are of the
 test split.
 """
 

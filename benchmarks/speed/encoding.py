@@ -3,7 +3,7 @@
     python -m benchmarks.speed.encoding [--rounds 7] [--short]
 
 A network of `train_optimized.py`'s defaults with two steps of training (how well it models does not matter here). One side goes
-through all batches of a set, which lie in memory, in the order and the sizes that encoding uses; the other is what `use_model.py
+through all batches of a set, which lie in memory, in the order and the sizes that encoding uses; the other is what `seqvae
 encode` does: sequences out of the cache, the network, ids, and the rows of a Parquet file on disk. Both in turns in this process.
 
 Memory: encoding the same split again and again into one file, resident memory after a quarter of it and at its end.
@@ -61,9 +61,9 @@ def main() -> None:
 
 def two_steps(name: str, directory: str) -> "Model":
     from seqvae.cli.command_line import parse_command_line
+    from seqvae.config.training import OptimizedSettings
     from seqvae.inference.model import open_model
     from seqvae.training.fit import fit
-    from train_optimized import OptimizedSettings
 
     folder = os.environ.get("SEQVAE_REAL_DATA")
     if not folder:

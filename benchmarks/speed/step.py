@@ -3,7 +3,7 @@
     python -m benchmarks.speed.step [--short] [--part recipes|loop|compile]
 
 recipes: generated tokens with log-normal lengths (mean 75), 7 million parameters; and the event model of 10 million on
-physionet2012 below SEQVAE_REAL_DATA, or demo events. Runs of the real commands take turns (seqvae/profiling/measured_run.py);
+physionet2012 below SEQVAE_REAL_DATA, or demo events. Runs of the real commands take turns (seqvae/profiling/contestant.py);
 in between, a square product of matrices says what the machine can do at that hour,
 in the precision of the optimized run: bf16 where the CPU
 has units for it, else float32. A model's FLOPs are counted by torch on its own batches; those for padding are left out.
@@ -29,10 +29,11 @@ from benchmarks.generated import write_token_lists
 from benchmarks.measure import as_commands_run, machine, median, print_table, spread
 from benchmarks.speed.small_step import CACHED, LOADED, TRAINED, time_small_steps
 from seqvae.cli.command_line import parse_command_line
+from seqvae.config.training import OptimizedSettings, ReferenceSettings
 from seqvae.errors import run_command
 from seqvae.monitors.hardware import product_peak
 from seqvae.profiling.measured_run import Lap, MeasuredRun, Recipe, Turn
-from seqvae.training.devices import DTYPES, Precision, precision_in_force
+from seqvae.training.distributed import DTYPES, Precision, resolve_precision
 
 SEQUENCES = 40_000
 TOKEN_MODEL = ("--width", "256", "--depth", "3", "--vocabulary_size", "5000")
@@ -53,7 +54,7 @@ SHORT_TURN = Turn(steps=2, seconds=3, lead_steps=1)
 
 
 class Result(NamedTuple):
-    """What a run came to in all its turns."""
+    """What a contestant came to in all its turns."""
 
     laps: list[Lap]
     is_compiled: bool = False
@@ -142,8 +143,8 @@ def event_recipe(directory: Path) -> Recipe:
 
 def recipe_of(command: str, words: Sequence[str]) -> Recipe:
     module, schema = {
-        OPTIMIZED: (train_optimized, train_optimized.OptimizedSettings),
-        REFERENCE: (train_with_collapse_detection, train_with_collapse_detection.ReferenceSettings),
+        OPTIMIZED: (train_optimized, OptimizedSettings),
+        REFERENCE: (train_with_collapse_detection, ReferenceSettings),
     }[command]
     settings = parse_command_line(schema, words, prog=command, description="")
     return Recipe(command, settings, module.callbacks)
@@ -166,7 +167,7 @@ def compete(recipes: dict[str, Recipe], short: bool) -> tuple[dict[str, Result],
 
 
 def precision_of(recipe: Recipe) -> Precision:
-    return precision_in_force(recipe.settings.compute.precision, "cpu").precision
+    return resolve_precision(recipe.settings.compute.precision, "cpu").precision
 
 
 def take_turn(run: MeasuredRun, name: str, short: bool) -> Lap:

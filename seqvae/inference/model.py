@@ -33,6 +33,7 @@ from seqvae.config.inference import (
 )
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.description import DataDescription, FittedPreprocessing
+from seqvae.data.frames import path_of
 from seqvae.errors import DataError, UsageError
 from seqvae.files import why_no_path
 from seqvae.inference.encode import encode
@@ -44,11 +45,12 @@ from seqvae.inference.sample import interpolated, reconstructed, sampled
 from seqvae.inference.streaming import MADE_BY, all_splits, chosen_splits, new_file
 from seqvae.models.vae import SequenceVAE
 from seqvae.training.network import StoredNetwork, build_stored, read_network
-from seqvae.training.run_directory.checkpoint_file import BEST, LAST, PREVIOUS, damage_of
-from seqvae.training.run_directory.differences import plain
+from seqvae.training.run_directory.checkpoint_file import BEST, LAST, PREVIOUS, damage_of, plain
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from seqvae.data.frames import Data
 
 _log = logging.getLogger(__name__)
 
@@ -83,9 +85,10 @@ class Labels(NamedTuple):
 class Model:
     """A trained network with all that it takes to give it data and to read what it says.
 
-    `data` of the methods: None for the data of the training, or a directory, Parquet file or glob, read with the model's own
-    vocabulary and moments. `split`: `train`, `valid`, `test`, or `pool` where the data have no splits; None takes all of
-    them (`evaluate`: the one that training did not see). `reading`: see `Reading`. Tables are data frames in the data's own units.
+    `data` of the methods: None for the data of the training; or a directory, Parquet file or glob, a DataFrame, a pyarrow Table or
+    a list of sequences, read with the model's own vocabulary and moments. `split`: `train`, `valid`, `test`, or `pool` where the
+    data have no splits; None takes all of them (`evaluate`: the one that training did not see). `reading`: see `Reading`. Tables
+    are data frames in the data's own units.
     """
 
     network: SequenceVAE
@@ -137,14 +140,14 @@ class Model:
         return f"Model({self.path}: {about})"
 
     def encode(
-        self, data: str | Path | None = None, split: str | None = None, **reading: Unpack[Reading]
+        self, data: "Data | None" = None, split: str | None = None, **reading: Unpack[Reading]
     ) -> "pd.DataFrame":
         """Return each sequence's posterior mean and variance, its NLL and its rate, in nats (their sum is an outlier score)."""
         return _frame(encode(self, *self._opened(data, split, reading)))
 
     def reconstruct(
         self,
-        data: str | Path | None = None,
+        data: "Data | None" = None,
         split: str | None = None,
         *,
         temperature: float = 0.0,
@@ -167,7 +170,7 @@ class Model:
         self,
         first_id: str,
         last_id: str,
-        data: str | Path | None = None,
+        data: "Data | None" = None,
         split: str | None = None,
         *,
         steps: int = 8,
@@ -183,7 +186,7 @@ class Model:
 
     def impute(
         self,
-        data: str | Path | None = None,
+        data: "Data | None" = None,
         split: str | None = None,
         *,
         draws: int = 16,
@@ -198,7 +201,7 @@ class Model:
 
     def evaluate(
         self,
-        data: str | Path | None = None,
+        data: "Data | None" = None,
         split: str | None = None,
         *,
         iw_samples: int = 500,
@@ -215,7 +218,7 @@ class Model:
             raise ValueError(
                 f"iw_samples must be 1 or more and iw_sequences 0 or more, got {iw_samples} and {iw_sequences}"
             )
-        choices = DataChoices(data_dir=None if data is None else str(data), split=split, **reading)
+        choices = DataChoices(data_dir=self._path_of(data, reading), split=split, **reading)
         opened = open_data(self, choices, None if probe is None else Labels(probe))
         splits = chosen_splits(opened, split)
         if probe is not None:
@@ -235,10 +238,13 @@ class Model:
         return directory
 
     def _opened(
-        self, data: str | Path | None, split: str | None, reading: Reading
+        self, data: "Data | None", split: str | None, reading: Reading
     ) -> tuple[SequenceDataModule, Sequence[str]]:
-        opened = open_data(self, DataChoices(data_dir=None if data is None else str(data), split=split, **reading))
+        opened = open_data(self, DataChoices(data_dir=self._path_of(data, reading), split=split, **reading))
         return opened, all_splits(opened) if split is None else chosen_splits(opened, split)
+
+    def _path_of(self, data: "Data | None", reading: Reading) -> str | None:
+        return None if data is None else path_of(data, reading.get("cache_dir") or self.settings["cache_dir"])
 
 
 def _frame(tables: Iterable[pa.Table]) -> "pd.DataFrame":

@@ -1,6 +1,6 @@
 """Advice that was measured: a command's settings in, what makes its training faster out, as a command line to use.
 
-    advice = advise(Recipe("optimized", settings, callbacks), words, prog="train_optimized.py")
+    advice = advise(Recipe("optimized", settings, callbacks), words, prog="python train_optimized.py")
     print("\\n".join(advice_lines(advice.as_dict(), ink)))
 
 A run as it is stays alive, and one run after another, each with a change, takes turns with it. Of the changes that were faster, the
@@ -20,13 +20,13 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from seqvae.config.flags import values_of
 from seqvae.config.training import TrainingSettings
+from seqvae.config.yaml_files import values_of
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.errors import SettingsError, UsageError
 from seqvae.profiling.find_batch import available_memory
 from seqvae.profiling.measured_run import ENDINGS, Lap, MeasuredRun, Ready, Recipe
-from seqvae.training.devices import cpu_has_bf16_units
+from seqvae.training.distributed import cpu_has_bf16_units
 from seqvae.training.fit import make_data, with_few_shapes
 from seqvae.training.trainer import UNITS
 
@@ -232,7 +232,7 @@ def advise(
             alone=alone,
             together=together,
             best=best,
-            command=shlex.join(["python", prog, *with_flags(words, best.change.values if best else {})]),
+            command=f"{prog} {shlex.join(with_flags(words, best.change.values if best else {}))}",
             seconds=time.perf_counter() - begun,
         )
 

@@ -24,7 +24,7 @@ from seqvae.profiling.measured_run import STAGES, Lap, MeasuredRun, Recipe
 from seqvae.reports.performance_numbers import STAGE_NAMES, Bottleneck, Comparison, Speed, WholeRun
 from seqvae.reports.performance_table import span
 from seqvae.text import measure, percent
-from seqvae.training.devices import DTYPES
+from seqvae.training.distributed import DTYPES
 from seqvae.training.fit import make_data
 from seqvae.training.schedules import Plan
 from seqvae.training.trainer import UNITS, Cadence, validation_cadence

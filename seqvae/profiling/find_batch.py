@@ -30,7 +30,7 @@ from seqvae.data.batching import Cut
 from seqvae.errors import UsageError
 from seqvae.profiling.measured_run import MeasuredRun, MemoryNeed, Recipe, with_budget
 from seqvae.text import Ink, heading, note, size, table
-from seqvae.training.devices import Devices, resolve_devices
+from seqvae.training.distributed import Devices, resolve_devices
 from seqvae.training.fit import make_data
 
 RANGES = 8

@@ -1,4 +1,4 @@
-"""evaluate.py: what it says of a trained model, what it leaves in the run's directory, and what it refuses in which words."""
+"""`seqvae evaluate`: what it says of a trained model, what it leaves in the run's directory, and what it refuses in which words."""
 
 import errno
 import json
@@ -14,10 +14,10 @@ import pandas as pd
 import pytest
 import torch
 
-import evaluate
-from evaluate import words_of
+from seqvae.cli.evaluate import models_and_flags
+from seqvae.cli.main import main
 from seqvae.config.inference import DataChoices
-from seqvae.errors import ExitCode, UsageError, run_command
+from seqvae.errors import ExitCode, UsageError
 from seqvae.files import JsonLines
 from seqvae.inference.estimates import SequenceNLL
 from seqvae.inference.evaluate import Weighted, compare, paired_difference, weighted_nll
@@ -61,8 +61,8 @@ def run(monkeypatch, capsys) -> Evaluate:
     """The command, in this process."""
 
     def call(*words: object) -> Said:
-        monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, words)])
-        return Said(run_command(evaluate.main, evaluate.PROG), *capsys.readouterr())
+        monkeypatch.setattr(sys, "argv", ["seqvae", "evaluate", *map(str, words)])
+        return Said(main(), *capsys.readouterr())
 
     return call
 
@@ -248,7 +248,7 @@ def test_a_run_that_cannot_be_written_to_loses_no_numbers(run, runs, tmp_path, m
 
     monkeypatch.setattr(JsonLines, "finish", refuse)
     said = run(runs["vectors"], "--iw_sequences", 0, "--json", tmp_path / "a.json")
-    assert (said.code, said.err) == (ExitCode.STORAGE, "evaluate.py: evaluation.jsonl: Read-only file system\n")
+    assert (said.code, said.err) == (ExitCode.STORAGE, "seqvae evaluate: evaluation.jsonl: Read-only file system\n")
     assert "ELBO" in said.out
     assert (tmp_path / "a.json").exists()
 
@@ -285,7 +285,7 @@ def test_the_difference_is_paired_by_id(runs):
 )
 def test_words_that_cannot_be_meant_are_refused(words, said):
     with pytest.raises(UsageError, match=said):
-        words_of(words)
+        models_and_flags(words)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import use_model
+from seqvae.cli.main import main
 from seqvae.config.inference import DataChoices
 from seqvae.config.model import ModelSettings
 from seqvae.data.batch import TokenBatch
-from seqvae.errors import DataError, ExitCode, UsageError, run_command
+from seqvae.errors import DataError, ExitCode, UsageError
 from seqvae.inference import streaming
 from seqvae.inference.encode import encode
 from seqvae.inference.model import Model, open_data, open_model, read_exported
@@ -43,8 +43,8 @@ def latents(trained: Model, *splits: str, **choices: Any) -> pa.Table:
 
 
 def use(monkeypatch, *words: object) -> ExitCode | int:
-    monkeypatch.setattr(sys, "argv", ["use_model.py", *map(str, words)])
-    return run_command(use_model.main, "use_model.py")
+    monkeypatch.setattr(sys, "argv", ["seqvae", *map(str, words)])
+    return main()
 
 
 # --- Latents ---------------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def test_a_damaged_export_is_refused_in_words(runs, damage, monkeypatch, tmp_pat
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("enkode", "x"), "'enkode' is no action; did you mean encode?"),
+        (("enkode", "x"), "'enkode' is no command; did you mean encode?"),
         (("encode",), "CHECKPOINT is missing"),
         (("encode", "a.ckpt", "b.ckpt"), "'b.ckpt': nothing more is wanted before the flags"),
         (("encode", "nowhere.ckpt"), "CHECKPOINT nowhere.ckpt: there is no such file"),

@@ -10,7 +10,7 @@ import pytest
 
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.run import RunSettings
-from seqvae.config.training import TrainingSettings
+from seqvae.config.training import OptimizedSettings, TrainingSettings
 from seqvae.data.demo.demo import write_demo
 from seqvae.errors import DivergedError, SettingsError
 from seqvae.profiling import advise as advise_module
@@ -30,7 +30,7 @@ from seqvae.profiling.measured_run import MeasuredRunError, Recipe
 from seqvae.reports.advice_table import advice_lines
 from seqvae.text import Ink
 from tests.support.fake_runs import Behaviour, FakeRuns
-from train_optimized import OptimizedSettings, callbacks
+from train_optimized import callbacks
 
 COMPILED = Change("compiled", "compiler", {"compile_model": True}, "less memory traffic")
 BFLOAT = Change("bf16-mixed", "precision", {"precision": "bf16-mixed"}, "other arithmetic", "numbers are rounded more")
@@ -228,7 +228,7 @@ def words(tmp_path_factory):
 def advice_on(words: list[str], runs: FakeRuns) -> tuple[Advice, list[str]]:
     settings = parse_command_line(OptimizedSettings, words, prog="x", description="")
     said: list[str] = []
-    return advise(recipe(settings), words, prog="train_optimized.py", say=said.append, start=runs.start), said
+    return advise(recipe(settings), words, prog="python train_optimized.py", say=said.append, start=runs.start), said
 
 
 def typed_settings(advice: Advice) -> OptimizedSettings:
@@ -346,7 +346,7 @@ def test_real_runs_are_compared(words, monkeypatch):
     monkeypatch.setattr(advise_module, "changes_for", lambda *_: [one_by_one, refused])
     settings = parse_command_line(OptimizedSettings, words, prog="x", description="")
     advice = advise(
-        recipe(settings), words, prog="train_optimized.py", seconds_per_turn=0.1, rounds=3, say=lambda _: None
+        recipe(settings), words, prog="python train_optimized.py", seconds_per_turn=0.1, rounds=3, say=lambda _: None
     )
     slow, too_small = advice.alone
     assert (slow.verdict, too_small.verdict) == (Verdict.SLOWER, Verdict.FAILED)

@@ -7,12 +7,12 @@ import pytest
 
 import train_optimized
 from seqvae.config.data import BatchSettings, CacheSettings, SourceSettings
+from seqvae.config.training import OptimizedSettings
 from seqvae.profiling import analysis
 from seqvae.profiling.analysis import Effort, analyse
 from seqvae.profiling.measured_run import STAGES, Lap, Ready, Recipe, Saved, Validation, Work
 from seqvae.training.schedules import Plan
 from tests.support.parquet_files import write_splits
-from train_optimized import OptimizedSettings
 
 EFFORT = Effort(num_iterations=10, warmup_iterations=3)
 VALID, BATCH = 80, 4

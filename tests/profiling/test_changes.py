@@ -6,9 +6,8 @@ import pytest
 
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.data import BatchSettings, LoadingSettings
-from seqvae.config.training import ComputeSettings, OptimizerSettings, TrainingSettings
+from seqvae.config.training import ComputeSettings, OptimizedSettings, OptimizerSettings, TrainingSettings
 from seqvae.profiling.advise import Change, Facts, changes_for, combined, with_flags
-from train_optimized import OptimizedSettings
 
 FACTS = Facts(
     device="cpu",

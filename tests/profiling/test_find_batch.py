@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.data import BatchSettings
-from seqvae.config.training import ComputeSettings, TrainingSettings
+from seqvae.config.training import ComputeSettings, OptimizedSettings, TrainingSettings
 from seqvae.data.batching import Cut, cut_batches, plan_epoch, resolve_limits
 from seqvae.data.demo.demo import write_demo
 from seqvae.errors import DataError, UsageError
@@ -41,7 +41,6 @@ from seqvae.profiling.measured_run import MeasuredRunError, MemoryNeed
 from seqvae.text import Ink, parse_size
 from tests.support.fake_sequences import FakeSequences, log_normal_lengths
 from tests.support.small_models import make_batch
-from train_optimized import OptimizedSettings
 
 ROOT = Path(__file__).parent.parent.parent
 on_linux = pytest.mark.skipif(

@@ -10,6 +10,7 @@ import pytest
 
 import train_optimized
 from seqvae.cli.command_line import parse_command_line
+from seqvae.config.training import OptimizedSettings
 from seqvae.errors import DataError, DivergedError, ExitCode, StorageError, UsageError, run_command
 from seqvae.profiling.measured_run import STAGES, MeasuredRun, MeasuredRunError, Recipe
 from tests.support.parquet_files import write
@@ -29,7 +30,7 @@ def words(tmp_path_factory) -> list[str]:
 
 
 def recipe(words: list[str], *more: str) -> Recipe:
-    settings = parse_command_line(train_optimized.OptimizedSettings, [*words, *more], prog="test", description="")
+    settings = parse_command_line(OptimizedSettings, [*words, *more], prog="test", description="")
     return Recipe("test", settings, train_optimized.callbacks)
 
 

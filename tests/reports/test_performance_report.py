@@ -6,6 +6,7 @@ import matplotlib.image
 import pytest
 
 from seqvae.config.run import ValidationSettings
+from seqvae.config.training import OptimizedSettings, ReferenceSettings
 from seqvae.profiling.analysis import Costs, bottleneck_of, whole_run
 from seqvae.reports.performance_figure import write_performance_figure
 from seqvae.reports.performance_numbers import STAGE_NAMES, Bottleneck, Comparison, as_dict
@@ -13,8 +14,6 @@ from seqvae.reports.performance_table import grid, performance_page
 from seqvae.text import Ink, cells
 from seqvae.training.schedules import Plan
 from tests.support.speeds import RUN, speed
-from train_optimized import OptimizedSettings
-from train_with_collapse_detection import ReferenceSettings
 
 NOTHING = Bottleneck("nothing", "Nothing does.", ())
 COMPARISON = Comparison("optimized", "reference", 4.0, 3.5, 4.5)
