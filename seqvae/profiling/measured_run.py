@@ -17,7 +17,7 @@ import time
 import traceback
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -190,7 +190,8 @@ class MeasuredRun:
             context.set_forkserver_preload(PRELOADED)
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_run, args=(theirs, recipe, str(self.directory)), daemon=True)
-        self._process.start()
+        with _imported_from_here():
+            self._process.start()
         theirs.close()
         self._ready: Ready | None = None
 
@@ -285,6 +286,24 @@ class MeasuredRun:
         if failed.kind == MemoryError.__name__:
             return MemoryError(f"({self.name}: {failed.message})")
         return MeasuredRunError(f"{self.name}: {failed.kind}: {failed.message}\n{failed.traceback}")
+
+
+@contextmanager
+def _imported_from_here() -> Iterator[None]:
+    """Let the process that others are forked from import this code, and not another version that is installed.
+
+    It imports before it gets this process's sys.path.
+    """
+    before = os.environ.get("PYTHONPATH")
+    root = str(Path(__file__).parents[2])
+    os.environ["PYTHONPATH"] = root if before is None else f"{root}{os.pathsep}{before}"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 # --- In the other process ----------------------------------------------------------------------------------------------
