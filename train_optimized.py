@@ -11,14 +11,25 @@ validation ten times an epoch on a tenth of the validation data, and a posterior
 that it is measured against is train_with_collapse_detection.py.
 """
 
+# What is fast about it, and what a run of the demo's tokens loses without (docs/performance.md, two CPU cores):
+#
+#   --bucketing true                    3.0 x  sequences of similar length together: little padding is computed
+#   --plain_operations false            2.4 x  attention, cross entropy and dropout written out for a CPU
+#   --precision 16-mixed                2.2 x  half precision; on a CPU bf16 where it has the units, else 32 bits
+#   --batch_size null                   1.7 x  a batch is filled up to a budget of tokens, not of sequences
+#   --limit_val_batches 0.1             1.4 x  a fixed tenth on the way; the end of a run is validated on all
+#   --val_check_interval 0.1                   ten such validations in an epoch
+#   --gradient_accumulation_steps 2            steps of twice the tokens for the memory of one batch
+#   --fused_optimizer true                     AdamW in one pass over the weights: it shows on GPUs
+#   --use_dynamic_padding true                 each batch is as long as its longest sequence
+#
+# With --fast_detection the posterior is read every 200 steps, not every 100, at the cost of one device sync each.
+
 import sys
-from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from seqvae.cli.command_line import parse_command_line
-from seqvae.config.run import ValidationSettings, Watch
-from seqvae.config.training import ComputeSettings, OptimizerSettings, TrainingSettings
+from seqvae.config.training import OptimizedSettings, TrainingSettings
 from seqvae.console import set_up_output, share_machine
 from seqvae.errors import run_command
 
@@ -26,40 +37,84 @@ if TYPE_CHECKING:
     from lightning import Callback
 
 PROG = "train_optimized.py"
-WATCH = Watch(every_n_steps=100, plot_every_n_steps=1000, window=50, probe_every_n_readings=4)
-FAST_WATCH = Watch(every_n_steps=200, plot_every_n_steps=2000, window=50, probe_every_n_readings=None)
-"""Without and with --fast_detection."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizedSettings(TrainingSettings):
-    """The recommended recipe."""
-
-    optimizer: OptimizerSettings = field(default_factory=partial(OptimizerSettings, gradient_accumulation_steps=2))
-    compute: ComputeSettings = field(default_factory=partial(ComputeSettings, precision="16-mixed"))
-    validation: ValidationSettings = field(
-        default_factory=partial(ValidationSettings, val_check_interval=0.1, limit_val_batches=0.1)
-    )
 
 
 def main() -> None:
-    settings = parse_command_line(OptimizedSettings, sys.argv[1:], prog=PROG, description=__doc__ or "")
-    share_machine()
+    settings: TrainingSettings = parse_command_line(
+        OptimizedSettings, sys.argv[1:], prog=PROG, description=__doc__ or ""
+    )
+    share_machine()  # before torch is imported, which takes seconds that --help must not
 
-    from seqvae.training.fit import fit  # only now: torch and Lightning take seconds, which --help must not
+    import torch
+
+    from seqvae.data.datamodule import SequenceDataModule
+    from seqvae.training.distributed import resolve_devices
+    from seqvae.training.fit import fit, prepare_settings
+    from seqvae.training.network import build_network
+    from seqvae.training.trainer import NoProfiler, make_previews, validation_cadence
 
     set_up_output()  # after Lightning, which sets the levels of its loggers when it is imported
-    fit(settings, callbacks(settings))
+    settings = prepare_settings(settings)  # what depends on this machine; refuses before data are read
+    devices = resolve_devices(settings.compute)
+    optimizer, validation, compute, run = settings.optimizer, settings.validation, settings.compute, settings.run
+
+    data = SequenceDataModule(
+        settings.source,  # Parquet, which is encoded once into a memory-mapped cache: 1.1 x
+        settings.lengths,
+        settings.cache,
+        settings.batches,  # similar lengths together, up to a budget of tokens
+        settings.loading,  # a thread that prefetches, 40 times cheaper than worker processes: 1.06 x
+        seed=run.seed,
+        accumulate=optimizer.gradient_accumulation_steps,  # a batch knows the tokens of its whole optimizer step
+        limit_val_batches=validation.limit_val_batches or 1,  # a tenth, chosen once
+        attention_steps=settings.model.attention_steps,  # where --level_cost lets attention cost as much as all else
+    )
+
+    torch.manual_seed(run.seed)
+    network = build_network(data, settings.model, compute, devices.world)
+
+    cadence = validation_cadence(  # from shares of an epoch to Lightning's batches, always between two optimizer steps
+        validation.val_check_interval,
+        batches_per_epoch=data.batches_per_epoch(devices.world),
+        accumulate=data.accumulate,
+    )
+    trainer_arguments: dict[str, Any] = {
+        "accelerator": devices.accelerator,  # a GPU where there is one
+        "devices": devices.per_node,
+        "num_nodes": devices.nodes,
+        "accumulate_grad_batches": data.accumulate,
+        "val_check_interval": cadence.batches or 1.0,
+        "check_val_every_n_epoch": cadence.epochs,
+        "limit_val_batches": 1.0 if validation.limit_val_batches else 0,  # the data module takes the tenth
+        "num_sanity_val_steps": validation.sanity_checks,
+        # cuDNN tries out algorithms for each shape, which pays only where the same shape comes again and again.
+        "benchmark": not settings.batches.use_dynamic_padding
+        if compute.cudnn_benchmark is None
+        else compute.cudnn_benchmark,
+        "deterministic": compute.deterministic,
+        "detect_anomaly": compute.detect_anomaly,
+        "profiler": NoProfiler(),  # Lightning's own that does nothing takes 30 us per micro-batch
+    }
+
+    # fit() adds what a run needs in any case: precision, strategy, checkpoints, progress, resuming, recovery after NaN.
+    watching = [*callbacks(settings), make_previews(data, run.seed)]
+    fit(settings, watching, network=network, data=data, trainer_arguments=trainer_arguments)
 
 
 def callbacks(settings: TrainingSettings) -> "list[Callback]":
-    """What watches the run, beside what belongs to every run."""
+    """Return the monitors of this recipe: of the posterior, and of where the time goes."""
     from seqvae.monitors import PosteriorMetricsMonitor, ThroughputMonitor
 
-    watch = settings.monitoring
-    if watch.disable_metrics_monitoring:
+    watch = settings.watch
+    if watch is None:  # --disable_metrics_monitoring
         return []
-    monitor = PosteriorMetricsMonitor(**watch.monitor_arguments(WATCH, FAST_WATCH))
+    monitor = PosteriorMetricsMonitor(
+        update_frequency=watch.every_n_steps,  # 100, with --fast_detection 200: one device sync each
+        plot_frequency=watch.plot_every_n_steps,  # 1000, or 2000: figures are drawn by a process of their own
+        window_size=watch.window,  # 50: readings that a trend is judged on
+        probe_every_n_readings=watch.probe_every_n_readings,  # 4, or None: ask the decoder only to confirm a suspicion
+        on_collapse=settings.monitoring.on_collapse,
+    )
     return [monitor, ThroughputMonitor(every_n_steps=settings.run.log_every_n_steps)]
 
 

@@ -9,15 +9,22 @@ plain AdamW, torch's own operations, a full validation after each epoch. It is t
 measured against, and the run to look at where something seems wrong.
 """
 
+# What is plain about it:
+#
+#   --batch_size 4                      sequences, whatever their lengths
+#   --bucketing false                   random batches, in which long sequences pad short ones
+#   --precision 32-true                 no rounding to half precision to wonder about
+#   --plain_operations true             torch's own attention, cross entropy and dropout
+#   --fused_optimizer false             torch's default AdamW
+#   --gradient_accumulation_steps 1     a batch is a step
+#   --val_check_interval 1.0            a validation after each epoch
+#   --limit_val_batches 1.0             on all of the validation data
+
 import sys
-from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from seqvae.cli.command_line import parse_command_line
-from seqvae.config.data import BatchSettings
-from seqvae.config.run import Watch
-from seqvae.config.training import ComputeSettings, OptimizerSettings, TrainingSettings
+from seqvae.config.training import ReferenceSettings, TrainingSettings
 from seqvae.console import set_up_output, share_machine
 from seqvae.errors import run_command
 
@@ -25,38 +32,80 @@ if TYPE_CHECKING:
     from lightning import Callback
 
 PROG = "train_with_collapse_detection.py"
-WATCH = Watch(every_n_steps=20, plot_every_n_steps=200, window=100, probe_every_n_readings=1)
-FAST_WATCH = Watch(every_n_steps=50, plot_every_n_steps=500, window=100, probe_every_n_readings=None)
-"""Without and with --fast_detection."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReferenceSettings(TrainingSettings):
-    """The plain recipe."""
-
-    batches: BatchSettings = field(default_factory=partial(BatchSettings, batch_size=4, bucketing=False))
-    optimizer: OptimizerSettings = field(default_factory=partial(OptimizerSettings, fused_optimizer=False))
-    compute: ComputeSettings = field(default_factory=partial(ComputeSettings, plain_operations=True))
 
 
 def main() -> None:
-    settings = parse_command_line(ReferenceSettings, sys.argv[1:], prog=PROG, description=__doc__ or "")
-    share_machine()
+    settings: TrainingSettings = parse_command_line(
+        ReferenceSettings, sys.argv[1:], prog=PROG, description=__doc__ or ""
+    )
+    share_machine()  # before torch is imported, which takes seconds that --help must not
 
-    from seqvae.training.fit import fit  # only now: torch and Lightning take seconds, which --help must not
+    import torch
+
+    from seqvae.data.datamodule import SequenceDataModule
+    from seqvae.training.distributed import resolve_devices
+    from seqvae.training.fit import fit, prepare_settings
+    from seqvae.training.network import build_network
+    from seqvae.training.trainer import NoProfiler, make_previews, validation_cadence
 
     set_up_output()  # after Lightning, which sets the levels of its loggers when it is imported
-    fit(settings, callbacks(settings))
+    settings = prepare_settings(settings)  # what depends on this machine; refuses before data are read
+    devices = resolve_devices(settings.compute)
+    validation, compute, run = settings.validation, settings.compute, settings.run
+
+    data = SequenceDataModule(
+        *(settings.source, settings.lengths, settings.cache, settings.batches, settings.loading),
+        seed=run.seed,
+        accumulate=settings.optimizer.gradient_accumulation_steps,
+        limit_val_batches=validation.limit_val_batches or 1,
+        attention_steps=settings.model.attention_steps,
+    )
+
+    torch.manual_seed(run.seed)
+    network = build_network(data, settings.model, compute, devices.world)  # fit() gives it torch's own operations
+
+    cadence = validation_cadence(
+        validation.val_check_interval,
+        batches_per_epoch=data.batches_per_epoch(devices.world),
+        accumulate=data.accumulate,
+    )
+    trainer_arguments: dict[str, Any] = {
+        "accelerator": devices.accelerator,
+        "devices": devices.per_node,
+        "num_nodes": devices.nodes,
+        "accumulate_grad_batches": data.accumulate,
+        "val_check_interval": cadence.batches or 1.0,
+        "check_val_every_n_epoch": cadence.epochs,
+        "limit_val_batches": 1.0 if validation.limit_val_batches else 0,
+        "num_sanity_val_steps": validation.sanity_checks,
+        "benchmark": not settings.batches.use_dynamic_padding
+        if compute.cudnn_benchmark is None
+        else compute.cudnn_benchmark,
+        "deterministic": compute.deterministic,
+        "detect_anomaly": compute.detect_anomaly,
+        "profiler": NoProfiler(),
+    }
+
+    # fit() adds what a run needs in any case: precision, strategy, checkpoints, progress, resuming, recovery after NaN.
+    watching = [*callbacks(settings), make_previews(data, run.seed)]
+    fit(settings, watching, network=network, data=data, trainer_arguments=trainer_arguments)
 
 
 def callbacks(settings: TrainingSettings) -> "list[Callback]":
-    """What watches the run, beside what belongs to every run."""
+    """Return the monitors of this recipe, which read as often as can be."""
     from seqvae.monitors import PosteriorMetricsMonitor, ThroughputMonitor
 
-    watch = settings.monitoring
-    if watch.disable_metrics_monitoring:
+    watch = settings.watch
+    if watch is None:  # --disable_metrics_monitoring
         return []
-    monitor = PosteriorMetricsMonitor(**watch.monitor_arguments(WATCH, FAST_WATCH), verbose=not watch.fast_detection)
+    monitor = PosteriorMetricsMonitor(
+        update_frequency=watch.every_n_steps,  # 20, with --fast_detection 50
+        plot_frequency=watch.plot_every_n_steps,  # 200, or 500
+        window_size=watch.window,  # 100: readings that a trend is judged on
+        probe_every_n_readings=watch.probe_every_n_readings,  # 1, or None: ask the decoder at every reading
+        on_collapse=settings.monitoring.on_collapse,
+        verbose=not settings.monitoring.fast_detection,  # print each reading
+    )
     return [monitor, ThroughputMonitor(every_n_steps=settings.run.log_every_n_steps)]
 
 

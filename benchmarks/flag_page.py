@@ -12,14 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import use_model
-from analyze_performance import AnalyzeOptimized
-from evaluate import EvaluateCommand
-from inspect_data import InspectSettings
-from seqvae.cli.command_line import PRESETS_DIR, control_flags
-from seqvae.config.flags import flags_of
-from train_optimized import OptimizedSettings
-from train_with_collapse_detection import ReferenceSettings
+from seqvae.cli.evaluate import EvaluateCommand
+from seqvae.cli.inspect_data import InspectSettings
+from seqvae.cli.profile import ProfileOptimized
+from seqvae.cli.use_model import ACTIONS
+from seqvae.config.flags import PRESETS_DIR, CommandLine
+from seqvae.config.training import OptimizedSettings, ReferenceSettings
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -31,7 +29,7 @@ class Command(NamedTuple):
     """A command, or a subcommand, at the top level."""
 
     typed: str
-    """What is typed before the flags: `train_optimized.py`, or `name.py subcommand`."""
+    """What is typed before the flags: `train_optimized.py`, or `seqvae encode`."""
     schema: "type[DataclassInstance]"
     about: str
     takes_words: bool = False
@@ -39,15 +37,12 @@ class Command(NamedTuple):
 
 
 COMMANDS = (
-    Command("train_optimized.py", OptimizedSettings, "the fastest run"),
-    Command("train_with_collapse_detection.py", ReferenceSettings, "the plain run, watched most closely"),
-    Command("analyze_performance.py", AnalyzeOptimized, "where a step's time goes"),
-    Command("inspect_data.py", InspectSettings, "what Parquet files hold"),
-    Command("evaluate.py", EvaluateCommand, "what a trained model is worth", takes_words=True),
-    *(
-        Command(f"use_model.py {name}", action.settings, action.says, takes_words=True)
-        for name, action in use_model.ACTIONS.items()
-    ),
+    Command("train_optimized.py", OptimizedSettings, "the fastest run; also `seqvae train`"),
+    Command("train_with_collapse_detection.py", ReferenceSettings, "the plain run; also `seqvae train --plain`"),
+    Command("seqvae profile", ProfileOptimized, "where a step's time goes; also `analyze_performance.py`"),
+    Command("seqvae inspect", InspectSettings, "what Parquet files hold"),
+    Command("seqvae evaluate", EvaluateCommand, "what a trained model is worth", takes_words=True),
+    *(Command(f"seqvae {name}", action.settings, action.summary, takes_words=True) for name, action in ACTIONS.items()),
 )
 
 Meaning = tuple[str, str, tuple[type, ...], tuple[str, ...], str]
@@ -63,7 +58,7 @@ Written by `python -m benchmarks.flag_page` from the commands' own parsers; `--h
   `--no_bucketing`.
 - `null` unsets a value that may be unset (`--max_epochs null`). Where no default is given, the text says what happens then.
 - Flags win over `--config`, `--config` over `--preset`, `--preset` over the defaults, wherever they stand on the line.
-- `analyze_performance.py --command reference` has the defaults of `train_with_collapse_detection.py`.
+- `seqvae profile --command reference` has the defaults of `train_with_collapse_detection.py`.
 """
 
 
@@ -85,13 +80,11 @@ def page(commands: Sequence[Command]) -> str:
 
 def defaults_by_meaning(commands: Sequence[Command]) -> dict[Meaning, dict[str, object]]:
     """Of each flag the default by command; in the order of the first command that has it."""
-    presets = tuple(path.stem for path in sorted(PRESETS_DIR.glob("*.yaml")))
     found: dict[Meaning, dict[str, object]] = {}
     for command in commands:
-        controls = control_flags(
-            () if command.takes_words else presets
-        )  # presets are of trainings, not of what was trained
-        for flag in [*flags_of(command.schema).values(), *controls]:
+        # presets are of trainings, not of what was trained
+        line = CommandLine(command.schema, presets=None if command.takes_words else PRESETS_DIR)
+        for flag in [*line.flags.values(), *line.controls.values()]:
             meaning = (flag.theme, flag.name, flag.types, flag.choices, flag.help)
             found.setdefault(meaning, {})[command.typed] = flag.default
     return found

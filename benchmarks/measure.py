@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from seqvae.console import share_machine
-from seqvae.training.devices import cpu_has_bf16_units
+from seqvae.training.distributed import cpu_has_bf16_units
 
 
 def interleaved_seconds(candidates: Mapping[str, Callable[[], object]], repeats: int = 5) -> dict[str, list[float]]:

@@ -1,4 +1,4 @@
-"""Latents as `use_model.py encode` writes them -> arrays, and a picture's two dimensions of them.
+"""Latents as `seqvae encode` writes them -> arrays, and a picture's two dimensions of them.
 
 Shapes: N sequences, Z latent dimensions.
 """

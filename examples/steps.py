@@ -22,9 +22,13 @@ def say(text: str) -> None:
 
 def run(command: str, *words: object) -> None:
     """Show one of the product's commands and run it."""
-    script = os.path.relpath(ROOT / command)  # as it is typed here: the command itself says how to go on with it
-    print(f"\n$ python {' '.join(shell_word(word) for word in (script, *words))}\n", flush=True)
-    with subprocess.Popen([sys.executable, script, *map(str, words)]) as process:
+    if command.endswith(".py"):
+        script = os.path.relpath(ROOT / command)  # as it is typed here: the command itself says how to go on with it
+        shown, line = f"python {shell_word(script)}", [sys.executable, script]
+    else:
+        shown, line = command, [sys.executable, "-m", *command.split()]
+    print(f"\n$ {' '.join([shown, *map(shell_word, words)])}\n", flush=True)
+    with subprocess.Popen([*line, *map(str, words)], env=os.environ | {"PYTHONPATH": str(ROOT)}) as process:
         code = _wait(process)
     if code != 0:
         raise SystemExit(code)

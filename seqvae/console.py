@@ -1,28 +1,77 @@
-"""What commands do before anything else: output that cannot harm a terminal, torch that leaves others their share of a machine."""
+"""What every command does first: name itself, keep output harmless to terminals, leave others a share of the machine."""
 
 import io
 import logging
 import os
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from seqvae.errors import harmless
 
+CHATTY_LOGGERS = ("matplotlib", "lightning.pytorch", "lightning.fabric")
+"""What they would report, a run's header reports."""
+_command: str | None = None
 
-class _Harmless(logging.Formatter):
+
+@contextmanager
+def named_command(typed: str) -> Iterator[None]:
+    """Let `program` return this, where `sys.argv` does not tell: `seqvae train --plain`, or a function that was called."""
+    global _command
+    before, _command = _command, typed
+    try:
+        yield
+    finally:
+        _command = before
+
+
+def program() -> str:
+    """Return what to type to run this command again, up to its flags: `python train_optimized.py`, `seqvae train`."""
+    if _command is not None:
+        return _command
+    spec = sys.modules["__main__"].__spec__
+    return f"python {shell_word(sys.argv[0])}" if spec is None else f"python -m {spec.name.removesuffix('.__main__')}"
+
+
+def say(line: str) -> None:
+    """Print on stderr what is under way."""
+    print(harmless(line), file=sys.stderr, flush=True)
+
+
+class _HarmlessFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return harmless(super().format(record))
 
 
 def set_up_output(*, quiet: bool = False) -> None:
-    """What is under way goes to stderr, with nothing in it that a terminal would obey."""
+    """Send log messages to stderr, without anything that a terminal would obey."""
     handler = logging.StreamHandler()
-    handler.setFormatter(_Harmless("%(message)s"))
+    handler.setFormatter(_HarmlessFormatter("%(message)s"))
     logging.basicConfig(level=logging.ERROR if quiet else logging.INFO, handlers=[handler])
-    for name in ("matplotlib", "lightning.pytorch", "lightning.fabric"):  # what they would say, our header says
+    for name in CHATTY_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names may hold what the output's encoding does not
+
+
+@contextmanager
+def library_output() -> Iterator[None]:
+    """Let a call show what is under way as a command does; the program's own logging stays as it is."""
+    ours, levels = logging.getLogger("seqvae"), {}
+    handler = logging.StreamHandler()
+    handler.setFormatter(_HarmlessFormatter("%(message)s"))
+    if not logging.getLogger().handlers:
+        ours.addHandler(handler)
+    for name, level in {"seqvae": logging.INFO, **dict.fromkeys(CHATTY_LOGGERS, logging.WARNING)}.items():
+        levels[name] = logging.getLogger(name).level
+        logging.getLogger(name).setLevel(level)
+    try:
+        yield
+    finally:
+        ours.removeHandler(handler)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
 
 
 def share_machine() -> None:
@@ -34,14 +83,8 @@ def share_machine() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
-def program() -> str:
-    """What was typed behind `python`: the command, or `-m` and a module."""
-    spec = sys.modules["__main__"].__spec__
-    return shell_word(sys.argv[0]) if spec is None else f"-m {spec.name.removesuffix('.__main__')}"
-
-
 def shell_word(word: object) -> str:
-    r"""As a shell reads it, in characters that a terminal shows: whatever it holds, it can be copied and pasted.
+    r"""Return a word as a shell reads it, in characters that a terminal shows, so that it can be copied and pasted.
 
     >>> print(shell_word("runs/a b"), shell_word("runs/a\u3000b"))
     'runs/a b' $'runs/a\343\200\200b'

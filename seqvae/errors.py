@@ -1,70 +1,30 @@
-"""How data can end a run, apart from bugs."""
+"""How a command or a call can end, apart from bugs: the errors with their exit codes, and `run_command`, which prints them.
+
+In: a command's `main`. Out: the exit code for `sys.exit`, and one or two lines on stderr where the program is not at fault.
+Bugs are not caught: they show their traceback.
+"""
 
 import atexit
+import difflib
 import errno
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from types import FrameType
-
-
-class DataError(Exception):
-    """The data cannot be used as asked: where, what was found, what was wanted, what to do. Ends a command with exit 3."""
-
-
-class DamagedFileError(DataError):
-    """A file that looked well from outside and cannot be read to its end."""
-
-
-class SettingsError(ValueError):
-    """Settings that are fine by themselves but do not go with these data. Ends a command with exit 2."""
-
-
-class StorageError(Exception):
-    """A directory cannot be written or a disk is full. Ends a command with exit 6."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Python's own, a GPU's, or that of torch's CPU allocator, which has no type. Torch is not imported to find out."""
-    return (
-        isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate" in str(error)
-    )
-
-
-# How a command ends: its exit code, and one or two lines on stderr where it was not the program's fault.
-#
-# In: a command's `main`. Out: the exit code for `sys.exit`. Bugs are not caught here: they show their traceback.
-
-
-class UsageError(Exception):
-    """What the user typed cannot be run: what was found, what was wanted, what to do. Ends a command with exit 2."""
-
-
-class DivergedError(FloatingPointError):
-    """Training came to NaN or infinity. Ends a command with exit 4."""
-
-
-class Stopped(BaseException):
-    """A signal asked the command to end. No KeyboardInterrupt, because Lightning turns that into an exit code of its own."""
-
-    def __init__(self, number: int, said: str = "") -> None:
-        """`said` goes on after "stopped by Ctrl-C"."""
-        super().__init__(number, said)
-        self.number, self.said = number, said
 
 
 class ExitCode(IntEnum):
     """What a script may rely on."""
 
     DONE = 0
-    """All that was asked for is done."""
+    """Everything that was requested is done."""
     USAGE = 2
     """A flag, a preset or a config file is wrong; nothing was started."""
     DATA = 3
-    """The data cannot be used as asked."""
+    """The data cannot be used as they are."""
     DIVERGED = 4
     """The loss became NaN or infinite."""
     OUT_OF_MEMORY = 5
@@ -76,9 +36,76 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
     """Ctrl-C."""
     OUTPUT_CLOSED = 141
-    """Nobody reads the output any more, as in `... | head`."""
+    """No one reads the output any more, as in `... | head`."""
     TERMINATED = 143
     """SIGTERM."""
+
+
+class SeqVAEError(Exception):
+    """Anything that the caller can mend: where, what was found, what was expected, what to do, in one or two lines."""
+
+    exit_code = ExitCode.USAGE
+
+
+class UsageError(SeqVAEError):
+    """What the user typed, or an argument of a call, cannot be used."""
+
+
+class SettingsError(SeqVAEError, ValueError):
+    """Settings that are fine by themselves but do not go with these data."""
+
+
+class DataError(SeqVAEError):
+    """The data cannot be used."""
+
+    exit_code = ExitCode.DATA
+
+
+class DamagedFileError(DataError):
+    """A file that looked well from outside and cannot be read to its end."""
+
+
+class DivergedError(SeqVAEError, FloatingPointError):
+    """Training came to NaN or infinity."""
+
+    exit_code = ExitCode.DIVERGED
+
+
+class StorageError(SeqVAEError):
+    """A directory cannot be written, or a disk is full."""
+
+    exit_code = ExitCode.STORAGE
+
+
+class CollapsedError(SeqVAEError):
+    """The posterior collapsed, and the run was set to stop then."""
+
+    exit_code = ExitCode.COLLAPSED
+
+
+class Stopped(BaseException):
+    """A signal that ends the command. No KeyboardInterrupt, because Lightning turns that into an exit code of its own."""
+
+    def __init__(self, number: int, said: str = "") -> None:
+        """`said` goes on after "stopped by Ctrl-C"."""
+        super().__init__(number, said)
+        self.number, self.said = number, said
+
+    def __str__(self) -> str:
+        return f"stopped by {'Ctrl-C' if self.number == signal.SIGINT else 'SIGTERM'}{self.said}"
+
+
+def did_you_mean(word: str, names: Iterable[str], prefix: str = "") -> str:
+    """Return `; did you mean ...?` where one of the names comes close, else an empty string."""
+    close = difflib.get_close_matches(word.lower(), list(names), n=1)
+    return f"; did you mean {prefix}{close[0]}?" if close else ""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether memory ran out: Python's own error, a GPU's, or that of torch's CPU allocator, which has no type of its own."""
+    return (
+        isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate" in str(error)
+    )
 
 
 _STORAGE_ERRNOS = {
@@ -87,8 +114,14 @@ _STORAGE_ERRNOS = {
 }
 
 
+def storage_error(error: OSError) -> StorageError | None:
+    """Return what an error of the operating system says about storage, or None where it is about something else."""
+    place = "" if error.filename is None else f"{error.filename}: "
+    return StorageError(f"{place}{error.strerror}") if error.errno in _STORAGE_ERRNOS else None
+
+
 def run_command(main: Callable[[], int | None], prog: str) -> int:
-    """Run a command; the result belongs into `sys.exit`. A `main` that returns nothing is done."""
+    """Run a command and return its exit code; a `main` that returns None is done."""
     try:
         try:
             with _signals_raised():
@@ -96,25 +129,18 @@ def run_command(main: Callable[[], int | None], prog: str) -> int:
         finally:
             sys.stdout.flush()  # here, where a closed pipe is still answered, and not while the interpreter shuts down
         return ExitCode.DONE if code is None else code
-    except (UsageError, SettingsError) as error:
-        return _fail(prog, str(error), ExitCode.USAGE)
-    except DataError as error:  # it quotes names, and a name with a line break in it must not begin a line of its own
-        return _fail(prog, str(error).replace("\n", "\\n"), ExitCode.DATA)
-    except StorageError as error:
-        return _fail(prog, str(error), ExitCode.STORAGE)
-    except DivergedError as error:
-        return _fail(prog, str(error), ExitCode.DIVERGED)
+    except SeqVAEError as error:  # a name of data may hold a line break, and must not begin a line of its own
+        message = str(error).replace("\n", "\\n") if isinstance(error, DataError) else str(error)
+        return _fail(prog, message, error.exit_code)
     except Stopped as stop:
-        name = "Ctrl-C" if stop.number == signal.SIGINT else "SIGTERM"
-        return _fail(prog, f"stopped by {name}{stop.said}", ExitCode(128 + stop.number))
+        return _fail(prog, str(stop), ExitCode(128 + stop.number))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more when it closes
         return ExitCode.OUTPUT_CLOSED
     except OSError as error:
-        if error.errno not in _STORAGE_ERRNOS:
+        if (reported := storage_error(error)) is None:
             raise
-        place = "" if error.filename is None else f"{error.filename}: "
-        return _fail(prog, f"{place}{error.strerror}", ExitCode.STORAGE)
+        return _fail(prog, str(reported), reported.exit_code)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -152,7 +178,7 @@ def _signals_raised() -> Iterator[None]:
 
 
 def let_signals_end_the_process() -> None:
-    """At once, from now on."""
+    """Let Ctrl-C and SIGTERM end the process at once, from now on."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from benchmarks.quality.results import WithoutLatent
 from seqvae.data.batch import Batch
 from seqvae.data.datamodule import SequenceDataModule
-from seqvae.inference.estimates import Estimate, batches_of, importance_weighted_nll, mean_of, posterior_statistics
+from seqvae.inference.estimates import Estimate, importance_weighted_nll, mean_of, posterior_statistics
+from seqvae.inference.streaming import batches_of
 from seqvae.models.vae import SequenceVAE
 from seqvae.monitors.decoder_use import undisturbed
 from seqvae.monitors.formulas import mean_of_variances, variance_of_means

@@ -3,7 +3,7 @@
     python -m benchmarks.quality.molecules                                # trains as examples/molecules does, for an hour
     python -m benchmarks.quality.molecules --evaluate RUN --data_dir DIR  # an existing run and its data
 
-10,000 samples from the prior at temperature 1, drawn as `use_model.py sample` does. ELBO, rate and mutual information are of the
+10,000 samples from the prior at temperature 1, drawn as `seqvae sample` does. ELBO, rate and mutual information are of the
 test split.
 """
 
@@ -53,11 +53,12 @@ def rows_of(run: Path, data_dir: Path) -> list[dict[str, Any]]:
 
     from examples.molecules.chemistry import quality
     from seqvae.config.inference import DataChoices
-    from seqvae.inference.estimates import batches_of, posterior_statistics
-    from seqvae.inference.model import open_data, open_trained
+    from seqvae.inference.estimates import posterior_statistics
+    from seqvae.inference.model import open_data, open_model
     from seqvae.inference.sample import sampled
+    from seqvae.inference.streaming import batches_of
 
-    trained = open_trained(str(run / "checkpoints" / "last.ckpt"))
+    trained = open_model(str(run / "checkpoints" / "last.ckpt"))
     begin = time.perf_counter()
     tables = list(sampled(trained, COUNT, temperature=1.0, length=None, seed=0))
     seconds = time.perf_counter() - begin

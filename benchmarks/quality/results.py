@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from benchmarks.measure import machine, print_table
 from benchmarks.quality.results_tables import differences_to, latent_row, likelihood_row, truth_row
 from seqvae.cli.command_line import parse_command_line
-from seqvae.config.training import TrainingSettings
+from seqvae.config.training import OptimizedSettings, TrainingSettings
 from seqvae.data.batch import Batch
 from seqvae.data.cache import default_cache_dir
 from seqvae.data.datamodule import SequenceDataModule
@@ -36,15 +36,14 @@ from seqvae.inference.estimates import (
     Estimate,
     PosteriorStatistics,
     SequenceNLL,
-    batches_of,
     importance_weighted_nll,
     mean_of,
     posterior_statistics,
 )
+from seqvae.inference.streaming import batches_of
 from seqvae.models.vae import SequenceVAE, VAEOutput
 from seqvae.training.fit import fit, make_data
 from seqvae.training.network import build_network, load_weights, rebuild_network
-from train_optimized import OptimizedSettings
 
 PROG = "benchmarks.quality.results"
 DEMO = "demo"

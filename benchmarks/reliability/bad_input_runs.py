@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
-import inspect_data
+import seqvae.cli.main
 import train_optimized
 from benchmarks.reliability.bad_input_cases import Case, make_case
 from benchmarks.reliability.bad_input_checks import Ended, check_end, compare_cache
@@ -43,8 +43,8 @@ TINY = (
 )
 TRAINING = (*TINY, "--fast_dev_run", "--disable_metrics_monitoring", "--run_name", "run")
 COMMANDS: dict[str, tuple[str, Callable[[], int | None], tuple[str, ...]]] = {
-    "check": (inspect_data.PROG, inspect_data.main, ("--check_only",)),
-    "page": (inspect_data.PROG, inspect_data.main, ("--rows", "5")),
+    "check": ("seqvae inspect", seqvae.cli.main.main, ("--check_only",)),
+    "page": ("seqvae inspect", seqvae.cli.main.main, ("--rows", "5")),
     "train": (train_optimized.PROG, train_optimized.main, TRAINING),
 }
 DRAWN = ("names",)
@@ -142,7 +142,7 @@ def in_this_process(name: str, words: tuple[str, ...], directory: Path) -> Ended
     before, handlers, level = (Path.cwd(), sys.argv), root.handlers[:], root.level
     root.handlers[:] = []  # so that the command sets up its own
     os.chdir(directory)
-    sys.argv = [prog, *own, *words]
+    sys.argv = [*prog.split(), *own, *words]
     try:
         with _captured(directory) as said:
             code = _ended_with(main, prog)
@@ -156,8 +156,14 @@ def in_this_process(name: str, words: tuple[str, ...], directory: Path) -> Ended
 
 def in_its_own_process(name: str, words: tuple[str, ...], directory: Path) -> Ended:
     prog, _, own = COMMANDS[name]
-    line = [sys.executable, str(ROOT / prog), *own, *words]
-    done = subprocess.run(line, capture_output=True, cwd=directory, timeout=PROCESS_SECONDS)
+    command = [str(ROOT / prog)] if prog.endswith(".py") else ["-m", *prog.split()]
+    done = subprocess.run(
+        [sys.executable, *command, *own, *words],
+        capture_output=True,
+        cwd=directory,
+        timeout=PROCESS_SECONDS,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
     out, err = (text.decode(errors="surrogateescape") for text in (done.stdout, done.stderr))
     return Ended(prog, done.returncode, out, err, prints_reasons=name == "page")
 

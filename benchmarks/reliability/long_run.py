@@ -50,9 +50,9 @@ def held_while_training(steps: int, words: list[str]) -> list[tuple[int, int, in
 
     import train_optimized
     from seqvae.cli.command_line import parse_command_line
+    from seqvae.config.training import OptimizedSettings
     from seqvae.console import set_up_output
     from seqvae.training.fit import fit
-    from train_optimized import OptimizedSettings
 
     held: list[tuple[int, int, int]] = []
 

@@ -36,15 +36,13 @@ from benchmarks.speed.ablation_measures import (
 )
 from benchmarks.speed.ablation_turns import Measured, Turns, measure_variants
 from seqvae.cli.command_line import parse_command_line
-from seqvae.config.training import TrainingSettings
+from seqvae.config.training import OptimizedSettings, ReferenceSettings, TrainingSettings
 from seqvae.console import share_machine
 from seqvae.data.dataset import LONGEST
 from seqvae.data.demo.write import write_demo
 from seqvae.data.description import Kind
 from seqvae.errors import run_command
 from seqvae.training.fit import make_data
-from train_optimized import OptimizedSettings
-from train_with_collapse_detection import ReferenceSettings
 
 PROG = "benchmarks.speed.ablation"
 MODEL = ("--width", "256", "--depth", "3")

@@ -1,6 +1,6 @@
 """Variants of one training -> how fast each is in real tokens a second, validations included, and how much memory it takes.
 
-They are real runs in processes of their own (seqvae/profiling/contestant.py) and take turns. Not all of them
+They are real runs in processes of their own (seqvae/profiling/measured_run.py) and take turns. Not all of them
 fit into memory at a time:
 neighbours run in groups, and one variant runs in all groups. What is said of another one's speed is its ratio to that one in
 the same group, so that an hour at which the machine is slower hits both.
@@ -22,8 +22,7 @@ from seqvae.config.data import LoadingSettings
 from seqvae.config.run import ValidationSettings
 from seqvae.config.training import TrainingSettings
 from seqvae.data.loader import resolve_loading
-from seqvae.profiling.contestant import MeasuredRun, Recipe
-from seqvae.profiling.messages import Lap
+from seqvae.profiling.measured_run import Lap, MeasuredRun, Recipe
 from seqvae.training.fit import make_data
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.description import DataDescription
 from seqvae.models.vae import SequenceVAE
 from seqvae.training.callbacks.memory import keep_freed_memory
-from seqvae.training.devices import DTYPES, precision_in_force
+from seqvae.training.distributed import DTYPES, resolve_precision
 from seqvae.training.module import TRAINING, make_optimizer, noise_seed, seed_noise
 from seqvae.training.network import make_ready
-from seqvae.training.objective import free_bits_in_force, negative_elbo
+from seqvae.training.objective import negative_elbo, resolve_free_bits
 
 
 class BareLoop:
@@ -24,12 +24,12 @@ class BareLoop:
     def __init__(self, settings: TrainingSettings, description: DataDescription) -> None:
         keep_freed_memory()  # as a run does
         self.settings = settings
-        self.precision = precision_in_force(settings.compute.precision, "cpu").precision
+        self.precision = resolve_precision(settings.compute.precision, "cpu").precision
         torch.manual_seed(settings.run.seed)
         self.network: nn.Module = SequenceVAE(description, settings.model)
         make_ready(self.network, settings.compute)
         self.optimizer = make_optimizer(self.network, settings.optimizer)
-        self.free_bits = free_bits_in_force(settings.objective, settings.model.latent_scope)
+        self.free_bits = resolve_free_bits(settings.objective, settings.model.latent_scope)
 
     def step(self, batches: Sequence[Batch]) -> None:
         """One optimizer step of these micro-batches."""

@@ -3,7 +3,7 @@
     python -m benchmarks.speed.encoding [--rounds 7] [--short]
 
 A network of `train_optimized.py`'s defaults with two steps of training (how well it models does not matter here). One side goes
-through all batches of a set, which lie in memory, in the order and the sizes that encoding uses; the other is what `use_model.py
+through all batches of a set, which lie in memory, in the order and the sizes that encoding uses; the other is what `seqvae
 encode` does: sequences out of the cache, the network, ids, and the rows of a Parquet file on disk. Both in turns in this process.
 
 Memory: encoding the same split again and again into one file, resident memory after a quarter of it and at its end.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from seqvae.data.datamodule import SequenceDataModule
-    from seqvae.inference.model import Trained
+    from seqvae.inference.model import Model
 
 SETS: dict[str, tuple[str, ...]] = {
     "moses_smiles": ("--tokenizer", "characters"),
@@ -59,11 +59,11 @@ def main() -> None:
     print(json.dumps({"machine": machine(), "rows": rows, "memory": memory}))
 
 
-def two_steps(name: str, directory: str) -> "Trained":
+def two_steps(name: str, directory: str) -> "Model":
     from seqvae.cli.command_line import parse_command_line
-    from seqvae.inference.model import open_trained
+    from seqvae.config.training import OptimizedSettings
+    from seqvae.inference.model import open_model
     from seqvae.training.fit import fit
-    from train_optimized import OptimizedSettings
 
     folder = os.environ.get("SEQVAE_REAL_DATA")
     if not folder:
@@ -71,20 +71,20 @@ def two_steps(name: str, directory: str) -> "Trained":
     words = ["--data_dir", str(Path(folder) / name), *SETS[name], "--output_dir", directory, "--run_name", name]
     words += ["--max_steps", "2", "--limit_val_batches", "0"]
     settings = parse_command_line(OptimizedSettings, words, prog="benchmarks.speed.encoding", description="")
-    return open_trained(str(fit(settings).directory))
+    return open_model(str(fit(settings).directory))
 
 
-def speed_of(name: str, trained: "Trained", directory: Path, rounds: int) -> dict[str, Any]:
+def speed_of(name: str, trained: "Model", directory: Path, rounds: int) -> dict[str, Any]:
     from seqvae.config.inference import DataChoices
     from seqvae.inference.encode import encode
-    from seqvae.inference.model import at_work, open_data
-    from seqvae.inference.output import write_parquet
+    from seqvae.inference.model import open_data
+    from seqvae.inference.streaming import evaluating, write_parquet
 
     data, split = open_data(trained, DataChoices()), SPLITS[name]
     batches = list(batches_as_encoded(data, split))
 
     def network_alone() -> None:
-        with at_work(trained):
+        with evaluating(trained):
             for batch in batches:
                 trained.network(batch)
 
@@ -107,8 +107,7 @@ def speed_of(name: str, trained: "Trained", directory: Path, rounds: int) -> dic
 def batches_as_encoded(data: "SequenceDataModule", split: str) -> Iterator[Any]:
     import numpy as np
 
-    from seqvae.inference.estimates import STEPS_AT_ONCE, cut_ascending
-    from seqvae.inference.streaming import windows
+    from seqvae.inference.streaming import STEPS_AT_ONCE, cut_ascending, windows
 
     stored = data.split(split)
     lengths_N = np.asarray(stored.lengths_N)
@@ -118,12 +117,12 @@ def batches_as_encoded(data: "SequenceDataModule", split: str) -> Iterator[Any]:
             yield stored.gather(order_W[part])
 
 
-def memory_of(name: str, trained: "Trained", directory: Path) -> list[dict[str, Any]]:
+def memory_of(name: str, trained: "Model", directory: Path) -> list[dict[str, Any]]:
     """One file with the same split PASSES times behind each other."""
     from seqvae.config.inference import DataChoices
     from seqvae.inference.encode import encode
     from seqvae.inference.model import open_data
-    from seqvae.inference.output import write_parquet
+    from seqvae.inference.streaming import write_parquet
 
     data = open_data(trained, DataChoices())
     held: list[tuple[int, float]] = []

@@ -33,8 +33,9 @@ from seqvae.data.batch import Batch
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.demo.write import write_demo
 from seqvae.data.description import Kind
-from seqvae.inference.estimates import batches_of, importance_weighted_nll
-from seqvae.inference.model import chosen_splits, open_data, open_trained
+from seqvae.inference.estimates import importance_weighted_nll
+from seqvae.inference.model import open_data, open_model
+from seqvae.inference.streaming import batches_of, chosen_splits
 from seqvae.models.vae import SequenceVAE
 
 PROG = "benchmarks.speed.evaluation_cost"
@@ -83,7 +84,7 @@ def demo_cases(sequences: int) -> Iterator[Case]:
 
 
 def checkpoint_case(place: str, sequences: int) -> Iterator[Case]:
-    trained = open_trained(place)
+    trained = open_model(place)
     data = open_data(trained, DataChoices())
     (split,) = chosen_splits(data, None)
     batches = batches_of(data, split, sequences=sequences)

@@ -26,11 +26,10 @@ from benchmarks.measure import machine, median, print_table, spread
 from benchmarks.speed.bare_loop import BareLoop, endless
 from benchmarks.speed.set_loop_reference import SetLoopVAE
 from seqvae.cli.command_line import parse_command_line
-from seqvae.config.training import TrainingSettings
+from seqvae.config.training import OptimizedSettings, TrainingSettings
 from seqvae.data.batch import EventBatch
 from seqvae.errors import run_command
 from seqvae.training.fit import make_data
-from train_optimized import OptimizedSettings
 
 TEN_MILLION = ("--width", "448", "--depth", "2", "--heads", "2")
 """As many weights as SeqSetVAE, as many heads, and as many layers: two to encode, two to decode."""

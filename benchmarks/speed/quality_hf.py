@@ -27,7 +27,7 @@ from seqvae.data.batch import TokenBatch
 from seqvae.training.fit import make_data
 from seqvae.training.module import VALIDATION, noise_seed, seed_noise
 from seqvae.training.network import build_network
-from seqvae.training.objective import free_bits_in_force, negative_elbo
+from seqvae.training.objective import negative_elbo, resolve_free_bits
 
 BATCH = 64
 
@@ -49,7 +49,7 @@ class HuggingFaceTrainee:
         self.optimizer = AdamW(self.network.parameters(), lr=rate)
         self.schedule = LambdaLR(self.optimizer, lambda step: min(1.0, (step + 1) / WARMUP_STEPS))
         self.autocast = partial(torch.autocast, "cpu", dtype, enabled=dtype != torch.float32)
-        self.free_bits = free_bits_in_force(settings.objective, settings.model.latent_scope)
+        self.free_bits = resolve_free_bits(settings.objective, settings.model.latent_scope)
         self._batches = endless_batches(data)
 
     @property

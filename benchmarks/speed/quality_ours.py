@@ -8,8 +8,8 @@ import train_optimized
 import train_with_collapse_detection
 from benchmarks.speed.quality_contest import Candidate, Stretch
 from seqvae.cli.command_line import parse_command_line
-from seqvae.config.training import TrainingSettings
-from seqvae.profiling.contestant import MeasuredRun, Recipe
+from seqvae.config.training import OptimizedSettings, ReferenceSettings, TrainingSettings
+from seqvae.profiling.measured_run import MeasuredRun, Recipe
 
 RATES = (3e-4, 1e-3, 3e-3)
 """The grid of all sides; 3e-4 is MOSES' own, 3e-3 ours."""
@@ -53,7 +53,7 @@ def optimized(data: Path, words: Sequence[str], rate: float, tokens: int) -> Can
 
 def settings_of(data: Path, words: Sequence[str], rate: float, seed: int) -> TrainingSettings:
     """What a bare loop takes its network and data from."""
-    return _parsed(train_optimized.OptimizedSettings, (*_common(data, rate), *words), seed)
+    return _parsed(OptimizedSettings, (*_common(data, rate), *words), seed)
 
 
 def _common(data: Path, rate: float) -> tuple[str, ...]:
@@ -62,12 +62,12 @@ def _common(data: Path, rate: float) -> tuple[str, ...]:
 
 
 def _start_reference(words: Sequence[str], seed: int) -> OurTrainee:
-    settings = _parsed(train_with_collapse_detection.ReferenceSettings, words, seed)
+    settings = _parsed(ReferenceSettings, words, seed)
     return OurTrainee(Recipe("reference", settings, train_with_collapse_detection.callbacks, is_spread=False))
 
 
 def _start_optimized(words: Sequence[str], seed: int) -> OurTrainee:
-    settings = _parsed(train_optimized.OptimizedSettings, (*words, "--fast_detection"), seed)
+    settings = _parsed(OptimizedSettings, (*words, "--fast_detection"), seed)
     return OurTrainee(Recipe("optimized", settings, train_optimized.callbacks, is_spread=False))
 
 

@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 from seqvae.cli.command_line import parse_command_line
+from seqvae.config.training import OptimizedSettings
 from seqvae.console import share_machine
 from seqvae.errors import run_command
-from train_optimized import OptimizedSettings
 
 PROG = "benchmarks.speed.scaling"
 SEQUENCES = (10_000, 100_000, 1_000_000, 10_000_000)

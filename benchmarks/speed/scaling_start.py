@@ -20,10 +20,9 @@ from lightning import Callback, LightningModule, Trainer
 
 import train_optimized
 from seqvae.cli.command_line import parse_command_line
-from seqvae.config.training import TrainingSettings
+from seqvae.config.training import OptimizedSettings, TrainingSettings
 from seqvae.console import set_up_output
 from seqvae.training.fit import fit
-from train_optimized import OptimizedSettings
 
 PROG = "benchmarks.speed.scaling_start"
 

@@ -15,9 +15,9 @@ from benchmarks.measure import interleaved_seconds, median, print_table, spread
 from benchmarks.speed.bare_loop import BareLoop
 from benchmarks.speed.scaling_laws import Curve
 from seqvae.config.model import ModelSettings
+from seqvae.config.training import OptimizedSettings
 from seqvae.data.batch import TokenBatch
 from seqvae.data.description import DataDescription
-from train_optimized import OptimizedSettings
 
 VOCABULARY = 5000
 

@@ -17,8 +17,7 @@ from benchmarks.speed.bare_loop import BareLoop, endless
 from seqvae.console import set_up_output
 from seqvae.data.batch import Batch
 from seqvae.data.datamodule import SequenceDataModule
-from seqvae.profiling.baton import data_of
-from seqvae.profiling.contestant import Recipe, measurable
+from seqvae.profiling.measured_run import Recipe, data_of, measurable
 from seqvae.training.fit import fit, make_data
 
 LEAD = 4

@@ -29,11 +29,11 @@ from benchmarks.generated import write_token_lists
 from benchmarks.measure import as_commands_run, machine, median, print_table, spread
 from benchmarks.speed.small_step import CACHED, LOADED, TRAINED, time_small_steps
 from seqvae.cli.command_line import parse_command_line
+from seqvae.config.training import OptimizedSettings, ReferenceSettings
 from seqvae.errors import run_command
 from seqvae.monitors.hardware import product_peak
-from seqvae.profiling.contestant import MeasuredRun, Recipe
-from seqvae.profiling.messages import Lap, Turn
-from seqvae.training.devices import DTYPES, Precision, precision_in_force
+from seqvae.profiling.measured_run import Lap, MeasuredRun, Recipe, Turn
+from seqvae.training.distributed import DTYPES, Precision, resolve_precision
 
 SEQUENCES = 40_000
 TOKEN_MODEL = ("--width", "256", "--depth", "3", "--vocabulary_size", "5000")
@@ -143,8 +143,8 @@ def event_recipe(directory: Path) -> Recipe:
 
 def recipe_of(command: str, words: Sequence[str]) -> Recipe:
     module, schema = {
-        OPTIMIZED: (train_optimized, train_optimized.OptimizedSettings),
-        REFERENCE: (train_with_collapse_detection, train_with_collapse_detection.ReferenceSettings),
+        OPTIMIZED: (train_optimized, OptimizedSettings),
+        REFERENCE: (train_with_collapse_detection, ReferenceSettings),
     }[command]
     settings = parse_command_line(schema, words, prog=command, description="")
     return Recipe(command, settings, module.callbacks)
@@ -167,7 +167,7 @@ def compete(recipes: dict[str, Recipe], short: bool) -> tuple[dict[str, Result],
 
 
 def precision_of(recipe: Recipe) -> Precision:
-    return precision_in_force(recipe.settings.compute.precision, "cpu").precision
+    return resolve_precision(recipe.settings.compute.precision, "cpu").precision
 
 
 def take_turn(run: MeasuredRun, name: str, short: bool) -> Lap:

@@ -43,17 +43,17 @@ def main() -> None:
 
     say("3. Do the latents know who died? A linear probe, beside what plain means of the variables know.")
     probe = ["--probe", LABEL, "--label_path", labels, "--split", "valid+test"]
-    run("evaluate.py", model, *probe, "--iw_sequences", 0)
+    run("seqvae evaluate", model, *probe, "--iw_sequences", 0)
 
     say("4. The same as a curve, from the latents and outlier scores of all stays.")
     latents, picture = folder / "latents.parquet", folder / "deaths.png"
-    run("use_model.py", "encode", model, "--output", latents)
+    run("seqvae encode", model, "--output", latents)
     show_deaths(latents, labels, picture)
     print(f"{picture}: deaths found, and survivors taken for deaths")
 
     say("5. What was not measured?")
     filled, picture = folder / "filled.parquet", folder / "stay.png"
-    run("use_model.py", "impute", model, "--split", "test", "--variables", ",".join(VARIABLES), "--output", filled)
+    run("seqvae impute", model, "--split", "test", "--variables", ",".join(VARIABLES), "--output", filled)
     show_stay(filled, picture)
     print(f"{picture}: one stay, and what the model fills in")
 

@@ -1,4 +1,4 @@
-"""What `use_model.py` writes about stays -> pictures: how well latents tell who dies, and a stay with what the model fills in."""
+"""What `seqvae` writes about stays -> pictures: how well latents tell who dies, and a stay with what the model fills in."""
 
 import csv
 from pathlib import Path
@@ -21,9 +21,9 @@ OFTEN = 8
 
 
 def show_deaths(latents: Path, labels: Path, picture: Path) -> dict[str, Curve]:
-    """`latents`: of `use_model.py encode`; `labels`: as `meds.py` wrote them.
+    """`latents`: of `seqvae encode`; `labels`: as `meds.py` wrote them.
 
-    The probe is that of `evaluate.py`; the outlier score was told nothing of deaths.
+    The probe is that of `seqvae evaluate`; the outlier score was told nothing of deaths.
     """
     train, held_out = (read_latents(latents, splits) for splits in (("train",), HELD_OUT))
     died = _deaths(labels)
@@ -38,7 +38,7 @@ def show_deaths(latents: Path, labels: Path, picture: Path) -> dict[str, Curve]:
 
 
 def show_stay(filled: Path, picture: Path) -> None:
-    """`filled`: of `use_model.py impute --split test --variables ...`. The first stay is shown that has enough of all of them."""
+    """`filled`: of `seqvae impute --split test --variables ...`. The first stay is shown that has enough of all of them."""
     table = pq.read_table(filled)
     measured = table.filter(pc.and_(table["measured"], pc.is_in(table["variable"], pa.array(VARIABLES))))
     counts = measured.group_by(["id", "variable"], use_threads=False).aggregate([("value", "count")])

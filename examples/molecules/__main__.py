@@ -43,14 +43,14 @@ def main() -> None:
 
     say("3. Molecules that nobody wrote down: samples from the prior.")
     samples, picture = folder / "samples.parquet", folder / "samples.png"
-    run("use_model.py", "sample", model, "--count", SAMPLES, "--output", samples)
+    run("seqvae sample", model, "--count", SAMPLES, "--output", samples)
     print("\n".join([*judge(samples, data, picture).lines(), latent_line(model)]))
     print(f"{picture}: the first of them")
 
     say("4. What lies between two molecules of the test split?")
     between, picture = folder / "between.parquet", folder / "between.png"
     ends = ends_of(data)
-    run("use_model.py", "interpolate", model, *ends, "--steps", 8, "--output", between)
+    run("seqvae interpolate", model, *ends, "--steps", 8, "--output", between)
     show_way(between, data, ends, picture)
     print(f"{picture}: the way from one to the other")
 

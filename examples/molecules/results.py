@@ -1,4 +1,4 @@
-"""What `use_model.py` writes about molecules -> counts and pictures: samples from the prior, and the way from one to another."""
+"""What `seqvae` writes about molecules -> counts and pictures: samples from the prior, and the way from one to another."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ SHOWN, COLUMNS = 24, 6
 
 
 def judge(samples: Path, data: Path, picture: Path) -> Quality:
-    """`samples`: of `use_model.py sample`; `data`: the directory that `data.py` made. The first samples are drawn, not the best."""
+    """`samples`: of `seqvae sample`; `data`: the directory that `data.py` made. The first samples are drawn, not the best."""
     sampled = _column(samples, "text")
     shown = sampled[:SHOWN]
     draw_molecules(picture, shown, [""] * len(shown), COLUMNS)
@@ -36,7 +36,7 @@ def ends_of(data: Path) -> tuple[int, int]:
 
 
 def show_way(interpolation: Path, data: Path, ends: tuple[int, int], picture: Path) -> None:
-    """`interpolation`: of `use_model.py interpolate ID ID`, a row for each latent on the way."""
+    """`interpolation`: of `seqvae interpolate ID ID`, a row for each latent on the way."""
     steps = _column(interpolation, "text")
     test = pq.read_table(data / "test.parquet", filters=[("id", "in", ends)])
     smiles = dict(zip(test["id"].to_pylist(), test["smiles"].to_pylist(), strict=True))

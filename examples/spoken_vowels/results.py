@@ -1,4 +1,4 @@
-"""What `use_model.py` writes about utterances -> pictures: latents by speaker, and the way from one speaker to another."""
+"""What `seqvae` writes about utterances -> pictures: latents by speaker, and the way from one speaker to another."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ HELD_OUT = ("valid", "test")
 
 
 def show_speakers(latents: Path, data: Path, picture: Path) -> None:
-    """`latents`: of `use_model.py encode`; `data`: the directory that `data.py` made. Drawn is what was held out of training."""
+    """`latents`: of `seqvae encode`; `data`: the directory that `data.py` made. Drawn is what was held out of training."""
     encoded = read_latents(latents, HELD_OUT)
     speakers = _speakers_of(data, HELD_OUT)
     draw_speakers(picture, encoded.mean_NZ, np.array([speakers[one] for one in encoded.ids]))
@@ -29,7 +29,7 @@ def ends_of(data: Path) -> tuple[int, int]:
 
 
 def show_way(interpolation: Path, data: Path, ends: tuple[int, int], picture: Path) -> None:
-    """`interpolation`: of `use_model.py interpolate ID ID`, a row for each frame of each place on the way."""
+    """`interpolation`: of `seqvae interpolate ID ID`, a row for each frame of each place on the way."""
     table = pq.read_table(interpolation)
     values_RD = np.stack([table[f"frames[{d}]"].to_numpy() for d in range(DIMENSIONS)], axis=1)
     places_R = table["place"].to_numpy()

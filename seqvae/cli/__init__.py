@@ -1,1 +1,1 @@
-"""The command line: words in, settings out."""
+"""The command `seqvae` and its verbs."""

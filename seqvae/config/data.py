@@ -1,7 +1,7 @@
-"""What a user can say about data: the flags of the themes Data, Sequences, Cache, Batches and Loading.
+"""The settings of data: the flags of the themes Data, Sequences, Cache, Batches and Loading.
 
-One frozen dataclass a theme. A field is a flag, its docstring the help text, `__post_init__` its refusals, in the words
-the user typed. Imports nothing heavy: `--help` passes through here.
+One frozen dataclass per theme. A field is a flag, its docstring the help text; `__post_init__` refuses values, in the words of the
+flags. Imports nothing heavy, since `--help` imports it.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import Literal
 from seqvae.files import refuse_no_paths
 
 LONGEST_WAIT = 1_000_000_000
-"""Seconds: no queue can be told to wait for much longer."""
+"""Seconds: no queue can wait for much longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +190,7 @@ class LoadingSettings:
     """What prepares batches ahead of the training step; threads cost less once the data lie in the cache."""
 
     num_workers: int | Literal["auto"] = "auto"
-    """How many of them; auto: one thread; 0: none, batches are made when asked for."""
+    """How many of them; auto: one thread; 0: none, batches are made when they are needed."""
 
     prefetch_factor: int | None = None
     """Batches that each worker keeps ready at most; default: 8 for a thread, for a process as many as there are, at least 2."""
@@ -202,8 +202,8 @@ class LoadingSettings:
     """Page-locked batches, which copy to a GPU while it computes; without a GPU this changes nothing."""
 
     loader_timeout_seconds: float = 300
-    """How long to wait for one batch: when none comes, what prepares them is started anew from there, and after three such waits
-    the run ends. 0: wait for ever."""
+    """How long to wait for one batch: when none comes, what prepares them is restarted there, and after three such waits
+    the run ends. 0: wait forever."""
 
     def __post_init__(self) -> None:
         if self.num_workers != "auto" and self.num_workers < 0:
@@ -212,6 +212,6 @@ class LoadingSettings:
             raise ValueError(f"--prefetch_factor must be 1 or more, got {self.prefetch_factor}")
         if not 0 <= self.loader_timeout_seconds <= LONGEST_WAIT:
             raise ValueError(
-                f"--loader_timeout_seconds must be 0 (wait for ever) or more, at most {LONGEST_WAIT:,}, "
+                f"--loader_timeout_seconds must be 0 (wait forever) or more, at most {LONGEST_WAIT:,}, "
                 f"got {self.loader_timeout_seconds}"
             )

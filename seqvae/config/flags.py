@@ -1,206 +1,355 @@
-"""Settings dataclasses -> flags: names, types, defaults and help texts, and the parser that is made from them.
+"""Settings dataclasses as flags: what is typed, or given as keyword arguments, becomes the settings of a command.
 
-In: a command's settings type, a frozen dataclass whose fields are groups (frozen dataclasses of plain values). A group's
-docstring is a theme of `--help`, the string below a field is that flag's help text.
-Out: `{name: Flag}` in one flat namespace, and a jsonargparse parser that converts values and prints `--help`.
+In: a command's settings type, a frozen dataclass whose fields are groups (frozen dataclasses of plain values), and words or
+values. Out: the settings, by defaults < preset < config file < flags, or a `UsageError` of one or two lines that names each flag
+as it was typed. jsonargparse knows the types, converts values and prints `--help`: a group's docstring is a theme, the string
+below a field that flag's help text. Ours are the grammar (`--name value`, `--name=value`, `--switch`, `--switch false`,
+`--no_switch`, hyphens as underscores, no abbreviations), the order of precedence, and the messages. Nothing heavy is imported.
 """
 
-import ast
 import inspect
 import re
 import shutil
-import sys
 import textwrap
-from argparse import SUPPRESS, Action, HelpFormatter
-from collections.abc import Sequence
-from dataclasses import fields
-from functools import cache, reduce
-from itertools import groupby, pairwise
-from operator import or_
+from argparse import Action
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser, set_parsing_settings
+from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, set_parsing_settings
+
+from seqvae.config.yaml_files import read_settings_file, theme_of, values_of
+from seqvae.errors import UsageError, did_you_mean
+from seqvae.files import why_no_path
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_IN_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a value"}
-_ONE_WORD = re.compile(r"[\w.+-]+")
+Settings = TypeVar("Settings", bound="DataclassInstance")
+
+PRESETS_DIR = Path(__file__).parent / "presets"
+MAX_SHOWN = 200
+"""Characters of a refused value that a message repeats."""
+_EPILOG = (
+    "Flags win over --config, --config over --preset, --preset over the defaults, wherever they stand on the line. "
+    "Hyphens do as well as underscores (--batch-size=4), and null unsets a value (--batch_size null).\n\n"
+    "Exit codes: 0 done, 2 wrong flags, 3 unusable data, 4 diverged, 5 out of memory, 6 disk or permission, 7 posterior "
+    "collapsed, 130 Ctrl-C, 143 SIGTERM."
+)
+_TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a value"}
+_PLAIN_WORD = re.compile(r"[\w.+-]+")
+_MENTIONED_FLAG = re.compile(r"--(\w+)")
 
 
 class Flag(NamedTuple):
-    """One setting as the command line sees it."""
+    """A setting as the command line sees it."""
 
     name: str
     types: tuple[type, ...]
-    """Of bool, int, float and str those that it can be."""
+    """Those of bool, int, float and str that it takes."""
     choices: tuple[str, ...]
-    """The words it takes by name."""
+    """The words that it takes by name."""
     optional: bool
-    """None is a value, too."""
+    """Whether None is a value, too."""
     default: object
     help: str
     theme: str
 
     @property
     def is_switch(self) -> bool:
-        """The flag alone has a meaning, and so has --no_..."""
+        """Whether the flag needs no value behind it."""
         return self.types == (bool,) and not self.choices
 
     @property
-    def wanted(self) -> str:
+    def expected(self) -> str:
         """What it takes, in words: `a whole number or auto`."""
-        words = [*(_IN_WORDS[kind] for kind in self.types), *self.choices]
+        words = [*(_TYPE_NAMES[kind] for kind in self.types), *self.choices]
         return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
+class Given(NamedTuple):
+    """A value that was given on the command line, in a file or as a keyword argument; not converted yet."""
+
+    flag: Flag
+    text: str | None
+    """None stands for null."""
+    label: str
+    """How messages call it: `--batch-size` as typed, or `run.yaml, line 3: batch_size`."""
+    place: str | None = None
+    """File and line; None for the command line."""
+
+    @property
+    def typed_name(self) -> str:
+        """The name as typed, without its dashes and with underscores: `no_bucketing`."""
+        return self.label.lstrip("-").replace("-", "_")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Controls:
+    """Presets, files, help"""
+
+    preset: str | None = None
+    """Settings that belong together, to start from; none: the bare defaults."""
+
+    config: str | None = None
+    """YAML file with lines `name: value`; of several files the later wins."""
+
+    print_config: bool = False
+    """Print the settings in force as such a file, and leave."""
+
+    version: bool = False
+    """Print the version, and leave."""
+
+    help: bool = False
+    """Print this, and leave; also -h."""
+
+
 def flags_of(schema: "type[DataclassInstance]") -> dict[str, Flag]:
-    """All settings of a command by name, in the order of its groups."""
-    flags: dict[str, Flag] = {}
-    for group in values_of(schema()).values():
-        for flag in flags_of_group(group):
-            assert flag.name not in flags, f"two settings are called {flag.name}"
-            flags[flag.name] = flag
-    return flags
+    """Return all settings of a command by name, in the order of its groups."""
+    return CommandLine(schema).flags
 
 
-def flags_of_group(group: "DataclassInstance") -> list[Flag]:
-    """One flag a field; the group's values are the defaults."""
-    hints, texts = get_type_hints(type(group)), _field_docstrings(type(group))
-    flags = []
-    for name, default in values_of(group).items():
-        assert not name.startswith("no_"), f"{name} would read as the negation of a switch"
-        types, choices, optional = _alternatives(name, hints[name])
-        flags.append(Flag(name, types, choices, optional, default, texts[name], theme_of(group)))
-    return flags
+class CommandLine(Generic[Settings]):
+    """The flags of one command. `schema` is a frozen dataclass of groups, all with defaults."""
 
+    def __init__(
+        self,
+        schema: type[Settings],
+        *,
+        prog: str = "",
+        description: str = "",
+        presets: Path | None = PRESETS_DIR,
+    ) -> None:
+        set_parsing_settings(docstring_parse_attribute_docstrings=True)
+        self._parser = ArgumentParser(
+            prog=prog,
+            usage=f"{prog} [--flag value ...]",
+            description=description,
+            epilog=_EPILOG,
+            formatter_class=_HelpFormatter,
+            add_help=False,
+            allow_abbrev=False,
+            default_env=False,
+            print_config=None,
+            exit_on_error=False,
+        )
+        self._schema = schema
+        self._presets = {} if presets is None else {path.stem: path for path in sorted(presets.glob("*.yaml"))}
+        self.flags: dict[str, Flag] = {}
+        for group in values_of(schema()).values():
+            flags = self._add_group(group)
+            assert flags.keys().isdisjoint(self.flags), (
+                f"two settings are called {', '.join(flags & self.flags.keys())}"
+            )
+            self.flags |= flags
+        skip = () if self._presets else ("preset",)
+        self.controls = self._add_group(_Controls(), skip)
+        if self._presets:
+            preset = self.controls["preset"]
+            self.controls["preset"] = preset._replace(types=(), choices=tuple(self._presets))
 
-def values_of(settings: "DataclassInstance") -> dict[str, Any]:
-    """Field by field what a dataclass holds: of a command's settings the groups, of a group the plain values."""
-    return {field.name: getattr(settings, field.name) for field in fields(settings)}
+    def _add_group(self, group: "DataclassInstance", skip: Collection[str] = ()) -> dict[str, Flag]:
+        """Add a flag for each field; the group's values are the defaults."""
+        hints, defaults = get_type_hints(type(group)), values_of(group)
+        alternatives = {name: _alternatives(name, hints[name]) for name in defaults if name not in skip}
+        self._parser.add_class_arguments(type(group), default=group, skip=set(skip))
+        texts = {action.dest: action.help or "" for action in self._parser._actions}
+        return {
+            name: Flag(name, *alternatives[name], defaults[name], " ".join(texts[name].split()), theme_of(group))
+            for name in alternatives
+        }
 
+    def print_help(self) -> None:
+        self._parser.print_help()
 
-def theme_of(group: "DataclassInstance") -> str:
-    """The title of a group: its docstring's first line."""
-    return inspect.cleandoc(type(group).__doc__ or "").partition("\n")[0]
+    def read_words(self, words: Sequence[str]) -> list[Given]:
+        """Return the flags in the order in which they were typed."""
+        rest = deque(words)
+        given: list[Given] = []
+        while rest:
+            word = rest.popleft()
+            typed, equals, text = word.partition("=")
+            name = typed[2:].replace("-", "_") if typed.startswith("--") else ""
+            flag = self.flags.get(name.removeprefix("no_")) or self.controls.get(name)
+            if flag is None or (name != flag.name and not flag.is_switch):
+                raise UsageError(self._message_on_unknown(word, given))
+            one = Given(flag, text, typed)
+            if not self._takes_value(one):
+                if equals:
+                    raise UsageError(f"{typed} takes no value, got {text!r}")
+                text = "true" if name == flag.name else "false"
+            elif not equals:
+                if rest and not rest[0].startswith("-" if flag.is_switch else "--"):
+                    text = rest.popleft()
+                elif flag.is_switch:
+                    text = "true"
+                else:
+                    raise UsageError(f"{typed} wants {flag.expected}, but nothing follows it")
+            is_null = flag.optional and text.lower() in ("null", "none")
+            given.append(one._replace(text=None if is_null else text))
+        return given
 
+    def read_values(self, values: Mapping[str, object]) -> list[Given]:
+        """Return keyword arguments as flags; a value means what its text means on the command line."""
+        given = []
+        for name, value in values.items():
+            flag = self.flags.get(name) or (self.controls.get(name) if name in ("preset", "config") else None)
+            if flag is None:
+                raise UsageError(f"{name} is no setting{did_you_mean(name, self.flags)}")
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            given.append(Given(flag, None if value is None else text, name))
+        return given
 
-def build_parser(
-    flags: Sequence[Flag], controls: Sequence[Flag], *, prog: str, description: str, epilog: str
-) -> ArgumentParser:
-    """The parser of a command: knows the types, prints the help. `controls` are the flags that are no settings."""
-    set_parsing_settings(import_path_denylist=["*"])  # plain types import nothing: a second lock on the same door
-    parser = ArgumentParser(
-        prog=prog,
-        usage=f"{prog} [--flag value ...]",
-        description=description,
-        epilog=epilog,
-        formatter_class=_HelpFormatter,
-        add_help=False,
-        allow_abbrev=False,
-        default_env=False,
-        print_config=None,
-        exit_on_error=False,
-    )
-    for theme, members in groupby([*flags, *controls], key=lambda flag: flag.theme):
-        group = parser.add_argument_group(theme)
-        for flag in members:
-            option, text = f"--{flag.name}", flag.help.replace("%", "%%")
-            if not flag.is_switch:
-                group.add_argument(
-                    option, type=_type_hint(flag), default=flag.default, metavar=_metavar(flag), help=text
-                )
-            elif flag in controls:
-                group.add_argument(option, action="store_true", default=SUPPRESS, help=text)
-            else:
-                group.add_argument(option, action=ActionYesNo, default=flag.default, help=text)
-    return parser
+    def settings(self, given: Sequence[Given], ignored: Collection[str] = ()) -> Settings:
+        """Return the settings in force; of the names in a --config, those in `ignored` belong to another command."""
+        layers: list[Given] = []
+        for one in given:
+            if one.flag.name == "preset" and one.text is not None:
+                if one.text not in self._presets:
+                    raise UsageError(_refusal(one))
+                # Presets serve every command: a name that this one lacks belongs to another (a test checks each name).
+                layers += self._read_file(self._presets[one.text], f"preset {one.text}", None)
+        for one in given:
+            if one.flag.name == "config" and one.text is not None:
+                if reason := why_no_path(one.text):
+                    raise UsageError(f"--config {reason}")
+                layers += self._read_file(Path(one.text).expanduser(), one.text, ignored)
+        layers += [one for one in given if one.flag.name in self.flags]
+        values = {name: flag.default for name, flag in self.flags.items()}
+        values |= {one.flag.name: self._converted(one) for one in layers}
+        try:
+            groups = {
+                name: replace(group, **{field: values[field] for field in values_of(group)})
+                for name, group in values_of(self._schema()).items()
+            }
+            return self._schema(**groups)
+        except ValueError as error:  # what a group refuses in its `__post_init__`
+            raise UsageError(_in_users_spelling(str(error), layers)) from error
 
+    def _read_file(self, path: Path, shown_as: str, ignored: Collection[str] | None) -> list[Given]:
+        """Return the settings of a file; of other names, `ignored` are passed over; None: all are."""
+        given = []
+        for name, text, place in read_settings_file(path, shown_as):
+            if name in self.flags:
+                given.append(Given(self.flags[name], text, f"{place}: {name}", place))
+            elif ignored is not None and name not in ignored:
+                positive = self.flags.get(name.removeprefix("no_"))
+                if positive is not None and positive.is_switch:
+                    raise UsageError(f"{place}: write `{positive.name}: false` instead of {name}")
+                if name in self.controls:
+                    raise UsageError(f"{place}: {name} is no setting; give --{name} on the command line")
+                hint = did_you_mean(name, self.flags) or "; --help lists them"
+                raise UsageError(f"{place}: {name} is not a setting here{hint}")
+        return given
 
-def convert(parser: ArgumentParser, flag: Flag, text: str) -> object:
-    """The value that a text stands for, on the command line as in YAML; ValueError where it fits no type of the flag."""
-    if str in flag.types:
-        return text  # untouched: jsonargparse would read "null" and "~" as None
-    if not _ONE_WORD.fullmatch(text):
-        raise ValueError(f"{flag.name} cannot be {text!r}")  # jsonargparse would read "1:30" as 90 and "4 # 5" as 4
-    try:
-        return parser.parse_object({flag.name: text}, env=False, defaults=False)[flag.name]
-    except ArgumentError as error:
-        raise ValueError(f"{flag.name} cannot be {text!r}") from error
+    def _converted(self, given: Given) -> object:
+        flag, text = given.flag, given.text
+        if text is None and flag.optional:
+            return None
+        if text is not None and str in flag.types:
+            return text  # untouched: jsonargparse would read "null" and "~" as None
+        if text is None or not _PLAIN_WORD.fullmatch(text):  # jsonargparse would read "1:30" as 90 and "4 # 5" as 4
+            raise UsageError(_refusal(given))
+        try:
+            return self._parser.parse_object({flag.name: text}, env=False, defaults=False)[flag.name]
+        except ArgumentError as error:
+            raise UsageError(_refusal(given)) from error
+
+    def _takes_value(self, given: Given) -> bool:
+        """Whether a value may follow it: neither `--no_bucketing` nor `--version` has one."""
+        flag = given.flag
+        return not flag.is_switch or (given.typed_name == flag.name and flag.name in self.flags)
+
+    def _message_on_unknown(self, word: str, before: Sequence[Given]) -> str:
+        """Name either a misspelled flag or a value too many."""
+        typed, equals, _ = word.partition("=")
+        name = typed.lstrip("-")
+        switches_off = [f"no_{flag.name}" for flag in self.flags.values() if flag.is_switch]
+        names = [*self.flags, *switches_off, *self.controls]
+        guess = did_you_mean(name, [one.replace("_", "-") for one in names] if "-" in name else names, "--")
+        if word.startswith("-") or (equals and guess):
+            return f"{typed} is not a flag{guess or '; --help lists them'}"
+        if not before:
+            return f"{word!r} is not a flag{guess or ': flags begin with --, values follow them'}"
+        label, text = before[-1].label, before[-1].text
+        if not self._takes_value(before[-1]):
+            return f"{label} takes no value, got {word!r}"
+        return f"{label} takes one value, got {text!r} and {word!r}: put quotes around spaces and patterns"
 
 
 def _alternatives(name: str, hint: Any) -> tuple[tuple[type, ...], tuple[str, ...], bool]:
-    """Plain types, words and whether None is among them. Nothing else: where any object may stand, YAML can run code."""
+    """Return plain types, words, and whether None is allowed. Where any object could stand, YAML could run code: no such hint."""
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     choices = tuple(word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind))
     types = tuple(kind for kind in kinds if get_origin(kind) is not Literal and kind is not NoneType)
-    assert all(kind in _IN_WORDS for kind in types), f"{name}: {hint} is not made of plain types"
+    assert not name.startswith("no_"), f"{name} would read as the negation of a switch"
+    assert all(kind in _TYPE_NAMES for kind in types), f"{name}: {hint} is not made of plain types"
     assert all(isinstance(word, str) for word in choices), f"{name}: {hint} has a choice that is not a word"
     assert types or choices, f"{name}: {hint} has no values"
     return types, choices, NoneType in kinds
 
 
-def _type_hint(flag: Flag) -> Any:
-    """The flag's type hint without None, which has no text of its own."""
-    kinds: list[Any] = [*flag.types]
-    if flag.choices:
-        kinds.append(Literal.__getitem__(flag.choices))  # Literal[...] of words that no type checker can know
-    return reduce(or_, kinds)
+def _refusal(given: Given) -> str:
+    text = "null" if given.text is None else repr(given.text)
+    text = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+    return f"{given.label} wants {given.flag.expected}, got {text}{did_you_mean(given.text or '', given.flag.choices)}"
 
 
-@cache
-def _field_docstrings(group: type) -> dict[str, str]:
-    """The string below each field of a class, as one line."""
-    module = ast.parse(inspect.getsource(sys.modules[group.__module__]))
-    body = next(
-        node.body for node in ast.walk(module) if isinstance(node, ast.ClassDef) and node.name == group.__name__
-    )
-    return {
-        field.target.id: " ".join(text.value.value.split())
-        for field, text in pairwise(body)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
-        and isinstance(text.value.value, str)
-    }
+def _in_users_spelling(message: str, given: Sequence[Given]) -> str:
+    """Spell the flags in a message as they were typed, and add the places of those that stand in a file."""
+    last = {one.flag.name: one for one in given}
+    typed = {one.typed_name: one.label for one in given if one.place is None}
+    has_hyphens = any("-" in label.lstrip("-") for label in typed.values())
+    dashes = "" if any(not label.startswith("-") for label in typed.values()) else "--"  # none on keyword arguments
+
+    def spelled(mention: re.Match[str]) -> str:
+        untyped = mention[1].replace("_", "-") if has_hyphens else mention[1]
+        return typed.get(mention[1], f"{dashes}{untyped}")
+
+    mentioned = set(_MENTIONED_FLAG.findall(message))
+    places = [one.label for name, one in last.items() if name in mentioned and one.place is not None]
+    return _MENTIONED_FLAG.sub(spelled, message) + (f" ({'; '.join(places)})" if places else "")
 
 
-def _metavar(flag: Flag) -> str:
-    """What stands for the value in --help: `INT`, `{a,b}`, or for text the last word of the flag's name, as in `DIR`."""
-    names = {int: "INT", float: "NUMBER", bool: "true,false", str: flag.name.rpartition("_")[2].upper()}
-    words = [*(names[kind] for kind in flag.types), *flag.choices]
-    return f"{{{','.join(words)}}}" if flag.choices else words[0]
-
-
-class _HelpFormatter(HelpFormatter):
+class _HelpFormatter(DefaultHelpFormatter):
     """Each flag on a line of its own and its text below, which reads well at any width; switches as --[no_]name."""
 
     def __init__(self, prog: str) -> None:
-        width = min(shutil.get_terminal_size().columns, 100)
-        super().__init__(prog, max_help_position=6, width=width)
+        super().__init__(prog, max_help_position=6, width=min(shutil.get_terminal_size().columns, 100))
 
     def _format_action_invocation(self, action: Action) -> str:
-        if isinstance(action, ActionYesNo):
-            return f"--[no_]{action.dest}"
-        return super()._format_action_invocation(action)
+        if action.metavar == "{true,false}":
+            return f"--{action.dest}" if action.dest in values_of(_Controls()) else f"--[no_]{action.dest}"
+        return str(super()._format_action_invocation(action))
 
     def _get_help_string(self, action: Action) -> str:
-        """The default behind the help text; where it is None, the text says what happens then."""
-        if action.default is None or action.default == SUPPRESS:
-            return action.help or ""
-        default = str(action.default).lower() if isinstance(action.default, bool) else "%(default)s"
-        return f"{action.help} (default: {default})"
+        """Return the help text and the default; where that is None, the text says what happens then."""
+        default = str(action.default).lower() if isinstance(action.default, bool) else action.default
+        has_default = default is not None and action.dest not in ("print_config", "version", "help")
+        return f"{action.help} (default: {default})" if has_default else f"{action.help}"
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        return _wrap(text, width)
+        return textwrap.wrap(
+            " ".join(text.split()), width, break_on_hyphens=False, break_long_words=False
+        )  # keep a flag in one piece
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        """Paragraphs are filled; those that are indented (examples) stay as they are."""
+        """Fill paragraphs; those that are indented (examples) stay as they are."""
         paragraphs = inspect.cleandoc(text).split("\n\n")
-        return "\n\n".join(part if part.startswith(" ") else "\n".join(_wrap(part, width)) for part in paragraphs)
-
-
-def _wrap(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)  # a flag stays in one piece
+        return "\n\n".join(
+            part if part.startswith(" ") else "\n".join(self._split_lines(part, width)) for part in paragraphs
+        )

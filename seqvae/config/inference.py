@@ -1,4 +1,4 @@
-"""What a user can say about using a model: which data, on what, and what each action can be told. Imports nothing heavy."""
+"""The settings of the verbs that use a model. Imports nothing heavy, since `--help` imports it."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -23,7 +23,7 @@ class DataChoices:
     """Column that names the sequence a row belongs to, where it is called otherwise than in the training data."""
 
     label_path: str | None = None
-    """CSV or Parquet with the sequences' ids and labels; default: a column of the data, or what training learnt this label from."""
+    """CSV or Parquet with the sequences' ids and labels; default: a column of the data, or the label file of the training."""
 
     bad_values: Literal["error", "drop", "missing"] | None = None
     """NaN, infinity, nulls where none may be, empty sequences: refuse, leave out the sequence, take NaN for a missing value;
@@ -55,7 +55,7 @@ class MachineChoices:
     """bf16-mixed: half the time where there are bf16 units, and an NLL that is off by up to 0.02 %."""
 
     seed: int = 0
-    """Of all that is drawn: the same seed gives the same result."""
+    """Seed of all random draws: the same seed gives the same result."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**32:
@@ -78,7 +78,7 @@ class DrawingSettings:
     """Drawing"""
 
     temperature: float = 0.0
-    """1: as the model says; less: nearer to what is most likely; 0: just that."""
+    """1: as the model predicts; lower: closer to the most likely value; 0: the most likely value."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
@@ -90,7 +90,7 @@ class SampleSettings:
     """Sampling"""
 
     temperature: float = 1.0
-    """1: as the model says; less: nearer to what is most likely; 0: just that."""
+    """1: as the model predicts; lower: closer to the most likely value; 0: the most likely value."""
 
     count: int = 1000
     """How many sequences."""
@@ -112,7 +112,7 @@ class PathSettings:
     """Interpolation"""
 
     steps: int = 8
-    """Places on the way, both ends among them."""
+    """Points on the path, both ends included."""
 
     def __post_init__(self) -> None:
         if self.steps < 2:
@@ -124,10 +124,10 @@ class ImputeSettings:
     """Imputation"""
 
     draws: int = 16
-    """Latents drawn for each sequence, over which values and their deviations are taken; 0: the posterior's mean alone."""
+    """Latents drawn for each sequence, to average values and deviations over; 0: the posterior's mean alone."""
 
     variables: str | None = None
-    """Only these features or variables, separated by commas; default: all that training saw values of."""
+    """Only these features or variables, separated by commas; default: all of which training saw values."""
 
     def __post_init__(self) -> None:
         if self.draws < 0:
@@ -136,7 +136,7 @@ class ImputeSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Encode:
-    """All that `use_model.py encode` can be told."""
+    """All settings of `seqvae encode`."""
 
     data: DataChoices = field(default_factory=DataChoices)
     output: OutputSettings = field(default_factory=OutputSettings)
@@ -145,14 +145,14 @@ class Encode:
 
 @dataclass(frozen=True, kw_only=True)
 class Reconstruct(Encode):
-    """All that `use_model.py reconstruct` can be told."""
+    """All settings of `seqvae reconstruct`."""
 
     drawing: DrawingSettings = field(default_factory=DrawingSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """All that `use_model.py sample` can be told."""
+    """All settings of `seqvae sample`."""
 
     sampling: SampleSettings = field(default_factory=SampleSettings)
     output: OutputSettings = field(default_factory=OutputSettings)
@@ -161,7 +161,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Interpolate(Encode):
-    """All that `use_model.py interpolate` can be told."""
+    """All settings of `seqvae interpolate`."""
 
     path: PathSettings = field(default_factory=PathSettings)
     drawing: DrawingSettings = field(default_factory=DrawingSettings)
@@ -169,13 +169,13 @@ class Interpolate(Encode):
 
 @dataclass(frozen=True, kw_only=True)
 class Impute(Encode):
-    """All that `use_model.py impute` can be told."""
+    """All settings of `seqvae impute`."""
 
     imputing: ImputeSettings = field(default_factory=ImputeSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """All that `use_model.py export` can be told."""
+    """All settings of `seqvae export`."""
 
     output: OutputSettings = field(default_factory=OutputSettings)

@@ -1,4 +1,4 @@
-"""What a user can say about the model. Imports nothing heavy: `--help` passes through here."""
+"""The settings of the model. Imports nothing heavy, since `--help` imports it."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -38,7 +38,7 @@ class ModelSettings:
     """Share of each layer's output that is set to zero in training."""
 
     word_dropout: float = 0.0
-    """Share of the steps hidden from the decoder's input in training: what it cannot look up, it has to learn from the latent."""
+    """Share of the steps hidden from the decoder's input in training: what it cannot look up, it must take from the latent."""
 
     @property
     def attention_steps(self) -> float | None:

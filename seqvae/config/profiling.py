@@ -1,4 +1,4 @@
-"""What a user can say about measuring. Imports nothing heavy: `--help` passes through here."""
+"""The settings of `seqvae profile`. Imports nothing heavy, since `--help` imports it."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,19 +14,19 @@ class MeasuringSettings:
     """Measuring"""
 
     command: Literal["optimized", "reference"] = "optimized"
-    """Whose defaults and callbacks: those of train_optimized.py or of train_with_collapse_detection.py."""
+    """Recipe to measure: that of train_optimized.py or of train_with_collapse_detection.py."""
 
     num_iterations: int = 100
     """Optimizer steps to measure, in five turns."""
 
     warmup_iterations: int = 10
-    """Optimizer steps before that, not counted: to the first ones memory, kernels and compiled layers are new."""
+    """Optimizer steps before that, not counted: the first ones wait for memory, kernels and compiled layers."""
 
     compare: str | None = None
-    """Commands to put side by side, taking turns: reference,optimized. Each has its own defaults, and all flags given."""
+    """Recipes to put side by side, taking turns: reference,optimized. Each has its own defaults, and all flags that are given."""
 
     advise: bool = False
-    """Try the changes that may help, each alone and the best together, and say what they gained."""
+    """Try the changes that may help, each alone and the best together, and report their gains."""
 
     find_batch: bool = False
     """Measure no time: find the largest --tokens_per_batch that fits, on the worst batch of each length."""
@@ -35,7 +35,7 @@ class MeasuringSettings:
     """Memory that --find_batch may fill, like 6GB; default: what is available."""
 
     trace: bool = False
-    """Write what torch.profiler sees of a few steps, too."""
+    """Write a trace of a few steps by torch.profiler, too."""
 
     output: str | None = None
     """Directory for analysis.json, analysis.png and trace.json; default: a new one in --output_dir, named after kind and time."""

@@ -1,6 +1,6 @@
-"""What a user can say about a run as such: how it is validated and saved, how it is watched, how long it is and where it goes.
+"""The settings of a run: how it is validated and saved, how it is watched, how long it is and where it goes.
 
-Imports nothing heavy: `--help` passes through here.
+Imports nothing heavy, since `--help` imports it.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from seqvae.files import refuse_no_paths, why_no_path
 
 FEWEST_IN_WINDOW = 12
-"""Readings that a trend can be seen in."""
+"""Fewest readings in which a trend can be seen."""
 
 _DURATION = re.compile(r"(?:(\d+):)?(\d+):(\d+):(\d+)")
 
@@ -58,7 +58,7 @@ class ValidationSettings:
 
 
 class Watch(NamedTuple):
-    """How closely a command's monitor looks where no flag says otherwise."""
+    """How closely a recipe watches the posterior where no flag says otherwise."""
 
     every_n_steps: int
     """Optimizer steps between two readings."""
@@ -66,7 +66,7 @@ class Watch(NamedTuple):
     window: int
     """Readings that trends are judged on."""
     probe_every_n_readings: int | None
-    """How often the decoder is asked; None: only to confirm a suspicion."""
+    """How often the decoder is probed; None: only to confirm a suspicion."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +74,12 @@ class MonitoringSettings:
     """Monitoring"""
 
     fast_detection: bool = False
-    """Watch the posterior half as often or less, print nothing between verdicts, and ask whether the decoder uses the latent
+    """Watch the posterior half as often or less, print nothing between verdicts, and probe whether the decoder uses the latent
     only to confirm a suspicion."""
 
     disable_metrics_monitoring: bool = False
-    """Do not watch at all, whatever else is said: a collapse is then neither seen nor named, and nobody tells where the time goes
-    (throughput.jsonl)."""
+    """Do not watch at all, whatever the other flags say: a collapse is then neither seen nor named, and throughput.jsonl is not
+    written."""
 
     monitor_every_n_steps: int | None = None
     """Optimizer steps between two readings of the posterior; default: 100, with --fast_detection 200
@@ -132,7 +132,7 @@ class RunSettings:
     """Two optimizer steps and one validation batch, to see whether everything works."""
 
     seed: int = 0
-    """Of the weights, the order of the data and the noise: the same seed gives the same run."""
+    """Seed of the weights, the order of the data and the noise: the same seed gives the same run."""
 
     output_dir: str = "runs"
     """Where the directories of runs are made."""
@@ -176,7 +176,7 @@ class RunSettings:
 
     @property
     def time_limit(self) -> timedelta | None:
-        """What --max_time says; None also for what is no time."""
+        """--max_time as a duration; None also for what is no time."""
         found = _DURATION.fullmatch(self.max_time or "")
         if found is None:
             return None
@@ -184,10 +184,8 @@ class RunSettings:
         return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
 
 
-# What several groups of settings refuse alike, in the words of the flag.
-
-
 def refuse_below(least: int, group: object, *names: str) -> None:
+    """Refuse values of these fields that are below `least`, in the words of the flags."""
     for name in names:
         value = getattr(group, name)
         if value is not None and value < least:

@@ -1,15 +1,16 @@
-"""What a user can say about what is learnt and how, and the settings of a whole run. Imports nothing heavy: `--help` comes by here.
+"""The settings of objective, optimizer and devices, and those of a whole training run with its two recipes.
 
-The groups of the data stand in `seqvae/config/data.py`, that of the model in `seqvae/config/model.py`,
-and those of how long a run is, how it is watched and where it goes in `seqvae/config/run.py`.
+The groups of the data are in `seqvae/config/data.py`, that of the model in `seqvae/config/model.py`, those of a run's length,
+monitoring and place in `seqvae/config/run.py`. Imports nothing heavy, since `--help` imports it.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
+from typing import ClassVar, Literal
 
 from seqvae.config.data import BatchSettings, CacheSettings, LengthSettings, LoadingSettings, SourceSettings
 from seqvae.config.model import ModelSettings
-from seqvae.config.run import MonitoringSettings, RunSettings, ValidationSettings, refuse_below
+from seqvae.config.run import MonitoringSettings, RunSettings, ValidationSettings, Watch, refuse_below
 
 RATE_TOKENS = 8_000
 """Tokens of an optimizer step that --lr is stated for, where --scale_lr scales it."""
@@ -25,7 +26,7 @@ class ObjectiveSettings:
     """Weight of the KL in the loss once --kl_schedule has run its course; 1: the evidence lower bound itself."""
 
     kl_schedule: Literal["constant", "linear", "sigmoid", "cyclical"] = "linear"
-    """How the weight gets to --beta: at once, evenly, along an S, or again and again from 0."""
+    """How the weight gets to --beta: at once, evenly, along an S, or repeatedly from 0."""
 
     kl_warmup: float = 0.2
     """The weight rises over this many optimizer steps, or, up to 1, this fraction of the run (cyclical: of each cycle)."""
@@ -138,7 +139,7 @@ class ComputeSettings:
     """How hard the compiler tries; max-autotune is for GPUs, and so is reduce-overhead."""
 
     gradient_checkpointing: bool = False
-    """Forget each layer's inner results and compute them anew on the way back: less memory for about a third more time."""
+    """Recompute each layer's inner results in the backward pass: less memory for about a third more time."""
 
     plain_operations: bool = False
     """Leave attention, cross entropy and dropout to torch, which are written out by hand for a CPU otherwise."""
@@ -150,7 +151,7 @@ class ComputeSettings:
     """Refuse operations whose result may differ from run to run; on a CPU all are the same anyway."""
 
     detect_anomaly: bool = False
-    """Stop at the operation that makes a NaN on the way back; slow."""
+    """Stop at the operation that makes a NaN in the backward pass; slow."""
 
     def __post_init__(self) -> None:
         if self.devices != "auto":
@@ -162,7 +163,14 @@ class ComputeSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """All that a training command can be told."""
+    """All settings of a training run, without a recipe."""
+
+    WATCH: ClassVar[Watch | None] = None
+    """How closely the recipe watches the posterior where no flag says otherwise; None: not at all."""
+    FAST_WATCH: ClassVar[Watch | None] = None
+    """The same with --fast_detection."""
+    VERBOSE_WATCH: ClassVar[bool] = False
+    """Whether each reading is printed without --fast_detection."""
 
     source: SourceSettings = field(default_factory=SourceSettings)
     lengths: LengthSettings = field(default_factory=LengthSettings)
@@ -176,3 +184,43 @@ class TrainingSettings:
     validation: ValidationSettings = field(default_factory=ValidationSettings)
     monitoring: MonitoringSettings = field(default_factory=MonitoringSettings)
     run: RunSettings = field(default_factory=RunSettings)
+
+    @property
+    def watch(self) -> Watch | None:
+        """How closely this run watches its posterior: the flags, or else the recipe; None: not at all."""
+        recipe = self.FAST_WATCH if self.monitoring.fast_detection else self.WATCH
+        if recipe is None or self.monitoring.disable_metrics_monitoring:
+            return None
+        return Watch(
+            every_n_steps=self.monitoring.monitor_every_n_steps or recipe.every_n_steps,
+            plot_every_n_steps=self.monitoring.plot_every_n_steps or recipe.plot_every_n_steps,
+            window=self.monitoring.monitor_window or recipe.window,
+            probe_every_n_readings=recipe.probe_every_n_readings,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizedSettings(TrainingSettings):
+    """The recommended recipe, which train_optimized.py explains: fast, and watched now and then."""
+
+    WATCH = Watch(every_n_steps=100, plot_every_n_steps=1000, window=50, probe_every_n_readings=4)
+    FAST_WATCH = Watch(every_n_steps=200, plot_every_n_steps=2000, window=50, probe_every_n_readings=None)
+
+    optimizer: OptimizerSettings = field(default_factory=partial(OptimizerSettings, gradient_accumulation_steps=2))
+    compute: ComputeSettings = field(default_factory=partial(ComputeSettings, precision="16-mixed"))
+    validation: ValidationSettings = field(
+        default_factory=partial(ValidationSettings, val_check_interval=0.1, limit_val_batches=0.1)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceSettings(TrainingSettings):
+    """The plain recipe, which train_with_collapse_detection.py explains: without measures for speed, watched closely."""
+
+    WATCH = Watch(every_n_steps=20, plot_every_n_steps=200, window=100, probe_every_n_readings=1)
+    FAST_WATCH = Watch(every_n_steps=50, plot_every_n_steps=500, window=100, probe_every_n_readings=None)
+    VERBOSE_WATCH = True
+
+    batches: BatchSettings = field(default_factory=partial(BatchSettings, batch_size=4, bucketing=False))
+    optimizer: OptimizerSettings = field(default_factory=partial(OptimizerSettings, fused_optimizer=False))
+    compute: ComputeSettings = field(default_factory=partial(ComputeSettings, plain_operations=True))

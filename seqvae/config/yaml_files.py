@@ -4,12 +4,13 @@ A file is composed but never constructed: what PyYAML hands over is the text of 
 So no tag can make an object, and a text means in YAML what it means on the command line.
 """
 
+import inspect
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from seqvae.config.flags import theme_of, values_of
 from seqvae.errors import UsageError
 
 if TYPE_CHECKING:
@@ -71,6 +72,16 @@ def to_yaml(settings: "DataclassInstance") -> str:
 def to_flat_dict(settings: "DataclassInstance") -> dict[str, object]:
     """All settings by name, whatever their group."""
     return {name: value for group in values_of(settings).values() for name, value in values_of(group).items()}
+
+
+def values_of(settings: "DataclassInstance") -> dict[str, Any]:
+    """Return what a dataclass holds, field by field: the groups of a command's settings, or the plain values of a group."""
+    return {field.name: getattr(settings, field.name) for field in fields(settings)}
+
+
+def theme_of(group: "DataclassInstance") -> str:
+    """Return the title of a group: its docstring's first line."""
+    return inspect.cleandoc(type(group).__doc__ or "").partition("\n")[0]
 
 
 def _lines(values: dict[str, object]) -> str:

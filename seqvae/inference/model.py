@@ -1,48 +1,116 @@
-"""A trained model, opened: out of a checkpoint, a run's directory, or what `use_model.py export` wrote.
+"""A trained model, opened: from a checkpoint, the directory of a run, or what `Model.save` wrote.
 
-In: a path as typed. Out: the network, ready to be used, with all that it takes to give it data and to read what it says.
+    model = Model.load("runs/mine")
+    latents = model.encode("new.parquet")          # a DataFrame, as `seqvae encode` writes it as Parquet
+    model.save("exported")                         # safetensors and JSON, for other programs and for Model.load
+
+A saved model is a directory with `model.safetensors`, `model.json` (settings; symbols, or the names and moments to scale values
+by), and the `tokenizer.json` if there is one.
 """
 
 import glob
+import json
 import logging
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack
 
-import numpy as np
+import pyarrow as pa
 import torch
+from safetensors import SafetensorError
+from safetensors import torch as safetensors
 
 from seqvae.config.data import CacheSettings, LengthSettings, SourceSettings
-from seqvae.config.inference import DataChoices, MachineChoices
-from seqvae.data.batch import Batch
+from seqvae.config.inference import (
+    DataChoices,
+    DrawingSettings,
+    ImputeSettings,
+    MachineChoices,
+    PathSettings,
+    SampleSettings,
+)
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.description import DataDescription, FittedPreprocessing
+from seqvae.data.frames import path_of
 from seqvae.errors import DataError, UsageError
 from seqvae.files import why_no_path
-from seqvae.inference.estimates import batches_of
-from seqvae.inference.export import MODEL, read_exported
+from seqvae.inference.encode import encode
+from seqvae.inference.evaluate import evaluate, place_and_time, weighted_nll
+from seqvae.inference.impute import imputed
+from seqvae.inference.probe import probe as probe_latents
+from seqvae.inference.probe import refuse_no_probe
+from seqvae.inference.sample import interpolated, reconstructed, sampled
+from seqvae.inference.streaming import MADE_BY, all_splits, chosen_splits, new_file
 from seqvae.models.vae import SequenceVAE
-from seqvae.monitors.decoder_use import undisturbed
 from seqvae.training.network import StoredNetwork, build_stored, read_network
-from seqvae.training.run_directory.checkpoint_file import BEST, LAST, PREVIOUS, damage_of
+from seqvae.training.run_directory.checkpoint_file import BEST, LAST, PREVIOUS, damage_of, plain
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from seqvae.data.frames import Data
 
 _log = logging.getLogger(__name__)
 
+MODEL, WEIGHTS, TOKENIZER = "model.json", "model.safetensors", "tokenizer.json"
+FORMAT = 1
+_INDEXED = re.compile(r".*\[\d+\]")
+"""Features of a column of lists have no names of their own."""
 
-class Trained(NamedTuple):
-    """A network and where it came from."""
+_Settings = TypeVar("_Settings", SourceSettings, LengthSettings, CacheSettings)
+
+
+class Reading(TypedDict, total=False):
+    """How to read other data than those of the training, by the flags of `DataChoices`."""
+
+    sequence_column: str | None
+    id_column: str | None
+    label_path: str | None
+    bad_values: Literal["error", "drop", "missing"] | None
+    on_bad_files: Literal["error", "skip"] | None
+    max_sequence_length: int | None
+    cache_dir: str | None
+
+
+class Labels(NamedTuple):
+    """What the sequences are labelled with."""
+
+    column: str
+    """In the data, or in the label file."""
+
+
+@dataclass(frozen=True, repr=False)
+class Model:
+    """A trained network with all that it takes to give it data and to read what it says.
+
+    `data` of the methods: None for the data of the training; or a directory, Parquet file or glob, a DataFrame, a pyarrow Table or
+    a list of sequences, read with the model's own vocabulary and moments. `split`: `train`, `valid`, `test`, or `pool` where the
+    data have no splits; None takes all of them (`evaluate`: the one that training did not see). `reading`: see `Reading`. Tables
+    are data frames in the data's own units.
+    """
 
     network: SequenceVAE
+    """On its device, in evaluation mode."""
     stored: StoredNetwork
     path: Path
-    """The file that the weights lie in."""
+    """The file with the weights."""
     run: Path | None
     """The directory of the run that it is a checkpoint of."""
     autocast: torch.dtype | None
-    """What the decoder computes in; None: float32."""
+    """Type that the decoder computes in; None: float32."""
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        device: Literal["auto", "cpu", "gpu"] = "auto",
+        precision: Literal["32-true", "bf16-mixed"] = "32-true",
+    ) -> "Model":
+        """Open a checkpoint, the directory of a run (its best checkpoint, by the ELBO of validation) or a saved model."""
+        return open_model(str(path), MachineChoices(accelerator=device, precision=precision))
 
     @property
     def description(self) -> DataDescription:
@@ -50,7 +118,7 @@ class Trained(NamedTuple):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All of the run that it was trained in, by the names of their flags."""
+        """All settings of the run that trained it, by the names of their flags."""
         return self.stored.settings
 
     @property
@@ -65,179 +133,275 @@ class Trained(NamedTuple):
     def parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.network.parameters())
 
+    def __repr__(self) -> str:
+        latent = f"{self.settings['latent_size']} latent dimensions for each {self.settings['latent_scope']}"
+        size = f"{self.parameters / 1e6:.2f} M parameters"
+        about = f"{self.description.kind}, step {self.step:,}, {self.settings['decoder']} decoder, {size}, {latent}"
+        return f"Model({self.path}: {about})"
 
-def open_trained(place: str, machine: MachineChoices | None = None) -> Trained:
-    """`place` is a checkpoint, a run's directory (its best checkpoint, by the ELBO of validation) or an export."""
+    def encode(
+        self, data: "Data | None" = None, split: str | None = None, **reading: Unpack[Reading]
+    ) -> "pd.DataFrame":
+        """Return each sequence's posterior mean and variance, its NLL and its rate, in nats (their sum is an outlier score)."""
+        return _frame(encode(self, *self._opened(data, split, reading)))
+
+    def reconstruct(
+        self,
+        data: "Data | None" = None,
+        split: str | None = None,
+        *,
+        temperature: float = 0.0,
+        seed: int = 0,
+        **reading: Unpack[Reading],
+    ) -> "pd.DataFrame":
+        """Return each sequence as decoded from its own latent."""
+        DrawingSettings(temperature=temperature)
+        opened = self._opened(data, split, reading)
+        return _frame(reconstructed(self, *opened, temperature=temperature, seed=seed))
+
+    def sample(
+        self, count: int = 1000, *, temperature: float = 1.0, length: int | None = None, seed: int = 0
+    ) -> "pd.DataFrame":
+        """Return new sequences from the prior; `length` in steps (tokens: at most), by default as in the training data."""
+        SampleSettings(count=count, temperature=temperature, length=length)
+        return _frame(sampled(self, count, temperature=temperature, length=length, seed=seed))
+
+    def interpolate(
+        self,
+        first_id: str,
+        last_id: str,
+        data: "Data | None" = None,
+        split: str | None = None,
+        *,
+        steps: int = 8,
+        temperature: float = 0.0,
+        seed: int = 0,
+        **reading: Unpack[Reading],
+    ) -> "pd.DataFrame":
+        """Return what lies between two sequences of the data: `steps` places on the path, both ends included."""
+        PathSettings(steps=steps)
+        DrawingSettings(temperature=temperature)
+        ids, opened = (first_id, last_id), self._opened(data, split, reading)
+        return _frame(interpolated(self, *opened, ids, steps, temperature=temperature, seed=seed))
+
+    def impute(
+        self,
+        data: "Data | None" = None,
+        split: str | None = None,
+        *,
+        draws: int = 16,
+        variables: Sequence[str] | None = None,
+        seed: int = 0,
+        **reading: Unpack[Reading],
+    ) -> "pd.DataFrame":
+        """Return vectors or events with missing values filled, each with its deviation; `draws`: latents to average over."""
+        ImputeSettings(draws=draws)
+        opened = self._opened(data, split, reading)
+        return _frame(imputed(self, *opened, draws=draws, variables=variables, seed=seed))
+
+    def evaluate(
+        self,
+        data: "Data | None" = None,
+        split: str | None = None,
+        *,
+        iw_samples: int = 500,
+        iw_sequences: int = 1000,
+        probe: str | None = None,
+        seed: int = 0,
+        **reading: Unpack[Reading],
+    ) -> dict[str, Any]:
+        """Return what `seqvae evaluate --json` writes: readings in nats with standard errors, errors of features, notes.
+
+        `probe`: a column with a label, in the data or the `label_path`, to train a linear probe on the latents for.
+        """
+        if iw_samples < 1 or iw_sequences < 0:
+            raise ValueError(
+                f"iw_samples must be 1 or more and iw_sequences 0 or more, got {iw_samples} and {iw_sequences}"
+            )
+        choices = DataChoices(data_dir=self._path_of(data, reading), split=split, **reading)
+        opened = open_data(self, choices, None if probe is None else Labels(probe))
+        splits = chosen_splits(opened, split)
+        if probe is not None:
+            refuse_no_probe(opened, probe, splits)
+        weighted = weighted_nll(self, opened, splits, samples=iw_samples, sequences=iw_sequences, seed=seed)
+        record = place_and_time(self, opened) | evaluate(self, opened, splits, weighted, seed)
+        if probe is not None:
+            record["probe"] = probe_latents(self, opened, probe, splits, seed).to_json()
+        return record
+
+    def save(self, directory: str | Path) -> Path:
+        """Write the model into a directory, as safetensors and JSON, and return the directory."""
+        directory = Path(directory).expanduser()
+        refuse_foreign_directory(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        write_exported(directory, self.stored)
+        return directory
+
+    def _opened(
+        self, data: "Data | None", split: str | None, reading: Reading
+    ) -> tuple[SequenceDataModule, Sequence[str]]:
+        opened = open_data(self, DataChoices(data_dir=self._path_of(data, reading), split=split, **reading))
+        return opened, all_splits(opened) if split is None else chosen_splits(opened, split)
+
+    def _path_of(self, data: "Data | None", reading: Reading) -> str | None:
+        return None if data is None else path_of(data, reading.get("cache_dir") or self.settings["cache_dir"])
+
+
+def _frame(tables: Iterable[pa.Table]) -> "pd.DataFrame":
+    return pa.concat_tables(tables).to_pandas()
+
+
+# --- Loading -----------------------------------------------------------------------------------------------------------
+
+
+def open_model(place: str, machine: MachineChoices | None = None) -> Model:
+    """Open a checkpoint, the directory of a run (its best checkpoint, by the ELBO of validation) or a saved model."""
     machine = machine or MachineChoices()
     if reason := why_no_path(place):
         raise UsageError(f"CHECKPOINT {reason}")
-    path, stored = _read(Path(place).expanduser())
-    network = build_stored(stored, path)
-    autocast = torch.bfloat16 if machine.precision == "bf16-mixed" else None
-    return Trained(network.to(_device(machine.accelerator)), stored, path, _run_of(path), autocast)
-
-
-@contextmanager
-def at_work(trained: Trained) -> Iterator[None]:
-    """No gradients, no dropout; torch's own random numbers are left as they were."""
-    device = trained.device
-    precision = torch.autocast(device.type, trained.autocast, enabled=trained.autocast is not None)
-    with undisturbed(trained.network, device, precision):
-        yield
-
-
-def _device(asked: str) -> str:
-    """Never an Apple GPU, which has no float64."""
-    there = torch.cuda.is_available()
-    if asked == "gpu" and not there:
-        raise UsageError("--accelerator gpu: there is none here that torch can use and that has float64")
-    return "cuda" if there and asked != "cpu" else "cpu"
-
-
-def _read(path: Path) -> tuple[Path, StoredNetwork]:
+    path = Path(place).expanduser()
     if path.is_dir():
-        if (path / MODEL).is_file():
-            return path / MODEL, read_exported(path)
-        path = _best_of(path)
-    if path.name == MODEL:
-        return path, read_exported(path.parent)
-    return path, read_network(path, "CHECKPOINT")
+        path = path / MODEL if (path / MODEL).is_file() else _best_checkpoint(path)
+    stored = read_exported(path.parent) if path.name == MODEL else read_network(path, "CHECKPOINT")
+    network = build_stored(stored, path)
+    has_gpu = torch.cuda.is_available()  # never an Apple GPU, which has no float64
+    if machine.accelerator == "gpu" and not has_gpu:
+        raise UsageError("--accelerator gpu: there is none here that torch can use and that has float64")
+    network.to("cuda" if has_gpu and machine.accelerator != "cpu" else "cpu")
+    folder = path.absolute().parent
+    run = folder.parent if folder.name == "checkpoints" else None
+    return Model(network, stored, path, run, torch.bfloat16 if machine.precision == "bf16-mixed" else None)
 
 
-def _best_of(directory: Path) -> Path:
+def _best_checkpoint(directory: Path) -> Path:
     folder = directory if directory.name == "checkpoints" else directory / "checkpoints"
-    there = [path for name in (BEST, LAST, PREVIOUS) if (path := folder / name).exists()]
-    for path in there:
+    found = [path for name in (BEST, LAST, PREVIOUS) if (path := folder / name).exists()]
+    for path in found:
         if damage := damage_of(path):
             _log.warning("%s: %s; left aside", path, damage)
         else:
             return path
-    found = "its checkpoints are damaged" if there else "it holds no checkpoint"
-    raise UsageError(f"CHECKPOINT {directory}: {found}. Wanted: a .ckpt file, a run's directory, or an export.")
+    problem = "its checkpoints are damaged" if found else "it holds no checkpoint"
+    raise UsageError(f"CHECKPOINT {directory}: {problem}. Wanted: a .ckpt file, a run's directory, or an export.")
 
 
-def _run_of(path: Path) -> Path | None:
-    directory = path.absolute().parent
-    return directory.parent if directory.name == "checkpoints" else None
+# --- Saving ------------------------------------------------------------------------------------------------------------
 
 
-# Data as a trained model understands them: its own, or others read with its vocabulary and its moments.
-#
-# In: a `Trained` and what the user chose. Out: an opened `SequenceDataModule`, and the split that is meant.
+def write_exported(directory: Path, stored: StoredNetwork) -> list[Path]:
+    """Write a network into an existing directory. Each file is complete or absent; model.json comes last."""
+    (directory / MODEL).unlink(missing_ok=True)  # it would describe the weights of another export
+    weights = {name: weight.detach().cpu().contiguous().clone() for name, weight in stored.weights.items()}
+    with new_file(directory / WEIGHTS) as partial:  # as bytes: the library's own writing hides what the disk said
+        partial.write_bytes(safetensors.save(weights, {"format": "pt", "made_by": MADE_BY}))
+    written = [directory / WEIGHTS]
+    tokenizer = stored.description.tokenizer
+    if tokenizer is not None and tokenizer.lstrip().startswith("{"):
+        with new_file(directory / TOKENIZER) as partial:
+            partial.write_text(tokenizer, encoding="utf-8")
+        written.append(directory / TOKENIZER)
+    content = {
+        "made_by": MADE_BY,
+        "format": FORMAT,
+        "weights": WEIGHTS,
+        "step": stored.step,
+        "settings": stored.settings,
+        "data": stored.data,
+        "description": asdict(stored.description),
+    }
+    with new_file(directory / MODEL) as partial:
+        partial.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return [*written, directory / MODEL]
 
-_INDEXED = re.compile(r".*\[\d+\]")
-"""Features of a column of lists have no names of their own."""
+
+def refuse_foreign_directory(directory: Path) -> None:
+    """Refuse to overwrite files of the same names that are no export of ours."""
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"--output {directory}: is a file; export wants a directory")
+    found = [name for name in (MODEL, WEIGHTS, TOKENIZER) if (directory / name).exists()]
+    if not found:
+        return
+    try:
+        content = json.loads((directory / MODEL).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict) or content.get("made_by") != MADE_BY:
+        raise UsageError(
+            f"--output {directory}: holds {found[0]}, which is of no export of ours; choose another directory"
+        )
 
 
-class Labels(NamedTuple):
-    """What the sequences are labelled with."""
+def read_exported(directory: Path) -> StoredNetwork:
+    """Read what `write_exported` wrote; refuse what is damaged or of another format."""
+    path = directory / MODEL
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise UsageError(
+                f"{path}: is of format {content['format']!r}, this version reads {FORMAT}. Export it again."
+            )
+        description = DataDescription(**{name: plain(value) for name, value in content["description"].items()})
+        weights = safetensors.load((directory / WEIGHTS).read_bytes())
+        settings, data = dict(content["settings"]), dict(content["data"])
+        stored = StoredNetwork(description, settings, weights, int(content["step"]), data)
+        _ = stored.model  # refuses settings of no network
+        return stored
+    except OSError as error:
+        raise UsageError(f"{error.filename}: cannot be read ({error.strerror}).") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
+        raise UsageError(f"{directory}: no export of ours, or a damaged one ({error}). Export it again.") from error
 
-    column: str
-    """In the data, or in the label file."""
+
+# --- Data --------------------------------------------------------------------------------------------------------------
 
 
-def open_data(trained: Trained, choices: DataChoices, labels: Labels | None = None) -> SequenceDataModule:
-    """`labels`: have each sequence's label at hand; those that have none are kept."""
-    own = choices.data_dir is None
-    source, lengths, cache = _settings_of(trained, choices, labels)
-    if own:
-        _refuse_what_is_gone(source)
-    if own and _sides_are_there(source):
+def open_data(model: Model, choices: DataChoices, labels: Labels | None = None) -> SequenceDataModule:
+    """Open the data of the training, or others read with the model's vocabulary and moments.
+
+    `labels`: have each sequence's label at hand; sequences without one are kept.
+    """
+    is_own = choices.data_dir is None
+    source, lengths, cache = _data_settings(model, choices, labels)
+    place = source.data_dir
+    if is_own and place is not None and not glob.has_magic(place) and not Path(place).expanduser().exists():
+        raise DataError(f"{place}, which the model was trained on, is not there any more. Say where with --data_dir.")
+    if is_own and _side_files_exist(source):
         data = SequenceDataModule(source, lengths, cache)
-        if _without_classes(data.description) == _without_classes(trained.description):
+        if replace(data.description, classes=()) == replace(model.description, classes=()):
             return data
-    # What training's own vocabulary and moments came from is not needed any more, and may be gone; so may labels.
+    # The files that training's vocabulary and moments came from are not needed any more, and may be gone; so may labels.
     source = replace(source, params_map_path=None, variable_embeddings_path=None, freeze_variable_embeddings=False)
     if labels is None:
         source = replace(source, label_path=None, label_column=None)
-    learnt = FittedPreprocessing(_without_classes(trained.description), pools_are_whole=not own)
-    return SequenceDataModule(source, lengths, cache, learnt=learnt)
+    preprocessing = FittedPreprocessing(replace(model.description, classes=()), pools_are_whole=not is_own)
+    return SequenceDataModule(source, lengths, cache, learnt=preprocessing)
 
 
-def chosen_split(data: SequenceDataModule, asked: str | None) -> str:
-    """The split that was asked for; else the one that training did not see."""
-    there = list(data.data.splits)
-    if asked is None:
-        return next((name for name in ("test", "valid", "pool", "train") if name in there), there[0])
-    if asked not in there:
-        raise UsageError(f"--split {asked}: these data have {' and '.join(there)}")
-    return asked
-
-
-def _settings_of(
-    trained: Trained, choices: DataChoices, labels: Labels | None
+def _data_settings(
+    model: Model, choices: DataChoices, labels: Labels | None
 ) -> tuple[SourceSettings, LengthSettings, CacheSettings]:
-    source, lengths, cache = (
-        kind(**{each.name: trained.settings[each.name] for each in fields(kind)})
-        for kind in (SourceSettings, LengthSettings, CacheSettings)
-    )
-    assert isinstance(source, SourceSettings)
-    assert isinstance(lengths, LengthSettings)
-    assert isinstance(cache, CacheSettings)
-    given = {name: value for name, value in asdict(choices).items() if value is not None}
-    names = trained.description.names
-    has_names = trained.description.kind == "vectors" and not any(_INDEXED.fullmatch(name) for name in names)
-    if "data_dir" in given and has_names and source.feature_columns is None:
-        given["feature_columns"] = ",".join(names)
+    """Return the settings of the training with the user's choices put into them."""
+    label_column = model.settings["label_column"]
+    chosen = {name: value for name, value in asdict(choices).items() if value is not None}
+    names = model.description.names
+    has_names = model.description.kind == "vectors" and not any(_INDEXED.fullmatch(name) for name in names)
+    if "data_dir" in chosen and has_names and model.settings["feature_columns"] is None:
+        chosen["feature_columns"] = ",".join(names)
     if labels is not None:
-        if labels.column != source.label_column:  # the training's own label file is about another
-            given = {"label_path": None} | given
-        given |= {"label_column": labels.column, "allow_missing_labels": True}
-    elif "data_dir" in given:  # nobody asks for labels, and these data may have none
-        given = {"label_path": None, "label_column": None, "allow_missing_labels": True} | given
-    return _changed(source, given), _changed(lengths, given), _changed(cache, given)
+        if labels.column != label_column:  # the label file of the training holds another label
+            chosen = {"label_path": None} | chosen
+        chosen |= {"label_column": labels.column, "allow_missing_labels": True}
+    elif "data_dir" in chosen:  # labels are not needed, and these data may have none
+        chosen = {"label_path": None, "label_column": None, "allow_missing_labels": True} | chosen
+
+    def with_choices(kind: type[_Settings]) -> _Settings:
+        values = model.settings | chosen
+        return kind(**{each.name: values[each.name] for each in fields(kind)})
+
+    return with_choices(SourceSettings), with_choices(LengthSettings), with_choices(CacheSettings)
 
 
-def _refuse_what_is_gone(source: SourceSettings) -> None:
-    place = source.data_dir
-    if place is not None and not glob.has_magic(place) and not Path(place).expanduser().exists():
-        raise DataError(f"{place}, which the model was trained on, is not there any more. Say where with --data_dir.")
-
-
-def _sides_are_there(source: SourceSettings) -> bool:
+def _side_files_exist(source: SourceSettings) -> bool:
     tokenizer = None if source.tokenizer in ("words", "characters", "bytes") else source.tokenizer
-    sides = (source.params_map_path, source.variable_embeddings_path, source.label_path, tokenizer)
-    return all(path is None or Path(path).is_file() for path in sides)
-
-
-def _changed(settings: Any, given: dict[str, Any]) -> Any:
-    names = {each.name for each in fields(settings)}
-    return replace(settings, **{name: value for name, value in given.items() if name in names})
-
-
-def _without_classes(description: DataDescription) -> DataDescription:
-    return replace(description, classes=())
-
-
-# One split, or several of them taken together: `--split valid+test`.
-#
-# In: opened data and what was asked for. Out: names of splits, and batches that go through all of them.
-
-
-def chosen_splits(data: SequenceDataModule, asked: str | None) -> tuple[str, ...]:
-    """The split that was asked for, or those with a + between them; else the one that training did not see."""
-    names = tuple(chosen_split(data, name) for name in (asked.split("+") if asked is not None else [None]))
-    if len(set(names)) < len(names):
-        raise UsageError(f"--split {asked}: a split stands there twice")
-    return names
-
-
-def sequences_in(data: SequenceDataModule, splits: Sequence[str]) -> int:
-    return sum(len(data.split(split)) for split in splits)
-
-
-def joined_batches(
-    data: SequenceDataModule, splits: Sequence[str], *, sequences: int | None = None, seed: int = 0
-) -> Iterator[tuple[str, Batch]]:
-    """Batches and the split each is of; `sequences` at random, of each split in proportion to its size."""
-    for split, share in zip(splits, shares(data, splits, sequences), strict=True):
-        if share:
-            yield from ((split, batch) for batch in batches_of(data, split, sequences=share, seed=seed))
-
-
-def shares(data: SequenceDataModule, splits: Sequence[str], sequences: int | None) -> list[int]:
-    """How many sequences of each split."""
-    ends = np.cumsum([len(data.split(split)) for split in splits])
-    if sequences is not None and sequences < ends[-1]:
-        ends = np.round(ends * sequences / ends[-1])
-    return [int(share) for share in np.diff(ends, prepend=0)]
+    paths = (source.params_map_path, source.variable_embeddings_path, source.label_path, tokenizer)
+    return all(path is None or Path(path).is_file() for path in paths)

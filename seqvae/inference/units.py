@@ -1,7 +1,7 @@
-"""A batch -> a table in the data's own units: text as text, values with their scale, times added up.
+"""A batch as a table in the data's own units: text as text, values in their scale, times added up.
 
-Tokens: a row a sequence, `text` or `tokens`. Vectors: a row a step, with a column a feature. Events: a row an event, `time,
-variable, value`. The first column, SEQUENCE, says which sequence of the batch's split a row is of.
+Tokens: a row per sequence, `text` or `tokens`. Vectors: a row per step, a column per feature. Events: a row per event, `time,
+variable, value`. The first column, SEQUENCE, holds the number of the sequence in the batch's split.
 
 Shapes: B sequences, T steps, D features, E events, R rows.
 """
@@ -20,24 +20,40 @@ from seqvae.inference.streaming import SEQUENCE
 from seqvae.models.blocks.pieces import real_steps
 
 RESERVED = ("id", "window", "split", "place", "share", "step")
-"""Columns of ours."""
+"""Names of our own columns."""
 
 
 def own_units(batch: Batch, description: DataDescription) -> pa.Table:
+    """Return the rows of a batch in the units of the data; what was not observed is NaN or null."""
     batch = move_data_to_device(batch, torch.device("cpu"))
     match batch:
         case TokenBatch():
-            return token_rows(batch, description)
+            decode, lengths = speaker(description), batch.lengths_B.tolist()
+            texts = [decode(ids[:length]) for ids, length in zip(batch.tokens_BT.tolist(), lengths, strict=True)]
+            name, kind = (
+                ("text", pa.string()) if description.tokenizer is not None else ("tokens", pa.list_(pa.int64()))
+            )
+            return pa.table({SEQUENCE: array(batch.sequences_B), name: pa.array(texts, kind)})
         case VectorBatch():
-            values_BTD = batch.values_BTD.masked_fill(~batch.observed_BTD, torch.nan)
+            mean_D, std_D = moments(description)
+            values_BTD = batch.values_BTD.masked_fill(~batch.observed_BTD, torch.nan).double() * std_D + mean_D
             names = [name for (name,) in free_names(description.names, ("",))]
-            return step_rows(batch, dict(zip(names, scaled(values_BTD, description).unbind(dim=2), strict=True)))
+            return step_rows(batch, dict(zip(names, values_BTD.unbind(dim=2), strict=True)))
         case EventBatch():
-            return event_rows(batch, description)
+            mean_V, std_V = moments(description)
+            values_E = batch.values_E.double() * std_V[batch.variables_E] + mean_V[batch.variables_E]
+            return pa.table(
+                {
+                    SEQUENCE: array(batch.sequences_B[batch.steps_E // batch.gaps_BT.shape[1]]),
+                    "time": array(times(batch).flatten()[batch.steps_E]),
+                    "variable": pa.array(description.names, pa.string()).take(array(batch.variables_E)),
+                    "value": pa.array(values_E.numpy(), mask=~batch.has_value_E.numpy()),
+                }
+            )
 
 
 def free_names(names: Sequence[str], endings: Sequence[str]) -> list[tuple[str, ...]]:
-    """What columns are called that belong to features: by their names, unless something else is called so already.
+    """Name the columns of each feature after it, with a `_` behind it where that name is taken.
 
     >>> free_names(["step", "pulse", "pulse_std"], ("", "_std"))
     [('step_', 'step__std'), ('pulse', 'pulse_std'), ('pulse_std_', 'pulse_std__std')]
@@ -52,58 +68,25 @@ def free_names(names: Sequence[str], endings: Sequence[str]) -> list[tuple[str, 
     return found
 
 
-def token_rows(batch: TokenBatch, description: DataDescription) -> pa.Table:
-    speak, lengths = speaker(description), batch.lengths_B.tolist()
-    said = [speak(ids[:length]) for ids, length in zip(batch.tokens_BT.tolist(), lengths, strict=True)]
-    name = "tokens" if description.tokenizer is None else "text"
-    kind = pa.list_(pa.int64()) if description.tokenizer is None else pa.string()
-    return pa.table({SEQUENCE: _numbers(batch.sequences_B), name: pa.array(said, kind)})
-
-
 def step_rows(batch: VectorBatch, columns_BT: dict[str, Tensor]) -> pa.Table:
-    """A row for each real step, with its number and these columns."""
+    """Return a row for each real step, with its number and these columns."""
     real_BT = real_steps(batch.lengths_B, batch.values_BTD.shape[1])
-    sequence_BT, step_BT = torch.broadcast_tensors(
-        batch.sequences_B[:, None], torch.arange(real_BT.shape[1], device=real_BT.device)
-    )
-    place = {SEQUENCE: _numbers(sequence_BT[real_BT]), "step": _numbers(step_BT[real_BT])}
-    return pa.table(place | {name: _numbers(column_BT[real_BT]) for name, column_BT in columns_BT.items()})
-
-
-def event_rows(batch: EventBatch, description: DataDescription) -> pa.Table:
-    """A value is null where an event has none."""
-    mean_V, std_V = moments(description, batch.values_E.device)
-    values_E = batch.values_E.double() * std_V[batch.variables_E] + mean_V[batch.variables_E]
-    steps = batch.gaps_BT.shape[1]
-    return pa.table(
-        {
-            SEQUENCE: _numbers(batch.sequences_B[batch.steps_E // steps]),
-            "time": _numbers(times(batch).flatten()[batch.steps_E]),
-            "variable": variables(batch.variables_E, description),
-            "value": pa.array(values_E.cpu().numpy(), mask=~batch.has_value_E.cpu().numpy()),
-        }
-    )
-
-
-def variables(variables_R: Tensor, description: DataDescription) -> pa.Array:
-    return pa.array(description.names, pa.string()).take(_numbers(variables_R))
+    sequence_BT, step_BT = torch.broadcast_tensors(batch.sequences_B[:, None], torch.arange(real_BT.shape[1]))
+    columns = {SEQUENCE: sequence_BT, "step": step_BT} | columns_BT
+    return pa.table({name: array(column_BT[real_BT]) for name, column_BT in columns.items()})
 
 
 def times(batch: EventBatch) -> Tensor:
-    """(B, T), since a sequence's first step."""
+    """Return the time of each step since the first one of its sequence, (B, T)."""
     return batch.gaps_BT.double().cumsum(dim=1)
 
 
-def scaled(values_BTD: Tensor, description: DataDescription) -> Tensor:
-    mean_D, std_D = moments(description, values_BTD.device)
-    return values_BTD.double() * std_D + mean_D
-
-
-def moments(description: DataDescription, device: torch.device) -> tuple[Tensor, Tensor]:
-    mean, std = (torch.tensor(each, dtype=torch.float64, device=device) for each in (description.mean, description.std))
+def moments(description: DataDescription) -> tuple[Tensor, Tensor]:
+    """Return what normalised values are scaled back by: means and standard deviations, float64."""
+    mean, std = (torch.tensor(each, dtype=torch.float64) for each in (description.mean, description.std))
     return mean, std
 
 
-def _numbers(tensor: Tensor) -> pa.Array:
-    numbers: np.ndarray = tensor.cpu().numpy()
+def array(tensor: Tensor) -> pa.Array:
+    numbers: np.ndarray = tensor.numpy()
     return pa.array(numbers)

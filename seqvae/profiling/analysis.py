@@ -1,7 +1,7 @@
-"""How fast commands train on somebody's data, and where their time goes: what they would run in, `Speed` out.
+"""How fast commands train on the user's data, where their time goes, and what holds them back: recipes in, `Speed` out.
 
-Each runs in a process of its own (`contestant.py`), and they take turns, so that a busy minute of the machine hits all of them
-alike. In between, this process times the product of matrices that their arithmetic is held against.
+Each command runs in a process of its own (`measured_run.py`), and they take turns, so that a busy minute of the machine hits all of
+them alike. In between, this process times the product of matrices that their arithmetic is held against.
 """
 
 import os
@@ -15,31 +15,41 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from seqvae.config.run import ValidationSettings
 from seqvae.config.training import TrainingSettings
 from seqvae.data.batch import EventBatch
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.monitors.hardware import Machine, difference, product_peak
-from seqvae.profiling.contestant import MeasuredRun, Recipe
-from seqvae.profiling.messages import Lap, Validation
-from seqvae.profiling.stages import STAGES
-from seqvae.profiling.whole_run import Costs, whole_run
-from seqvae.reports.performance_report import STAGE_NAMES, Comparison, Speed
-from seqvae.text import duration as span
-from seqvae.training.devices import DTYPES
+from seqvae.profiling.measured_run import STAGES, Lap, MeasuredRun, Recipe
+from seqvae.reports.performance_numbers import STAGE_NAMES, Bottleneck, Comparison, Speed, WholeRun
+from seqvae.reports.performance_table import span
+from seqvae.text import measure, percent
+from seqvae.training.distributed import DTYPES
 from seqvae.training.fit import make_data
-from seqvae.training.trainer import UNITS
+from seqvae.training.schedules import Plan
+from seqvae.training.trainer import UNITS, Cadence, validation_cadence
 
 TURNS = 5
-"""Medians and spreads are of so many."""
+"""Medians and spreads are of that many."""
 LEAD_STEPS = 2
 """At the beginning of each turn, not counted."""
 MOST_VALIDATION_BATCHES = 32
-"""A validation of more is reckoned from so many of its batches, chosen at random."""
+"""A validation of more is extrapolated from that many of its batches, chosen at random."""
 EVENTS_SAMPLE = 512
-"""Sequences that are looked at for the events of a step."""
+"""Sequences that the events of a step are counted in."""
+NOTABLE = {
+    "waiting for data": 0.05,
+    "padding": 0.10,
+    "clipping and optimizer": 0.15,
+    "monitoring and loop": 0.10,
+    "validation": 0.10,
+    "checkpoints": 0.05,
+}
+"""Shares of time from which a change is worth it."""
+LITTLE_OF_PEAK = 0.3
+"""Below it, products of matrices are small, or what stands between them takes longer than they do."""
 
 Say = Callable[[str], None]
-Start = Callable[[Recipe], MeasuredRun]
 
 
 class Effort(NamedTuple):
@@ -51,140 +61,118 @@ class Effort(NamedTuple):
 
 
 class Analysis(NamedTuple):
+    """What the commands came to."""
+
     speeds: list[Speed]
     """In the order of the recipes."""
     comparison: Comparison | None
     """Of two."""
 
 
-class ValidationSize(NamedTuple):
-    """In batches."""
+class _Measured(NamedTuple):
+    """A run that is warm, and its turns."""
 
-    asked: int
-    """While training goes on."""
-    all: int
-    measured: int
-
-
-class SharedLap(NamedTuple):
-    lap: Lap
-    others_cpu_share: float | None
-    """Of all the machine's cores, what other programs took meanwhile; None: it does not tell."""
-
-
-class Begun(NamedTuple):
-    """A run that is warm."""
-
-    contestant: MeasuredRun
+    run: MeasuredRun
     data: SequenceDataModule
     settings: TrainingSettings
     """As the command would run."""
-    validation: ValidationSize
+    validation_batches: tuple[int, int, int]
+    """While training goes on; in all; and in the validation that is measured."""
     first_step_seconds: float
     seconds_per_step: float
     """A first impression."""
+    laps: list[Lap]
+    others_cpu_shares: list[float]
+    """Of all the machine's cores, what other programs took in each turn, on systems that tell."""
 
 
 def analyse(
-    recipes: Sequence[Recipe], effort: Effort, say: Say, traces: Sequence[Path] = (), start: Start = MeasuredRun
+    recipes: Sequence[Recipe],
+    effort: Effort,
+    say: Say,
+    traces: Sequence[Path] = (),
+    start: Callable[[Recipe], MeasuredRun] = MeasuredRun,
 ) -> Analysis:
-    """`traces`: where to write that of each recipe, if they are wanted."""
+    """Measure; `traces`: where to write that of each recipe, if at all."""
     with ExitStack() as stack:
-        begun = [begin(stack, start, recipe, effort, say) for recipe in recipes]
-        turns, peaks = take_turns(begun, effort, say)
-        speeds = [finish(run, turns[run.contestant.name], peaks, say) for run in begun]
-        for run, path in zip(begun, traces, strict=False):
-            say(f"{run.contestant.name}: tracing a few steps")
-            run.contestant.trace(path)
-    return Analysis(speeds, compare(*speeds) if len(speeds) == 2 else None)
+        all_measured = [_begin(stack, start, recipe, effort, say) for recipe in recipes]
+        peaks = _take_turns(all_measured, effort, say)
+        speeds = [_finish(measured, peaks, say) for measured in all_measured]
+        for measured, path in zip(all_measured, traces, strict=False):
+            say(f"{measured.run.name}: tracing a few steps")
+            measured.run.trace(path)
+    if len(speeds) != 2:
+        return Analysis(speeds, None)
+    # The ratio is of all steps in all seconds, its spread of the turns that stood side by side.
+    slower, faster = sorted(speeds, key=lambda speed: speed.real_steps_per_second)
+    ratios = [fast / slow for fast, slow in zip(faster.turns, slower.turns, strict=True)]
+    ratio = faster.real_steps_per_second / slower.real_steps_per_second
+    return Analysis(speeds, Comparison(faster.name, slower.name, ratio, min(ratios), max(ratios)))
 
 
-def begin(stack: ExitStack, start: Start, recipe: Recipe, effort: Effort, say: Say) -> Begun:
+def _begin(
+    stack: ExitStack, start: Callable[[Recipe], MeasuredRun], recipe: Recipe, effort: Effort, say: Say
+) -> _Measured:
     """Start a run and warm it up."""
-    data = make_data(recipe.settings)
-    size = validation_size(data, recipe.settings)
-    limited = replace(recipe.settings.validation, limit_val_batches=size.measured)
+    data, settings = make_data(recipe.settings), recipe.settings
+    on_the_way = len(data.val_dataloader()) if settings.validation.limit_val_batches else 0
+    data.limit_val_batches = 1.0
+    all_batches = len(data.val_dataloader())
+    sample = min(on_the_way or all_batches, MOST_VALIDATION_BATCHES)
+    limited = replace(settings, validation=replace(settings.validation, limit_val_batches=sample))
     say(f"{recipe.name}: starting")
-    contestant = stack.enter_context(start(recipe._replace(settings=replace(recipe.settings, validation=limited))))
-    ready, unit = contestant.ready, UNITS[data.description.kind]
+    run = stack.enter_context(start(recipe._replace(settings=limited)))
+    ready, unit = run.ready, UNITS[data.description.kind]
     model = f"{ready.parameters / 1e6:.2f} M parameters, {ready.precision}"
     portion = f"{ready.plan.tokens_per_step:,.0f} {unit}s to an optimizer step"
     say(f"{recipe.name}: {model}, {portion}; {effort.warmup_iterations} of them to warm up")
-    first = contestant.turn(steps=1, lead_steps=0)
+    first = run.turn(steps=1, lead_steps=0)
     others = effort.warmup_iterations - 1
-    later = contestant.turn(steps=others, lead_steps=0) if others else first
-    seconds_per_step = later.seconds / later.steps
-    return Begun(contestant, data, recipe.settings, size, first.seconds, seconds_per_step)
+    later = run.turn(steps=others, lead_steps=0) if others else first
+    batches = (on_the_way, all_batches, sample)
+    return _Measured(run, data, settings, batches, first.seconds, later.seconds / later.steps, [], [])
 
 
-def validation_size(data: SequenceDataModule, settings: TrainingSettings) -> ValidationSize:
-    asked = len(data.val_dataloader()) if settings.validation.limit_val_batches else 0
-    data.limit_val_batches = 1.0
-    everything = len(data.val_dataloader())
-    return ValidationSize(asked, everything, measured=min(asked or everything, MOST_VALIDATION_BATCHES))
-
-
-# --- Turns -------------------------------------------------------------------------------------------------------------
-
-
-def take_turns(begun: Sequence[Begun], effort: Effort, say: Say) -> tuple[dict[str, list[SharedLap]], dict[str, float]]:
-    """The turns of each run by name, and the peaks of products by precision."""
-    portions = portions_of(effort.num_iterations)
-    steps = effort.num_iterations + LEAD_STEPS * len(portions)
-    seconds = sum(run.seconds_per_step * steps for run in begun)
-    say(f"measuring {effort.num_iterations:,} optimizer steps in {len(portions)} turns, about {span(seconds)}")
-    turns: dict[str, list[SharedLap]] = {run.contestant.name: [] for run in begun}
-    places = {(run.contestant.ready.device, run.contestant.ready.precision) for run in begun}
+def _take_turns(all_measured: Sequence[_Measured], effort: Effort, say: Say) -> dict[str, float]:
+    """Let each run take its turns, and return the peaks of products by precision."""
+    turns = min(TURNS, effort.num_iterations)
+    portions = [effort.num_iterations // turns + (number < effort.num_iterations % turns) for number in range(turns)]
+    steps = effort.num_iterations + LEAD_STEPS * turns
+    seconds = sum(measured.seconds_per_step * steps for measured in all_measured)
+    say(f"measuring {effort.num_iterations:,} optimizer steps in {turns} turns, about {span(seconds)}")
+    places = sorted({(measured.run.ready.device, measured.run.ready.precision) for measured in all_measured})
     peaks: dict[str, list[float]] = {precision: [] for _, precision in places}
-    for number, portion in enumerate(portions, start=1):
-        said = []
-        for run in begun:
-            turn = take_one(run.contestant, portion)
-            turns[run.contestant.name].append(turn)
-            rate = turn.lap.real_steps / turn.lap.seconds
-            said.append(f"{run.contestant.name} {rate:,.0f} {UNITS[run.data.description.kind]}s/s")
-        for device, precision in sorted(places):
-            peaks[precision].append(product_peak(torch.device(device), DTYPES[precision]))
-        say(f"  turn {number} of {len(portions)}: {', '.join(said)}")
-    return turns, {precision: statistics.median(values) for precision, values in peaks.items()}
-
-
-def take_one(contestant: MeasuredRun, steps: int) -> SharedLap:
     machine = Machine()
-    before = machine.spent()
-    lap = contestant.turn(steps=steps, lead_steps=LEAD_STEPS)
-    spent = difference(machine.spent(), before)
-    if not spent.machine_total:
-        return SharedLap(lap, None)
-    own = lap.cpu_seconds / lap.seconds / (os.cpu_count() or 1)
-    return SharedLap(lap, max(0.0, spent.machine_busy / spent.machine_total - own))
+    for number, portion in enumerate(portions, start=1):
+        rates = []
+        for run, data, *_, laps, others_cpu_shares in all_measured:
+            before = machine.spent()
+            lap = run.turn(steps=portion, lead_steps=LEAD_STEPS)
+            spent = difference(machine.spent(), before)
+            laps.append(lap)
+            if spent.machine_total:
+                own = lap.cpu_seconds / lap.seconds / (os.cpu_count() or 1)
+                others_cpu_shares.append(max(0.0, spent.machine_busy / spent.machine_total - own))
+            rates.append(f"{run.name} {lap.real_steps / lap.seconds:,.0f} {UNITS[data.description.kind]}s/s")
+        for device, precision in places:
+            peaks[precision].append(product_peak(torch.device(device), DTYPES[precision]))
+        say(f"  turn {number} of {turns}: {', '.join(rates)}")
+    return {precision: statistics.median(values) for precision, values in peaks.items()}
 
 
-def portions_of(steps: int) -> list[int]:
-    """
-    >>> portions_of(100), portions_of(7), portions_of(2)
-    ([20, 20, 20, 20, 20], [2, 2, 1, 1, 1], [1, 1])
-    """
-    turns = min(TURNS, steps)
-    return [steps // turns + (number < steps % turns) for number in range(turns)]
-
-
-# --- What it comes to --------------------------------------------------------------------------------------------------
-
-
-def finish(run: Begun, turns: Sequence[SharedLap], peaks: dict[str, float], say: Say) -> Speed:
-    """With what is measured once: arithmetic, a validation, a checkpoint."""
-    laps = [turn.lap for turn in turns]
-    others = [turn.others_cpu_share for turn in turns if turn.others_cpu_share is not None]
-    ready, contestant = run.contestant.ready, run.contestant
-    say(f"{contestant.name}: counting the arithmetic of a step, validating, saving")
-    work = contestant.count()
-    validation, saved = contestant.validate(), contestant.save()
+def _finish(measured: _Measured, peaks: dict[str, float], say: Say) -> Speed:
+    """Measure what is measured once (arithmetic, a validation, a checkpoint), and put everything together."""
+    run, laps, ready = measured.run, measured.laps, measured.run.ready
+    say(f"{run.name}: counting the arithmetic of a step, validating, saving")
+    work = run.count()
+    validation, saved = run.validate(), run.save()
     seconds, steps = sum(lap.seconds for lap in laps), sum(lap.steps for lap in laps)
-    costs = Costs(seconds / steps, *seconds_of_validations(validation, run.validation), saved.seconds)
+    on_the_way, all_batches, sample = measured.validation_batches
+    per_batch = validation.seconds / sample
+    costs = Costs(seconds / steps, per_batch * on_the_way, per_batch * all_batches, saved.seconds)
     return Speed(
-        name=contestant.name,
-        unit=UNITS[run.data.description.kind],
+        name=run.name,
+        unit=UNITS[measured.data.description.kind],
         device=ready.device,
         precision=ready.precision,
         parameters=ready.parameters,
@@ -194,13 +182,13 @@ def finish(run: Begun, turns: Sequence[SharedLap], peaks: dict[str, float], say:
         real_steps=sum(lap.real_steps for lap in laps),
         padded_steps=sum(lap.padded_steps for lap in laps),
         sequences=sum(lap.sequences for lap in laps),
-        events_per_step=events_per_step(run.data),
+        events_per_step=_events_per_step(measured.data),
         turns=[lap.real_steps / lap.seconds for lap in laps],
-        first_step_seconds=run.first_step_seconds,
+        first_step_seconds=measured.first_step_seconds,
         start_seconds=ready.seconds,
         cpu_utilisation=sum(lap.cpu_seconds for lap in laps) / seconds / laps[-1].cores,
         cores=laps[-1].cores,
-        others_cpu_share=statistics.mean(others) if others else None,
+        others_cpu_share=statistics.mean(measured.others_cpu_shares) if measured.others_cpu_shares else None,
         gpu_utilisation=laps[-1].gpu_utilisation,
         peak_memory_gib=laps[-1].peak_memory_gib,
         flops_per_padded_step=work.flops / work.padded_steps,
@@ -208,23 +196,17 @@ def finish(run: Begun, turns: Sequence[SharedLap], peaks: dict[str, float], say:
         peak_dtype=str(DTYPES[ready.precision]).removeprefix("torch."),
         recompiles=sum(lap.recompiles for lap in laps),
         run=whole_run(
-            run.settings.validation,
+            measured.settings.validation,
             ready.plan,
             costs,
-            batches_per_epoch=run.data.batches_per_epoch(),
+            batches_per_epoch=measured.data.batches_per_epoch(),
             accumulate=ready.accumulate,
         ),
     )
 
 
-def seconds_of_validations(validation: Validation, size: ValidationSize) -> tuple[float, float]:
-    """Of one as it comes while training goes on, and of the one on all that a run ends with."""
-    per_batch = validation.seconds / size.measured
-    return per_batch * size.asked, per_batch * size.all
-
-
-def events_per_step(data: SequenceDataModule) -> float | None:
-    """Of training sequences, over a sample; None: they are no events."""
+def _events_per_step(data: SequenceDataModule) -> float | None:
+    """Return the events per step of training sequences, over a sample; None: they are no events."""
     if data.description.kind != "events":
         return None
     train = data.split("train")
@@ -234,9 +216,136 @@ def events_per_step(data: SequenceDataModule) -> float | None:
     return len(batch.variables_E) / int(batch.lengths_B.sum())
 
 
-def compare(one: Speed, other: Speed) -> Comparison:
-    """Ratio of all steps in all seconds; the spread is of the turns that stood side by side."""
-    slower, faster = sorted((one, other), key=lambda speed: speed.real_steps_per_second)
-    ratios = [fast / slow for fast, slow in zip(faster.turns, slower.turns, strict=True)]
-    ratio = faster.real_steps_per_second / slower.real_steps_per_second
-    return Comparison(faster.name, slower.name, ratio, min(ratios), max(ratios))
+# --- The whole run -----------------------------------------------------------------------------------------------------
+
+
+class Costs(NamedTuple):
+    """Seconds of one of each."""
+
+    step: float
+    """Of the optimizer."""
+    validation: float
+    """As it comes while training goes on."""
+    last_validation: float
+    """On all validation data."""
+    checkpoint: float
+
+
+def whole_run(
+    settings: ValidationSettings, plan: Plan, costs: Costs, *, batches_per_epoch: int, accumulate: int
+) -> WholeRun:
+    """Return how often validations and checkpoints come in the run as requested, by one process, and what they take."""
+    cadence = validation_cadence(
+        settings.val_check_interval, batches_per_epoch=batches_per_epoch, accumulate=accumulate
+    )
+
+    def until(step: int) -> int:
+        return validations_until(step, cadence, plan.steps_per_epoch, batches_per_epoch, accumulate)
+
+    validates = settings.limit_val_batches > 0
+    on_the_way = until(plan.total_steps) if validates else 0
+    ends_with_one = validates and on_the_way > until(plan.total_steps - 1)
+    needs_another = not (ends_with_one and settings.is_on_all)
+    # A checkpoint stands at the end of a run in any case. A best one, where they come by steps, is not counted.
+    if settings.checkpoint_every_n_steps is not None:
+        checkpoints = -(-plan.total_steps // settings.checkpoint_every_n_steps)
+    elif not validates:
+        checkpoints = -(-plan.total_steps // plan.steps_per_epoch)
+    else:
+        checkpoints = on_the_way + (not ends_with_one)
+    return WholeRun(
+        steps=plan.total_steps,
+        epochs=plan.total_steps / plan.steps_per_epoch,
+        training_seconds=plan.total_steps * costs.step,
+        validations=on_the_way + needs_another,
+        validation_seconds=on_the_way * costs.validation + needs_another * costs.last_validation,
+        checkpoints=checkpoints,
+        checkpoint_seconds=checkpoints * costs.checkpoint,
+    )
+
+
+def validations_until(
+    step: int, cadence: Cadence, steps_per_epoch: int, batches_per_epoch: int, accumulate: int
+) -> int:
+    """Return the validations in that many optimizer steps. They are counted from the beginning of each epoch.
+
+    >>> validations_until(25, Cadence(batches=3, epochs=1), steps_per_epoch=10, batches_per_epoch=10, accumulate=1)
+    7
+    >>> validations_until(25, Cadence(batches=None, epochs=2), steps_per_epoch=10, batches_per_epoch=10, accumulate=1)
+    1
+    """
+    epochs, rest = divmod(step, steps_per_epoch)
+    if cadence.batches is None:
+        return epochs // cadence.epochs
+    return epochs * (batches_per_epoch // cadence.batches) + rest * accumulate // cadence.batches
+
+
+# --- What holds it back ------------------------------------------------------------------------------------------------
+
+
+def bottleneck_of(speed: Speed, settings: TrainingSettings) -> Bottleneck:
+    """Return the costliest loss that is notable, with evidence and flags to try; if there is none, the products themselves."""
+    if speed.recompiles:
+        evidence = f"{speed.recompiles} graphs were compiled after warm-up, each of which takes seconds."
+        return Bottleneck("recompiling", evidence, ("--no_compile_model",))
+    run, computing = speed.run, speed.share("forward", "backward")
+    losses = {
+        "waiting for data": speed.share("data"),
+        "padding": speed.padding_share * computing,
+        "clipping and optimizer": speed.share("optimizer"),
+        "monitoring and loop": speed.share("monitoring", "loop"),
+        "validation": run.validation_share,
+        "checkpoints": run.checkpoint_share,
+    }
+    larger_batch = f"a larger --{'tokens_per_batch' if settings.batches.batch_size is None else 'batch_size'}"
+    notable = [name for name, share in losses.items() if share > NOTABLE[name]]
+    if notable:
+        worst = max(notable, key=losses.__getitem__)
+        share = percent(losses[worst])
+        texts = {
+            "waiting for data": f"{share} of the time goes by until the loader has the next batch.",
+            "padding": f"{share} of the time is spent on padding, {percent(speed.padding_share)} of all that is computed on.",
+            "clipping and optimizer": f"{share} of the time goes into them: as much for a small batch as for a large one.",
+            "monitoring and loop": f"{share} of the time goes into callbacks and Lightning's loop: optimizer steps of "
+            f"{measure(1000 * speed.seconds_per_step)} ms are short.",
+            "validation": f"{share} of the whole run goes into {run.validations:,} validations.",
+            "checkpoints": f"{share} of the whole run goes into {run.checkpoints:,} checkpoints.",
+        }
+        return Bottleneck(worst, texts[worst], _tries(worst, settings, larger_batch))
+    are_small = speed.share_of_peak < LITTLE_OF_PEAK
+    of_peak = (
+        f"{percent(computing)} of the time goes into forward and backward, at {percent(speed.share_of_peak)} of what large "
+        f"products of {speed.peak_dtype} matrices reach here"
+    )
+    tries = ("--precision 16-mixed",) if settings.compute.precision in ("32", "32-true") else ()
+    if are_small:
+        return Bottleneck(
+            "small operations", f"{of_peak}: too little at once to fill the machine.", (*tries, larger_batch)
+        )
+    return Bottleneck("the products themselves", f"{of_peak}.", tries)
+
+
+def _tries(name: str, settings: TrainingSettings, larger_batch: str) -> tuple[str, ...]:
+    """Return the flags against a loss that are not in force already."""
+    batches, loading, validation = settings.batches, settings.loading, settings.validation
+    helps: dict[str, dict[str, bool]] = {
+        "waiting for data": {
+            "--num_workers 2": loading.num_workers in ("auto", 0, 1),
+            "--worker_type process": loading.worker_type == "thread",
+            "--cache_data": not settings.cache.cache_data,
+        },
+        "padding": {
+            "--bucketing": not batches.bucketing,
+            "--use_dynamic_padding": not batches.use_dynamic_padding,
+            "a lower --max_sequence_length": batches.bucketing or not batches.use_dynamic_padding,
+        },
+        "clipping and optimizer": {
+            "--fused_optimizer": not settings.optimizer.fused_optimizer,
+            larger_batch: True,
+            "more --gradient_accumulation_steps": True,
+        },
+        "monitoring and loop": {larger_batch: True, "--fast_detection": not settings.monitoring.fast_detection},
+        "validation": {"--limit_val_batches 0.1": validation.is_on_all, "a larger --val_check_interval": True},
+        "checkpoints": {"a larger --checkpoint_every_n_steps": True},
+    }
+    return tuple(phrase for phrase, is_new in helps[name].items() if is_new)

@@ -3,38 +3,52 @@
     found = find_batch(settings, memory_limit_bytes=parse_size("6GB"), say=print)
     print("\\n".join(describe(found, ink)))
 
-A size fits where the worst batch of every range of lengths can be trained under it: the search runs on the range that needs
-the most, and what it finds has to hold for all of them, one after another.
+A size fits if the worst batch of every range of lengths can be trained under it, one after another: forward, backward, optimizer
+step, in a run of its own that may die of it. What a batch of as many steps needs depends on their lengths: attention grows with
+the square of a length, an end mark or a latent costs more where sequences are short, and kernels change at some length.
+
+Shapes: N sequences, K batches, B sequences of one batch, E events of the whole batch.
 """
 
+import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Literal, NamedTuple
 
+import numpy as np
+import psutil
+from lightning import Callback
+
+from seqvae.config.run import ValidationSettings
 from seqvae.config.training import TrainingSettings
+from seqvae.data.batch import Batch, EventBatch
+from seqvae.data.batching import Cut
 from seqvae.errors import UsageError
-from seqvae.profiling.memory import Available, available_memory
-from seqvae.profiling.size_search import largest_that_fits
-from seqvae.profiling.trial_run import settings_of_trials, train_what_is_asked, with_budget
-from seqvae.profiling.trials import Ready, Trials, Try
-from seqvae.profiling.worst_batches import LengthRange, WorstBatch, WorstBatches
-from seqvae.reports.terminal import Ink, heading, note, table
-from seqvae.text import size
-from seqvae.training.devices import Devices, resolve_devices
+from seqvae.profiling.measured_run import MeasuredRun, MemoryNeed, Recipe, with_budget
+from seqvae.text import Ink, heading, note, size, table
+from seqvae.training.distributed import Devices, resolve_devices
 from seqvae.training.fit import make_data
 
 RANGES = 8
-"""Of lengths, in which the worst batch is looked for under each budget."""
-
+"""Of lengths, in which the worst batch is looked for at each size."""
 FINER = 4
-"""Of each range, so many parts are compared at a small budget: attention changes its way at some length."""
-
-SMALL_BUDGET = 16
-"""One part in so many of the first size found: large enough to tell the parts apart, and soon done."""
-
+"""Parts of each range that are compared once, at a small size: attention changes its way at some length."""
+SMALL = 16
+"""That size is this part of the first one found: large enough to tell the parts apart, and quick."""
 BEGINNING = 8
-"""With all lengths in turn, the search begins at one part in so many of it, and doubles from there."""
+"""With all ranges in turn, the search begins at this part of the first size found."""
+RESOLUTION = 0.05
+"""Share by which the size found may be below the largest that fits."""
+FASTEST_GROWTH = 2
+"""From one size to the next, so that no try needs much more than what is known to be there."""
+NEARLY_FULL = 0.95
+"""A batch with this share of the most steps counts as full, and of those the one with the longest sequences is worst."""
+CHOICE = 4
+"""The batch with the most events is chosen from this many times as many sequences."""
 
 
 class Limit(NamedTuple):
@@ -42,6 +56,7 @@ class Limit(NamedTuple):
 
     bytes: int
     source: str
+    """Where the number is from, in words that go on after it."""
 
 
 class Tried(NamedTuple):
@@ -82,29 +97,39 @@ def find_batch(
     margin: float = 0.1,
     say: Callable[[str], None],
 ) -> FoundBatch:
-    """`say` hears of every try. Raises a `UsageError` where not even the longest sequence fits."""
+    """Search; `say` gets a line for every try. Raise a `UsageError` if not even the longest sequence fits."""
     begun = time.perf_counter()
     devices = resolve_devices(settings.compute)
-    refuse_what_cannot_be_measured(devices)
+    if devices.accelerator == "mps" or sys.platform == "win32":
+        name = "an Apple GPU does" if devices.accelerator == "mps" else "Windows does"
+        raise UsageError(f"--find_batch needs to know what a batch needed at most, which {name} not tell")
     data = make_data(settings)
+    train = data.split("train")
     worst = WorstBatches(
-        data.split("train").lengths_N,
+        train.lengths_N,
         lambda tokens: with_budget(data, settings, tokens).cut,
-        data.split("train").gather,
+        train.gather,
         pad_to=None if settings.batches.use_dynamic_padding else settings.lengths.max_sequence_length,
         batch_size=settings.batches.batch_size,
     )
-    for_trials = settings_of_trials(settings, worst.highest, devices.world)
-    left = available_memory()
-    with Trials(train_what_is_asked, for_trials) as trials:
-        ready = trials.ready()
-        if ready is None:
-            raise UsageError(f"there is no memory for the network alone: {size(left.bytes)} are {left.source}")
-        limit = limit_of(memory_limit_bytes, left, ready, devices)
+    available = available_memory()
+    recipe = Recipe(
+        "the run that tries batches", _settings_of_trials(settings, worst.highest, devices.world), _no_callbacks
+    )
+    trials = Trials(partial(MeasuredRun, recipe._replace(trains_requested_batches=True)))
+    try:
+        shortest = np.argsort(train.lengths_N, kind="stable")[:2]
+        first = trials.need(shortest, worst.highest)
+        if first is None:
+            raise UsageError(
+                f"there is no memory for the network alone: {size(available.bytes)} are {available.source}"
+            )
+        limit = limit_of(memory_limit_bytes, available, first.device_bytes, devices)
         say(f"memory: {size(limit.bytes)} ({limit.source}), of which {margin:.0%} are kept free")
-        search = Search(worst, trials, (1 - margin) * limit.bytes, say)
-        lowest = worst.longest * ready.least_sequences
-        result = search.run(lowest)
+        lowest = worst.longest * first.least_sequences
+        result = Search(worst, trials, (1 - margin) * limit.bytes, say).run(lowest)
+    finally:
+        trials.close()
     if result is None:
         raise UsageError(what_helps(settings, lowest, limit, margin))
     tokens, tried = result
@@ -120,7 +145,7 @@ def find_batch(
 
 
 def describe(found: FoundBatch, ink: Ink) -> list[str]:
-    """For people."""
+    """Return the result as lines for people."""
     limit = f"{size(found.limit.bytes)}, {found.limit.source}, {found.margin:.0%} kept free"
     lines = [
         *heading("Worst batches at the largest size that fits: forward, backward, optimizer step", ink),
@@ -134,27 +159,8 @@ def describe(found: FoundBatch, ink: Ink) -> list[str]:
     return lines + note("The fastest batch may be smaller: --advise measures that.", ink)
 
 
-def refuse_what_cannot_be_measured(devices: Devices) -> None:
-    if devices.accelerator == "mps" or sys.platform == "win32":
-        name = "an Apple GPU does" if devices.accelerator == "mps" else "Windows does"
-        raise UsageError(f"--find_batch needs to know what a batch needed at most, which {name} not tell")
-
-
-def limit_of(asked_bytes: int | None, left: Available, ready: Ready, devices: Devices) -> Limit:
-    """For one process: what the user says or, where that is less, what there is."""
-    there = left if ready.device_bytes is None else Available(ready.device_bytes, "free on the GPU")
-    sharing = devices.per_node if ready.device_bytes is None else 1
-    shared = f", shared by {sharing} processes" if sharing > 1 else ""
-    if asked_bytes is None:
-        return Limit(there.bytes // sharing, there.source + shared)
-    if asked_bytes <= there.bytes:
-        return Limit(asked_bytes // sharing, f"--memory_limit{shared}")
-    return Limit(
-        there.bytes // sharing, f"{there.source}{shared}; --memory_limit {size(asked_bytes)} is more than that"
-    )
-
-
 def what_helps(settings: TrainingSettings, lowest: int, limit: Limit, margin: float) -> str:
+    """Return the message for settings of which not even one sequence fits."""
     advice = [f"lower --max_sequence_length (now {settings.lengths.max_sequence_length})"]
     if not settings.compute.gradient_checkpointing:
         advice.append("give --gradient_checkpointing")
@@ -166,96 +172,301 @@ def what_helps(settings: TrainingSettings, lowest: int, limit: Limit, margin: fl
     )
 
 
-class Search:
-    """Over sizes and ranges of lengths."""
+# --- The run that tries batches ----------------------------------------------------------------------------------------
 
-    def __init__(self, worst: WorstBatches, trials: Trials, usable_bytes: float, say: Callable[[str], None]) -> None:
+
+class Trials:
+    """Starts a run when it is first needed, and again after one died for lack of memory."""
+
+    def __init__(self, start: Callable[[], MeasuredRun]) -> None:
+        self._start = start
+        self._run: MeasuredRun | None = None
+
+    def need(self, sequences_B: np.ndarray, tokens_per_batch: int, *, trims: bool = True) -> MemoryNeed | None:
+        """Return what a batch of these sequences needed; None: memory ran out."""
+        self._run = self._run or self._start()
+        try:
+            need = self._run.peak_memory(sequences_B.tolist(), tokens_per_batch, trims=trims)
+        except MemoryError:
+            self.close()
+            return None
+        if not need.can_repeat:
+            self.close()
+        return need
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.close()
+            self._run = None
+
+
+def _settings_of_trials(settings: TrainingSettings, tokens_per_batch: int, processes: int) -> TrainingSettings:
+    """Return the settings of a run by one process that needs as much memory as each of the `processes`.
+
+    Gradients that wait for more micro-batches, or stand in the buckets of a parallel run, are there while the next micro-batch
+    is computed. Two micro-batches need what any number of them does. A run that compiles may go on uncompiled, which needs more.
+    """
+    waits = processes > 1 or settings.optimizer.gradient_accumulation_steps > 1
+    return replace(
+        settings,
+        batches=replace(settings.batches, tokens_per_batch=tokens_per_batch, drop_last=False),
+        optimizer=replace(settings.optimizer, gradient_accumulation_steps=2 if waits else 1),
+        compute=replace(settings.compute, devices=1, num_nodes=1, strategy="auto", compile_model=False),
+        validation=ValidationSettings(limit_val_batches=0),
+    )
+
+
+def _no_callbacks(settings: TrainingSettings) -> list[Callback]:
+    return []
+
+
+# --- Memory ------------------------------------------------------------------------------------------------------------
+
+
+def available_memory(root: Path = Path("/")) -> Limit:
+    """Return what is left of this machine or, if that is less, of a control group (a container) around this process."""
+    found = [Limit(psutil.virtual_memory().available, "available now")]
+    groups = root / "proc/self/cgroup"
+    for line in groups.read_text(encoding="utf-8").splitlines() if groups.exists() else ():
+        _, controllers, name = line.split(":", 2)
+        if controllers == "":
+            mount, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            mount = root / "sys/fs/cgroup/memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        inner = mount / name.lstrip("/")
+        for group in (inner, *inner.parents):
+            files = [group / file for file in (*names[:2], "memory.stat")]
+            if not group.is_relative_to(mount) or not all(file.exists() for file in files):
+                continue
+            limit, used, statistics = (file.read_text(encoding="utf-8").strip() for file in files)
+            if limit != "max":
+                # Files in the page cache can be dropped: they are no need of memory.
+                droppable = int(dict(line.split() for line in statistics.splitlines()).get(names[2], 0))
+                left = max(0, int(limit) - int(used) + droppable)
+                found.append(Limit(left, "left of the limit of its control group"))
+    return min(found, key=lambda one: one.bytes)
+
+
+def limit_of(requested: int | None, available: Limit, device_bytes: int | None, devices: Devices) -> Limit:
+    """Return the limit for one process: what the user says or, if that is less, what there is."""
+    there = available if device_bytes is None else Limit(device_bytes, "free on the GPU")
+    sharing = devices.per_node if device_bytes is None else 1
+    shared = f", shared by {sharing} processes" if sharing > 1 else ""
+    if requested is None:
+        return Limit(there.bytes // sharing, there.source + shared)
+    if requested <= there.bytes:
+        return Limit(requested // sharing, f"--memory_limit{shared}")
+    more = f"--memory_limit {size(requested)} is more than that"
+    return Limit(there.bytes // sharing, f"{there.source}{shared}; {more}")
+
+
+# --- The search --------------------------------------------------------------------------------------------------------
+
+
+class Search:
+    """Looks for the largest size under which the worst batches of all ranges fit."""
+
+    def __init__(self, worst: "WorstBatches", trials: Trials, usable_bytes: float, say: Callable[[str], None]) -> None:
         self._worst, self._trials, self._usable_bytes, self._say = worst, trials, usable_bytes, say
-        self._peaks: dict[tuple[int, int, int], int | None] = {}
-        """What is known of single batches."""
-        self._in_turn: dict[int, list[Tried]] = {}
-        """The last tries of all ranges, by size."""
+        self._tried: dict[int, list[Tried]] = {}
+        """The worst batches of the ranges, by size."""
 
     def run(self, lowest: int) -> tuple[int, list[Tried]] | None:
-        """The largest size, and the worst batches under it; None: there is none.
-
-        All lengths come first, at a small budget: a CPU keeps kernels for each shape (10 MB and more of them in bf16), which
-        belong to what is needed before any size matters.
-        """
+        """Return the largest size, and the worst batches under it; None: there is none."""
         parts = self._worst.ranges(RANGES * FINER)
+        # All lengths come first: a CPU keeps kernels for each shape (10 MB and more of them in bf16), which are needed before any
+        # size matters.
         self._say(f"batches of {lowest:,} steps, all lengths")
-        if not self._fits(self._peak_of_all(parts, lowest)):
+        if not self._fits(self._peak_bytes(parts, lowest, aloud=False)):
             return None
-        found = self._largest(parts[0], lowest, self._worst.highest)
+        found = self._largest(parts[:1], lowest, self._worst.highest)
         if found is None:
             return None
-        ranges = self._dearest_first(parts, max(lowest, found // SMALL_BUDGET))
-        found = self._largest_in_turn(ranges, lowest, found)
-        return None if found is None else (found, self._in_turn[found])
+        small = max(lowest, found // SMALL)
+        self._say(f"which lengths need the most, at {small:,} steps per batch")
+        peaks = {part: self._peak_bytes([part], small, alone=True, aloud=False) or sys.maxsize for part in parts}
+        number = -(-len(parts) // RANGES)
+        ranges = [max(parts[begin : begin + number], key=peaks.__getitem__) for begin in range(0, len(parts), number)]
+        ranges.sort(key=peaks.__getitem__, reverse=True)
+        # What the longest sequences allow is likely to fit, but other lengths may need many times as much.
+        begin, highest = max(lowest, found // BEGINNING), found
+        found = self._largest(ranges, begin, highest)
+        if found is None and begin > lowest:
+            found = self._largest(ranges, lowest, begin)
+        return None if found is None else (found, self._tried[found])
 
-    def _largest(self, lengths: LengthRange, lowest: int, highest: int) -> int | None:
-        """For one range."""
-
+    def _largest(self, ranges: Sequence["LengthRange"], lowest: int, highest: int) -> int | None:
         def peak_bytes(tokens: int) -> int | None:
-            return self._peak(tokens, lengths)
+            if len(ranges) > 1:
+                self._say(f"all lengths in turn, at {tokens:,} steps per batch")
+            return self._peak_bytes(ranges, tokens, alone=len(ranges) == 1)
 
         return largest_that_fits(peak_bytes, lowest=lowest, highest=highest, usable_bytes=self._usable_bytes)
 
-    def _largest_in_turn(self, ranges: list[LengthRange], lowest: int, highest: int) -> int | None:
-        """For all ranges, where `highest` is likely to fit; other lengths may need many times as much."""
+    def _peak_bytes(
+        self, ranges: Sequence["LengthRange"], tokens: int, *, alone: bool = False, aloud: bool = True
+    ) -> int | None:
+        """Return the peak of the worst batches at this size, up to the first that does not fit; None: memory ran out.
 
-        def peak_bytes(tokens: int) -> int | None:
-            self._say(f"all lengths in turn, at {tokens:,} steps a batch")
-            return self._peak_of_all(ranges, tokens)
-
-        begin = max(lowest, highest // BEGINNING)
-        found = largest_that_fits(peak_bytes, lowest=begin, highest=highest, usable_bytes=self._usable_bytes)
-        if found is None and begin > lowest:
-            return largest_that_fits(peak_bytes, lowest=lowest, highest=begin, usable_bytes=self._usable_bytes)
-        return found
-
-    def _dearest_first(self, parts: list[LengthRange], tokens: int) -> list[LengthRange]:
-        """The dearest part of each range."""
-        self._say(f"which lengths need the most, at {tokens:,} steps a batch")
-        peaks = {part: self._peak(tokens, part, aloud=False) or sys.maxsize for part in parts}
-        number = -(-len(parts) // RANGES)
-        kept = [max(parts[begin : begin + number], key=peaks.__getitem__) for begin in range(0, len(parts), number)]
-        return sorted(kept, key=peaks.__getitem__, reverse=True)
-
-    def _peak_of_all(self, ranges: list[LengthRange], tokens: int) -> int | None:
-        """Of the worst batches at this size, up to the first that does not fit.
-
-        They are trained one after another as in a run, where the heap keeps the holes that batches of other shapes left.
+        They are trained one after another as in a run, where the heap keeps the holes that batches of other shapes left; `alone`:
+        it gives them back before.
         """
         tried: dict[tuple[int, int, int], Tried] = {}
-        peak_bytes: int | None = 0
         for lengths in ranges:
             batch = self._worst.at(tokens, lengths)
             if batch.name in tried:
                 continue
-            peak_bytes = self._measure(batch, tokens, trims=not tried, aloud=len(ranges) <= RANGES)
-            if peak_bytes is None:
+            need = self._trials.need(batch.sequences_B, tokens, trims=alone or not tried)
+            if aloud:
+                outcome = "memory ran out" if need is None else f"peak {size(need.peak_bytes)}"
+                too_much = ", too much" if need is not None and not self._fits(need.peak_bytes) else ""
+                self._say(f"  {len(batch.sequences_B):,} x {batch.length:,} steps: {outcome}{too_much}")
+            if need is None:
+                return None
+            tried[batch.name] = Tried(batch.length, len(batch.sequences_B), batch.steps, need.peak_bytes)
+            if not self._fits(need.peak_bytes):
                 break
-            tried[batch.name] = Tried(batch.length, len(batch.sequences_B), batch.steps, peak_bytes)
-            if peak_bytes > self._usable_bytes:
-                break
-        self._in_turn[tokens] = sorted(tried.values(), reverse=True)
-        return None if peak_bytes is None else max(one.peak for one in tried.values())
-
-    def _peak(self, tokens: int, lengths: LengthRange, aloud: bool = True) -> int | None:
-        """What was tried alone is not tried again."""
-        batch = self._worst.at(tokens, lengths)
-        if batch.name not in self._peaks:
-            self._peaks[batch.name] = self._measure(batch, tokens, trims=True, aloud=aloud)
-        return self._peaks[batch.name]
-
-    def _measure(self, batch: WorstBatch, tokens: int, trims: bool, aloud: bool) -> int | None:
-        peak_bytes = self._trials.peak_bytes(Try(batch.sequences_B, tokens, trims))
-        if aloud:
-            outcome = "memory ran out" if peak_bytes is None else f"peak {size(peak_bytes)}"
-            too_much = "" if peak_bytes is None or self._fits(peak_bytes) else ", too much"
-            self._say(f"  {len(batch.sequences_B):,} x {batch.length:,} steps: {outcome}{too_much}")
-        return peak_bytes
+        self._tried[tokens] = sorted(tried.values(), reverse=True)
+        return max(one.peak for one in tried.values())
 
     def _fits(self, peak_bytes: int | None) -> bool:
         return peak_bytes is not None and peak_bytes <= self._usable_bytes
+
+
+def largest_that_fits(
+    peak_bytes: Callable[[int], int | None], *, lowest: int, highest: int, usable_bytes: float
+) -> int | None:
+    """Return the largest size up to `highest` whose need is usable, to `RESOLUTION`; None: not even `lowest`.
+
+    `peak_bytes` returns None where memory ran out. What a size needs grows with it, nearly along a line: the next try is where the
+    line through the last two meets what is usable, within the bounds that keep the search safe (at most twice the last that
+    fitted) and going on.
+    """
+    fitting: list[tuple[int, int]] = []
+    """Sizes and their needs."""
+    too_large: tuple[int, int | None] | None = None
+    tokens = lowest
+    while True:
+        need = peak_bytes(tokens)
+        if need is not None and need <= usable_bytes:
+            fitting.append((tokens, need))
+        else:
+            too_large = (tokens, need)
+        if not fitting:
+            return None
+        last, last_need = fitting[-1]
+        least = max(last + 1, int(last * (1 + RESOLUTION)))
+        if last >= highest or (too_large is not None and too_large[0] <= least + 1):
+            return last
+        if too_large is not None and too_large[1] is None:
+            likely = math.sqrt(last * too_large[0])
+        elif too_large is None and len(fitting) == 1:  # nothing needs more than its share and what is always needed
+            likely = last * usable_bytes / last_need
+        else:
+            (one, one_need), (other, other_need) = fitting[-2:] if too_large is None else (fitting[-1], too_large)
+            assert other_need is not None
+            slope = (other_need - one_need) / (other - one)
+            likely = other + (usable_bytes - other_need) / slope if slope > 0 else math.inf
+        most = FASTEST_GROWTH * last if too_large is None else too_large[0] / (1 + RESOLUTION)
+        tokens = min(highest, max(least, int(min(likely, most))))
+
+
+# --- Worst batches -----------------------------------------------------------------------------------------------------
+
+
+class LengthRange(NamedTuple):
+    """Lengths of sequences in steps."""
+
+    above: int
+    up_to: int
+
+
+class WorstBatch(NamedTuple):
+    """The batch of a range of lengths that needs the most at one size."""
+
+    length: int
+    """Steps that its sequences are padded to."""
+    sequences_B: np.ndarray
+    """int64; numbers of these sequences in the split."""
+
+    @property
+    def steps(self) -> int:
+        return self.length * len(self.sequences_B)
+
+    @property
+    def name(self) -> tuple[int, int, int]:
+        """Two batches of the same name are the same."""
+        return self.length, len(self.sequences_B), int(self.sequences_B[0])
+
+
+class WorstBatches:
+    """Finds, for any budget, the batches of each length that need the most memory, in the cut that training would have."""
+
+    def __init__(
+        self,
+        lengths_N: np.ndarray,
+        cut_at: Callable[[int], Cut],
+        gather: Callable[[np.ndarray], Batch],
+        *,
+        pad_to: int | None = None,
+        batch_size: int | None = None,
+    ) -> None:
+        """`cut_at` gets the steps of a batch, `gather` makes one of sequences; the rest is as in `Limits`."""
+        self._longest_first_N = np.argsort(-lengths_N, kind="stable")
+        self._sorted_lengths_N = lengths_N[self._longest_first_N]
+        self._cut_at, self._gather, self._pad_to, self._batch_size = cut_at, gather, pad_to, batch_size
+        self._last_cut: tuple[int, Cut] | None = None
+
+    @property
+    def longest(self) -> int:
+        """Steps that the longest sequence is padded to."""
+        return self._pad_to or int(self._sorted_lengths_N[0])
+
+    @property
+    def highest(self) -> int:
+        """The budget beyond which nothing changes: all sequences in one batch, or as many as --batch_size lets in."""
+        number = len(self._sorted_lengths_N)
+        return self.longest * min(number, self._batch_size or number)
+
+    def ranges(self, number: int) -> list[LengthRange]:
+        """Return at most that many ranges, each a constant factor below the one before; all hold sequences."""
+        longest, shortest = int(self._sorted_lengths_N[0]), int(self._sorted_lengths_N[-1])
+        edges = np.unique(np.geomspace(longest, max(1, shortest), number + 1).round().astype(np.int64))[::-1].tolist()
+        tops = edges[: max(1, len(edges) - 1)]
+        found = [LengthRange(above, up_to) for up_to, above in zip(tops, [*tops[1:], shortest - 1], strict=True)]
+        present_L = np.bincount(self._sorted_lengths_N) > 0
+        return [one for one in found if present_L[one.above + 1 : one.up_to + 1].any()]
+
+    def at(self, tokens_per_batch: int, lengths: LengthRange) -> WorstBatch:
+        """Return, of the batches that this budget cuts for sequences of these lengths, the one that needs the most."""
+        if self._last_cut is None or self._last_cut[0] != tokens_per_batch:
+            self._last_cut = tokens_per_batch, self._cut_at(tokens_per_batch)
+        cut = self._last_cut[1]
+        starts_K, sizes_K = cut.starts_K1[:-1], np.diff(cut.starts_K1)
+        tops_K = cut.tokens_K // sizes_K
+        shortest_K = self._sorted_lengths_N[cut.starts_K1[1:] - 1] if self._pad_to is None else np.zeros_like(tops_K)
+        concerned = np.flatnonzero((tops_K > lengths.above) & (shortest_K <= lengths.up_to))
+        tokens = cut.tokens_K[concerned]
+        batch = concerned[np.flatnonzero(tokens >= NEARLY_FULL * tokens.max())[0]]  # they come from long to short
+        # Which sequences of its bucket make up a batch differs from epoch to epoch: the longest can come together.
+        bucket = np.searchsorted(cut.bucket_starts, starts_K[batch], side="right") - 1
+        begin, end = cut.bucket_starts[bucket], cut.bucket_starts[bucket + 1]
+        number = int(sizes_K[batch])
+        candidates = self._longest_first_N[begin : max(begin + number, min(end, begin + CHOICE * number))]
+        return WorstBatch(self._pad_to or int(tops_K[batch]), most_events(candidates, number, self._gather))
+
+
+def most_events(candidates: np.ndarray, number: int, gather: Callable[[np.ndarray], Batch]) -> np.ndarray:
+    """Return the first, which is the longest, and of the others those with the most events; without events, the first ones."""
+    batch = gather(candidates[:1])
+    if not isinstance(batch, EventBatch) or number == len(candidates):
+        return candidates[:number]
+    batch = gather(candidates)
+    assert isinstance(batch, EventBatch)
+    rows_E = batch.steps_E.numpy() // batch.gaps_BT.shape[1]
+    events_B = np.bincount(rows_E, minlength=len(candidates))
+    events_B[0] = events_B.max() + 1
+    return candidates[np.argsort(-events_B, kind="stable")[:number]]

@@ -87,8 +87,15 @@ def command_line(argv: Sequence[str]) -> str:
 
     >>> command_line(["/home/ann/seqvae/train_optimized.py", "--run_name", "first try"])
     "python train_optimized.py --run_name 'first try'"
+    >>> command_line(["/usr/bin/seqvae", "train"]), command_line(["/lib/seqvae/__main__.py", "train"])
+    ('seqvae train', 'python -m seqvae train')
     """
-    return shlex.join(["python", Path(argv[0]).name, *argv[1:]])
+    program = Path(argv[0])
+    if program.name == "__main__.py":
+        typed = ["python", "-m", program.parent.name]
+    else:
+        typed = ["python", program.name] if program.suffix == ".py" else [program.name]
+    return shlex.join([*typed, *argv[1:]])
 
 
 def commit_of(checkout: Path) -> str | None:

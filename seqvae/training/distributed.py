@@ -1,50 +1,168 @@
-"""What several processes of one run have to agree on before they train: decided in the first, known in all.
+"""What a run computes on, and what its processes agree on.
 
-Lightning starts the other processes itself, with the command typed once more and the environment of the first: what was
-decided travels there. torchrun starts all of them at once: they have to talk.
+In: the compute settings. Out: devices, precision and strategy for Lightning's Trainer, and decisions of the first process that
+all processes know.
 """
 
 import json
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
+from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.strategies import DDPStrategy, Strategy
 
+from seqvae.config.training import ComputeSettings
 from seqvae.errors import UsageError
-from seqvae.training.devices import Devices, started_by_torchrun
 
 Decision = TypeVar("Decision")
+Precision = Literal["32-true", "16-mixed", "bf16-mixed"]
+
+PRECISIONS: dict[str, Precision] = {
+    "32-true": "32-true",
+    "16-mixed": "16-mixed",
+    "bf16-mixed": "bf16-mixed",
+    "32": "32-true",
+    "16": "16-mixed",
+    "bf16": "bf16-mixed",
+}
+"""Each value of --precision, and the precision that it stands for."""
+
+DTYPES: dict[str, torch.dtype] = {
+    "32-true": torch.float32,
+    "16-mixed": torch.float16,
+    "bf16-mixed": torch.bfloat16,
+}
+"""The type that matrices are multiplied in."""
 
 DECISION = "SEQVAE_DECISION"
-"""The variable of the environment."""
-
+"""Variable of the environment that carries a decision to the processes that Lightning starts."""
 
 RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
-"""What launchers number processes with, where none has given out a RANK for all."""
+"""Variables that launchers number processes with where none of them sets RANK."""
+
+
+class Devices(NamedTuple):
+    """The processes of a run: one for each device."""
+
+    accelerator: Literal["cpu", "cuda", "mps"]
+    per_node: int
+    nodes: int
+
+    @property
+    def world(self) -> int:
+        return self.per_node * self.nodes
+
+    def __str__(self) -> str:
+        name = {"cpu": "CPU", "cuda": "GPU", "mps": "Apple GPU"}[self.accelerator]
+        if self.world == 1:
+            return f"one {name}"
+        processes = f"{self.world} processes" if self.accelerator == "cpu" else f"{self.world} {name}s"
+        return processes if self.nodes == 1 else f"{processes} on {self.nodes} machines"
+
+
+def resolve_devices(compute: ComputeSettings) -> Devices:
+    """Return the devices of this machine that --accelerator, --devices and --num_nodes ask for.
+
+    Under torchrun the processes exist already, and their number holds.
+    """
+    accelerator: Literal["cpu", "cuda", "mps"] = "cpu"
+    if compute.accelerator in ("auto", "gpu") and torch.cuda.is_available():
+        accelerator = "cuda"
+    elif compute.accelerator in ("auto", "gpu", "mps") and torch.backends.mps.is_available():
+        accelerator = "mps"
+    elif compute.accelerator not in ("auto", "cpu"):
+        raise UsageError(f"--accelerator {compute.accelerator}: there is none here that torch can use")
+    if started_by_torchrun():
+        world, per_node = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+        return Devices(accelerator, per_node, world // per_node)
+    available = torch.cuda.device_count() if accelerator == "cuda" else 1
+    if compute.devices == "auto":
+        return Devices(accelerator, available, compute.num_nodes)
+    if accelerator != "cpu" and compute.devices > available:
+        raise UsageError(f"--devices {compute.devices}: this machine has {available} of them")
+    return Devices(accelerator, compute.devices, compute.num_nodes)
+
+
+class ResolvedPrecision(NamedTuple):
+    """The precision that a run computes with, and the reason where it is not the requested one."""
+
+    precision: Precision
+    reason: str = ""
+
+
+def resolve_precision(requested: str, device_type: str) -> ResolvedPrecision:
+    """Return the precision for --precision on a device: a CPU has no fast half precision, but some have bf16 units."""
+    precision = PRECISIONS[requested]
+    if device_type != "cpu" or precision != "16-mixed":
+        return ResolvedPrecision(precision)
+    if cpu_has_bf16_units():
+        return ResolvedPrecision("bf16-mixed", "a CPU has no fast 16-mixed")
+    return ResolvedPrecision("32-true", "this CPU has no bf16 units")
+
+
+def cpu_has_bf16_units() -> bool:
+    """Return whether this CPU multiplies bf16 in hardware; without, bf16 works, but slower than float32."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def make_precision(precision: ResolvedPrecision, devices: Devices, initial_loss_scale: float) -> MixedPrecision | None:
+    """Return the plugin of 16-mixed, which takes a setting of its own; None: Lightning makes it from the name."""
+    if precision.precision != "16-mixed":
+        return None
+    scaler = torch.amp.GradScaler(devices.accelerator, init_scale=initial_loss_scale)
+    return MixedPrecision("16-mixed", devices.accelerator, scaler)
+
+
+def make_strategy(requested: str, devices: Devices, *, static_graph: bool = False) -> Strategy | str:
+    """Return what averages the gradients of several processes; other strategies of Lightning's go by their names.
+
+    `static_graph`: every batch uses all weights in the same way, and is an optimizer step of its own. Where several batches make
+    one, torch 2.13 fails, as the first of them would have to describe the graph.
+    """
+    if requested not in ("auto", "ddp"):
+        return requested
+    if devices.world == 1:
+        return "auto"
+    backend = "nccl" if devices.accelerator == "cuda" else "gloo"
+    return DDPStrategy(process_group_backend=backend, gradient_as_bucket_view=True, static_graph=static_graph)
+
+
+def started_by_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def is_first_process() -> bool:
-    """Known before Lightning has made its strategy, too."""
+    """Return whether this is the first process of a run; known before Lightning has made its strategy, too."""
     names = ("RANK",) if "RANK" in os.environ else RANKS
     return all(int(os.environ.get(name, "0")) == 0 for name in names)
 
 
-def decided_by_first(decide: Callable[[], dict[str, str | None]], devices: Devices) -> dict[str, str | None]:
-    """What `decide` says in the first process. On other machines each first process decides alike, from the same files."""
+def decide_in_first_process(decide: Callable[[], dict[str, str | None]], devices: Devices) -> dict[str, str | None]:
+    """Return what `decide` returns in the first process, before a Trainer exists.
+
+    Lightning starts the other processes itself, with the same command and the environment of the first: the decision travels
+    there. torchrun starts all of them at once, so it is broadcast. On other machines each first process decides alike, from
+    the same files.
+    """
     if devices.world == 1:
         return decide()
     if started_by_torchrun():
-        return _broadcast(decide, "nccl" if devices.accelerator == "cuda" else "gloo")
+        if devices.accelerator == "cuda":
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        if not torch.distributed.is_initialized():  # Lightning uses an existing group
+            torch.distributed.init_process_group("nccl" if devices.accelerator == "cuda" else "gloo")
+        return decide_together(decide)
     if "LOCAL_RANK" in os.environ and DECISION in os.environ:
-        return _read(os.environ[DECISION])
+        return _read_decision(os.environ[DECISION])
     decision = decide()
     os.environ[DECISION] = json.dumps(decision)
     return decision
 
 
-def decided_together(decide: Callable[[], Decision]) -> Decision:
-    """What `decide` says in the first process, while a run goes on and its processes are in touch."""
+def decide_together(decide: Callable[[], Decision]) -> Decision:
+    """Return what `decide` returns in the first process, while the processes of a run are connected."""
     if not torch.distributed.is_initialized():
         return decide()
     decision: list[Any] = [decide() if is_first_process() else None]
@@ -53,8 +171,8 @@ def decided_together(decide: Callable[[], Decision]) -> Decision:
     return decided
 
 
-def _read(text: str) -> dict[str, str | None]:
-    """What stands in the environment is data, and may be anybody's."""
+def _read_decision(text: str) -> dict[str, str | None]:
+    """Parse a decision from the environment, which anyone may have set."""
     try:
         decision = json.loads(text)
     except (ValueError, RecursionError):
@@ -62,14 +180,3 @@ def _read(text: str) -> dict[str, str | None]:
     if not isinstance(decision, dict) or not all(isinstance(value, str | None) for value in decision.values()):
         raise UsageError(f"{DECISION}, which a run sets for its own processes, holds {text[:40]!r}: unset it")
     return decision
-
-
-def _broadcast(decide: Callable[[], dict[str, str | None]], backend: str) -> dict[str, str | None]:
-    if backend == "nccl":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group(backend)  # Lightning takes the one that is there
-    decision = [decide() if is_first_process() else None]
-    torch.distributed.broadcast_object_list(decision, src=0)
-    assert decision[0] is not None
-    return decision[0]

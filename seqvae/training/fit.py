@@ -1,219 +1,323 @@
-"""From settings to a trained model in a run directory: data, plan, network, place, Trainer, header, fit, last validation.
+"""From settings to a trained model in a run directory: data, plan, network, Trainer, header, training, last validation.
 
-In: the settings of a run, callbacks that the command adds, and perhaps somebody's own network. Out: `runs/<name>/`, and
-what the run came to.
+In: the settings of a run, and whatever of its parts the caller brings. Out: `runs/<name>/`, and what the run came to.
 """
 
 import signal
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning import Callback
+from lightning import Callback, Trainer
 from torch import nn
 
 from seqvae.config.training import TrainingSettings
 from seqvae.config.yaml_files import to_flat_dict, to_yaml
 from seqvae.console import program, shell_word
 from seqvae.data.datamodule import SequenceDataModule
-from seqvae.errors import DivergedError, Stopped, StorageError, UsageError, harmless
-from seqvae.reports.run_files import environment, write_environment, write_facts
-from seqvae.training.callbacks.interrupt import StopWhenAsked, handlers_restored
+from seqvae.errors import DivergedError, ExitCode, Stopped, StorageError, UsageError, harmless
+from seqvae.models.vae import SequenceVAE
+from seqvae.monitors import PosteriorMetricsMonitor, ThroughputMonitor
+from seqvae.reports.run_files import command_line, environment, write_environment, write_facts
+from seqvae.training.callbacks.interrupt import StopOnSignal, restore_signal_handlers
 from seqvae.training.callbacks.nonfinite import NonFiniteError
+from seqvae.training.callbacks.progress import Progress
 from seqvae.training.callbacks.report import RunReport
-from seqvae.training.devices import Devices, ResolvedPrecision, precision_in_force, resolve_devices
-from seqvae.training.distributed import decided_by_first, decided_together, is_first_process
+from seqvae.training.distributed import (
+    Devices,
+    ResolvedPrecision,
+    decide_in_first_process,
+    decide_together,
+    is_first_process,
+    resolve_devices,
+    resolve_precision,
+)
 from seqvae.training.module import Probeable, ProbeableModule, TrainingModule
 from seqvae.training.network import build_network, load_weights, make_ready
-from seqvae.training.run_directory.checkpoint_file import read_lazily
+from seqvae.training.run_directory.checkpoint_file import HEALTHY, read_lazily
 from seqvae.training.run_directory.directory import refuse_unwritable
-from seqvae.training.run_directory.events import RunEvents, RunResult, result_of_finished
-from seqvae.training.run_directory.facts import describe_monitoring, facts_of, header_lines, written
-from seqvae.training.run_directory.recovery import Recovery, recovery_of, tell_of_recovery
-from seqvae.training.run_directory.resume import Start, become_last, go_back, identity_of, open_run, refuse_other_run
+from seqvae.training.run_directory.events import EndedBy, RunEvents, RunResult, result_of, result_of_finished
+from seqvae.training.run_directory.facts import facts_of, header_lines
+from seqvae.training.run_directory.recovery import Recovery, read_recovery
+from seqvae.training.run_directory.resume import Start, adopt_as_last, go_back, identity_of, open_run, refuse_other_run
 from seqvae.training.schedules import Plan, plan_run
-from seqvae.training.session import Prepared, Session, make_session, note_beginning, train
-from seqvae.training.trainer import previews_of
+from seqvae.training.trainer import all_callbacks, make_previews, make_trainer
 
 RECORDED_SHAPES, CPU_SHAPES = 8, 32
-"""Of batches. Each recorded graph takes memory of its own. On a CPU 32 shapes pad 0 to 4 % more, and the demo model passes 12 %
-more real tokens a second, one of 7 million parameters 1.5 % (medians of five, in turns)."""
+"""Shapes of batches. Each recorded graph takes memory of its own. On a CPU 32 shapes pad 0 to 4 % more, and the demo model passes
+12 % more real tokens per second, one of 7 million parameters 1.5 % (medians of five, in turns)."""
 
 
 def fit(
-    settings: TrainingSettings, callbacks: Sequence[Callback] = (), *, network: nn.Module | None = None
+    settings: TrainingSettings,
+    callbacks: Sequence[Callback] | None = None,
+    *,
+    network: nn.Module | None = None,
+    data: SequenceDataModule | None = None,
+    trainer_arguments: Mapping[str, Any] | None = None,
 ) -> RunResult:
-    """Train as the settings say: the network that they describe, or one that turns a batch into a `VAEOutput` as well."""
-    settings = shortened(settings) if settings.run.fast_dev_run else settings
-    devices = resolve_devices(settings.compute)
-    if is_first_process():
-        refuse_unwritable(settings.run)
-    if network is not None and settings.batches.pad_grid is None:  # it may not know sequences without steps
+    """Train as the settings say; what the caller does not bring is built from them.
+
+    `callbacks`: in place of the monitors of the recipe (`make_monitors`). `network`: turns a batch into a `VAEOutput`; one that is
+    brought comes without previews. `data`: from settings that `prepare_settings` has prepared. `trainer_arguments`: in place of
+    `default_trainer_arguments`.
+    """
+    is_foreign = network is not None and not isinstance(network, SequenceVAE)
+    if is_foreign and data is None and settings.batches.pad_grid is None:  # it may not know sequences without steps
         settings = replace(settings, batches=replace(settings.batches, pad_grid=0))
-    settings = with_few_shapes(settings)
-    data = make_data(settings)
+    settings = prepare_settings(settings)
+    devices = resolve_devices(settings.compute)
+    if data is None:
+        data = make_data(settings)
     plan = plan_run(settings, data, devices.world)
     torch.manual_seed(settings.run.seed)
-    everything = list(callbacks)
+    callbacks = make_monitors(settings) if callbacks is None else callbacks
     if network is None:
         network = build_network(data, settings.model, settings.compute, devices.world)
-        everything.append(previews_of(data, settings.run.seed))
-    with handlers_restored(), ExitStack() as held:
-        start = start_of(settings, data, devices, held)
-        if (result := refused_or_finished(start, settings, plan, data)) is not None:
-            return result
-        load_beginning(network, start, settings, data)
+        callbacks = [*callbacks, make_previews(data, settings.run.seed)]
+    with restore_signal_handlers(), ExitStack() as held:
+        start = _open_start(settings, data, devices, held)
+        if start.checkpoint is not None:
+            refuse_other_run(start.checkpoint, _origin_of(settings, data))
+            _refuse_other_beginning(start.checkpoint, settings)
+            if (finished := result_of_finished(start.directory, settings, plan)) is not None:
+                result, message = finished
+                if is_first_process():
+                    print(message)
+                return result
+            if (step := _step_of(start.checkpoint)) > plan.total_steps:
+                raise UsageError(
+                    f"{start.checkpoint} is at step {step:,}, but --max_steps and --max_epochs make a run of "
+                    f"{plan.total_steps:,}: raise them, or begin anew with another --run_name"
+                )
+        if settings.run.init_from is not None:
+            path = Path(settings.run.init_from).expanduser()
+            # Also where the run goes on, if the file still exists: the run may have to go back to its beginning.
+            if start.checkpoint is None or path.exists():
+                load_weights(network, path, data.description)
         if settings.run.resume not in ("auto", "never") and is_first_process():
-            become_last(start)
-        remark = make_ready(network, settings.compute, devices.accelerator)
-        resume_command = f"python {program()} --config {shell_word(start.directory / 'config.yaml')}"
+            adopt_as_last(start)
+        compiler_remark = make_ready(network, settings.compute, devices.accelerator)
         events = RunEvents(start.directory, writes=is_first_process())
         report = RunReport(
             events, start.directory, every_n_steps=settings.run.log_every_n_steps, writes=is_first_process()
         )
         held.enter_context(report)
-        run = Prepared(settings, data, devices, network, [*everything, report], events, resume_command)
+        run = _Run(settings, data, devices, network, [*callbacks, report], trainer_arguments, events, start)
         try:
-            return hold_sessions(run, plan, start, remark)
-        except (DivergedError, StorageError):  # of all processes alike
+            return run.train(plan, compiler_remark)
+        except (DivergedError, StorageError):  # raised in all processes alike
             if not is_first_process():
-                sys.exit(0)  # with another code a launcher kills the first process, which has something to say
+                sys.exit(0)  # another code would make the launcher kill the first process before its message
             raise
 
 
-def load_beginning(network: nn.Module, start: Start, settings: TrainingSettings, data: SequenceDataModule) -> None:
-    """The weights of --init_from; also for a run that goes on, if they are still there: it may have to go back to its beginning."""
-    if settings.run.init_from is not None:
-        path = Path(settings.run.init_from).expanduser()
-        if start.checkpoint is None or path.exists():
-            load_weights(network, path, data.description)
+class _Run:
+    """A run from its opened directory on: one session, or, after NaN or infinity, several."""
+
+    def __init__(
+        self,
+        settings: TrainingSettings,
+        data: SequenceDataModule,
+        devices: Devices,
+        network: nn.Module,
+        callbacks: Sequence[Callback],
+        trainer_arguments: Mapping[str, Any] | None,
+        events: RunEvents,
+        start: Start,
+    ) -> None:
+        self.settings = settings
+        self.data = data
+        self.devices = devices
+        self.network = network
+        self.callbacks = callbacks
+        self.trainer_arguments = trainer_arguments
+        self.events = events
+        self.directory = start.directory
+        self.checkpoint = start.checkpoint
+        """The checkpoint that the next session goes on from."""
+        config = shell_word(start.directory / "config.yaml")
+        self.resume_command = f"{program()} --config {config}"
+
+    def train(self, plan: Plan, compiler_remark: str) -> RunResult:
+        """Hold sessions, each after the first from an earlier checkpoint and at a lower rate, until one ends well."""
+        requested = resolve_precision(self.settings.compute.precision, self.devices.accelerator)
+        recovery = read_recovery(self.directory, plan.lr)
+        beginning = {name: weight.clone() for name, weight in self.network.state_dict().items()}
+        is_announced = False
+        while True:
+            plan = plan._replace(lr=recovery.lr)
+            precision = recovery.resolve_precision(requested)
+            began_at = 0 if self.checkpoint is None else _step_of(self.checkpoint)  # the session overwrites it
+            module = make_module(self.network, self.settings, plan, self.data)
+            module.events = self.events
+            callbacks = all_callbacks(
+                *(self.callbacks, self.settings, self.data, plan, module, self.directory, self.resume_command)
+            )
+            trainer = make_trainer(
+                *(self.settings, self.data, plan, self.devices, precision, self.directory, callbacks),
+                arguments=self.trainer_arguments,
+                has_static_graph=isinstance(self.network, SequenceVAE),
+            )
+            if not is_announced:
+                self._announce(plan, precision, callbacks, compiler_remark)
+                is_announced = True
+            try:
+                return self._hold_session(trainer, module, plan, callbacks)
+            except NonFiniteError as error:
+                trouble = error.with_traceback(None)  # which would keep the session's gradients in memory
+            self._stop_if_signalled(trainer, callbacks)
+            del trainer, module, callbacks
+            recovery = self._roll_back(trouble, began_at, recovery, precision)
+            if self.checkpoint is None:
+                self.network.load_state_dict(beginning)
+
+    def _announce(
+        self, plan: Plan, precision: ResolvedPrecision, callbacks: Sequence[Callback], compiler_remark: str
+    ) -> None:
+        """Write the files that describe the run, and print the header."""
+        if is_first_process():
+            settings, directory, checkpoint = self.settings, self.directory, self.checkpoint
+            # The settings with the name that the run got: what another person needs, and what the command to go on reads.
+            named = replace(settings.run, run_name=directory.name, output_dir=str(directory.parent), resume="auto")
+            new_config = directory / "config.yaml.new"
+            new_config.write_text(to_yaml(replace(settings, run=named)), encoding="utf-8")
+            new_config.replace(directory / "config.yaml")
+            if checkpoint is None:
+                write_environment(directory, environment(sys.argv, threads=torch.get_num_threads()))
+                self.events.note("started", 0)
+            else:
+                command = command_line(sys.argv)
+                self.events.note("resumed", _step_of(checkpoint), checkpoint=checkpoint.name, command=command)
+            *lines, monitoring = header_lines(
+                settings, self.data, self.network, plan, self.devices, precision, self.callbacks
+            )
+            lines += [("compiler", compiler_remark)] if compiler_remark else []
+            goes_on = f", goes on from {checkpoint.name}" if checkpoint else ""
+            lines += [monitoring, ("run", f"{directory}{goes_on}"), ("to go on", self.resume_command)]
+            write_facts(directory, facts_of(settings, self.data, plan, lines, self.resume_command))
+            print(harmless("\n".join(f"{name:<11} {text}" for name, text in lines)), flush=True)
+        if self.devices.nodes > 1:
+            # Training begins when all processes are there. Until then nothing can be lost, and torch waits where no handler of
+            # Python's is called: a signal ends the process at once.
+            if is_first_process():
+                print(f"waiting for the processes of {self.devices.nodes} machines", flush=True)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+
+    def _hold_session(
+        self, trainer: Trainer, module: TrainingModule, plan: Plan, callbacks: Sequence[Callback]
+    ) -> RunResult:
+        """Train, validate on everything, return what it came to."""
+        self.data.on_trouble = lambda message: self.events.survived("loader_restarted", module.global_step, message)
+        try:
+            with warnings.catch_warnings():
+                # Lightning 2.6.6 calls torch 2.13 in ways that torch calls deprecated.
+                warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")
+                warnings.filterwarnings("ignore", message=r".*torch.distributed.nn.functional.\w+ is deprecated.*")
+                trainer.fit(module, datamodule=self.data, ckpt_path=self.checkpoint)
+                self._validate_on_all(trainer, module)
+            for callback in callbacks:
+                if isinstance(callback, Progress):
+                    callback.finish()
+            ended_by: EndedBy = "steps"
+            if trainer.global_step < plan.total_steps:
+                early = trainer.early_stopping_callback
+                is_early = early is not None and early.wait_count >= early.patience
+                ended_by = "early_stopping_patience" if is_early else "max_time"
+            result = result_of(trainer, plan, self.settings, self.directory, ended_by, self.events)
+        except Stopped as stop:
+            self.events.note("interrupted", trainer.global_step)
+            if not stop.said:  # in the last validation, when all that was trained was saved
+                raise Stopped(stop.number, f" in the last validation. To go on:\n{self.resume_command}") from stop
+            raise
+        except SystemExit as stop:
+            if stop.code == ExitCode.COLLAPSED:
+                print(harmless(self._advice_after_collapse()), file=sys.stderr)
+            raise
+        self.events.finish()
+        return result
+
+    def _validate_on_all(self, trainer: Trainer, module: TrainingModule) -> None:
+        """Validate on all sequences, unless the last validation was on all of them at this step."""
+        is_partial = not self.settings.validation.is_on_all and not self.settings.run.fast_dev_run
+        if not is_partial and module.validated_at_step == trainer.global_step:
+            return
+        limit = self.data.limit_val_batches
+        self.data.limit_val_batches = 1.0 if is_partial else limit
+        trainer.limit_val_batches = 1.0  # with --limit_val_batches 0 there was none so far
+        if trainer.is_global_zero and is_partial:
+            print(f"last validation, on all {len(self.data.split('valid')):,} sequences", flush=True)
+        try:
+            trainer.validate(module, datamodule=self.data, verbose=False)
+        finally:
+            self.data.limit_val_batches = limit  # the run may go back from here
+
+    def _advice_after_collapse(self) -> str:
+        """Return the commands to choose from after --on_collapse stop."""
+        healthy = self.directory / "checkpoints" / HEALTHY
+        if healthy.exists():
+            rescue = f"--init_from {shell_word(healthy)} --run_name {shell_word(f'{self.directory.name}-rescue')}"
+            begin = f"From when it was last well, with a remedy of your choice:\n{self.resume_command} {rescue}"
+        else:
+            anew = f"--run_name {shell_word(f'{self.directory.name}-2')}"
+            begin = f"It was never well. Anew, with a remedy of your choice:\n{self.resume_command} {anew}"
+        return f"{begin} --free_bits 0.25\nTo go on all the same:\n{self.resume_command}"
+
+    def _stop_if_signalled(self, trainer: Trainer, callbacks: Sequence[Callback]) -> None:
+        """End the run where a signal came while its session broke off."""
+        own = max(callback.signal_number for callback in callbacks if isinstance(callback, StopOnSignal))
+        number = decide_together(lambda: own)
+        if number:
+            self.events.note("interrupted", trainer.global_step)
+            if not is_first_process():
+                sys.exit(0)
+            raise Stopped(number, f" after a step that came to NaN. To go on:\n{self.resume_command}")
+
+    def _roll_back(
+        self, trouble: NonFiniteError, began_at: int, recovery: Recovery, precision: ResolvedPrecision
+    ) -> Recovery:
+        """Go back to a checkpoint from before the trouble, and not to one that led into it at once."""
+        if not recovery.is_possible:
+            self.events.note("diverged", trouble.first_step, said=str(trouble))
+            raise DivergedError(
+                f"{trouble}, and so it was from earlier checkpoints, at last with --lr {recovery.lr:g}. Lower --lr or raise "
+                "--warmup; the sequences that the steps were made of stand in events.jsonl"
+            )
+        self.data.teardown("fit")  # Lightning leaves it out when a session breaks off
+        led_into_it = trouble.first_step <= began_at + 1
+        before = min(began_at, trouble.first_step) if led_into_it else trouble.first_step
+        self.checkpoint = decide_together(lambda: go_back(self.directory, before))
+        recovery = recovery.once_more(precision.precision, self.devices.accelerator)
+        recovery.announce(self.events, trouble, self.checkpoint)
+        return recovery
 
 
-def refused_or_finished(
-    start: Start, settings: TrainingSettings, plan: Plan, data: SequenceDataModule
-) -> RunResult | None:
-    """What a finished run came to; a run that cannot go on as asked is an error."""
-    if start.checkpoint is None:
-        return None
-    refuse_other_run(start.checkpoint, origin_of(settings, data))
-    refuse_other_beginning(start, settings)
-    finished = result_of_finished(start.directory, settings, plan)
-    if finished is None:
-        refuse_run_past_its_end(start.checkpoint, plan)
-        return None
-    result, said = finished
-    if is_first_process():
-        print(said)
-    return result
-
-
-def hold_sessions(run: Prepared, plan: Plan, start: Start, remark: str) -> RunResult:
-    """One session, or, after NaN or infinity, several, each from an earlier checkpoint and at a lower rate."""
-    asked = precision_in_force(run.settings.compute.precision, run.devices.accelerator)
-    recovery = recovery_of(start.directory, plan.lr)
-    beginning = {name: weight.clone() for name, weight in run.network.state_dict().items()}
-    is_first = True
-    while True:
-        plan = plan._replace(lr=recovery.lr_in_force)
-        precision = recovery.precision_in_force(asked)
-        module = make_module(run.network, run.settings, plan, run.data)
-        began_at = step_of(start.checkpoint)  # now: the session writes another one over it
-        session = make_session(run, module, plan, precision, start)
-        if is_first:
-            announce(session, precision, remark)
-            is_first = False
-        outcome = outcome_of(session)
-        if isinstance(outcome, RunResult):
-            return outcome
-        stop_if_asked(session, run)
-        del session, module
-        start, recovery = roll_back(outcome, start.directory, began_at, recovery, precision, run)
-        if start.checkpoint is None:
-            run.network.load_state_dict(beginning)
-
-
-def outcome_of(session: Session) -> RunResult | NonFiniteError:
-    """Without the error's traceback, which would keep the session's gradients in memory."""
-    try:
-        return train(session)
-    except NonFiniteError as error:
-        return error.with_traceback(None)
-
-
-def stop_if_asked(session: Session, run: Prepared) -> None:
-    """A signal that came while a session broke off ends the run all the same."""
-    own = max(callback.asked for callback in session.callbacks if isinstance(callback, StopWhenAsked))
-    number = decided_together(lambda: own)
-    if number:
-        run.events.note("interrupted", session.trainer.global_step)
-        if not is_first_process():
-            sys.exit(0)
-        raise Stopped(number, f" after a step that came to NaN. To go on:\n{run.resume_command}")
-
-
-def roll_back(
-    trouble: NonFiniteError,
-    directory: Path,
-    began_at: int,
-    recovery: Recovery,
-    precision: ResolvedPrecision,
-    run: Prepared,
-) -> tuple[Start, Recovery]:
-    """To before the trouble; a checkpoint that led into it at once is no place to go back to."""
-    if not recovery.is_possible:
-        run.events.note("diverged", trouble.first_step, said=str(trouble))
-        raise DivergedError(
-            f"{trouble}, and so it was from earlier checkpoints, at last with --lr {recovery.lr_in_force:g}. Lower --lr or raise "
-            "--warmup; the sequences that the steps were made of stand in events.jsonl"
+def prepare_settings(settings: TrainingSettings) -> TrainingSettings:
+    """Refuse what cannot be written, and fill in what depends on this machine, all before data are read."""
+    if settings.run.fast_dev_run:  # two optimizer steps and one validation batch
+        settings = replace(
+            settings,
+            run=replace(settings.run, max_steps=2, log_every_n_steps=1),
+            validation=replace(settings.validation, limit_val_batches=1, val_check_interval=1.0),
         )
-    led_into_it = trouble.first_step <= began_at + 1
-    run.data.teardown("fit")  # Lightning does not, when a session breaks off
-    before = min(began_at, trouble.first_step) if led_into_it else trouble.first_step
-    back_to = decided_together(lambda: go_back(directory, before))
-    recovery = recovery.once_more(precision.precision, run.devices.accelerator)
-    tell_of_recovery(run.events, trouble, back_to, recovery)
-    return Start(directory, back_to), recovery
-
-
-def step_of(checkpoint: Path | None) -> int:
-    return 0 if checkpoint is None else int(read_lazily(checkpoint)["global_step"])
-
-
-def announce(session: Session, precision: ResolvedPrecision, remark: str) -> None:
-    """Write what the run is, and say it."""
-    run, start = session.run, session.start
+    resolve_devices(settings.compute)  # raises an error where they are not there
     if is_first_process():
-        write_files(run.settings, start)
-        note_beginning(session)
-        more = [
-            *([("compiler", remark)] if remark else []),
-            ("monitoring", describe_monitoring(run.callbacks, session.plan.total_steps)),
-            ("run", str(start.directory) + (f", goes on from {start.checkpoint.name}" if start.checkpoint else "")),
-            ("to go on", run.resume_command),
-        ]
-        lines = header_lines(run.settings, run.data, run.network, session.plan, run.devices, precision, more)
-        write_facts(start.directory, facts_of(run.settings, run.data, session.plan, lines, run.resume_command))
-        print(harmless(written(lines)), flush=True)
-    if run.devices.nodes > 1:
-        wait_for_other_machines(run.devices)
-
-
-def shortened(settings: TrainingSettings) -> TrainingSettings:
-    """Two optimizer steps and one validation batch (--fast_dev_run)."""
-    return replace(
-        settings,
-        run=replace(settings.run, max_steps=2, log_every_n_steps=1),
-        validation=replace(settings.validation, limit_val_batches=1, val_check_interval=1.0),
-    )
+        refuse_unwritable(settings.run)
+    return with_few_shapes(settings)
 
 
 def with_few_shapes(settings: TrainingSettings) -> TrainingSettings:
-    """What --pad_grid stands for where it is not given. A GPU that replays recorded graphs records one for each shape; a CPU's
-    products of matrices in bf16 are compiled for each, which takes longer than small products themselves."""
+    """Fill in --pad_grid where it is not given.
+
+    A GPU that replays recorded graphs records one for each shape; a CPU's bf16 matrix products are compiled for each, which takes
+    longer than small products themselves.
+    """
     compute, batches = settings.compute, settings.batches
     if batches.pad_grid is not None or not (batches.use_dynamic_padding and batches.bucketing):
         return settings
@@ -221,7 +325,7 @@ def with_few_shapes(settings: TrainingSettings) -> TrainingSettings:
     shapes = 0
     if accelerator == "cuda" and compute.compile_model and compute.compile_mode == "reduce-overhead":
         shapes = RECORDED_SHAPES
-    elif accelerator == "cpu" and precision_in_force(compute.precision, accelerator).precision == "bf16-mixed":
+    elif accelerator == "cpu" and resolve_precision(compute.precision, accelerator).precision == "bf16-mixed":
         shapes = CPU_SHAPES
     return replace(settings, batches=replace(batches, pad_grid=shapes))
 
@@ -237,63 +341,37 @@ def make_data(settings: TrainingSettings) -> SequenceDataModule:
     )
 
 
-def start_of(settings: TrainingSettings, data: SequenceDataModule, devices: Devices, held: ExitStack) -> Start:
-    """Where the run begins: the same place for all its processes."""
-
-    def decide() -> dict[str, str | None]:
-        directory, checkpoint = open_run(settings.run, data.description.kind, held)
-        return {"directory": str(directory), "checkpoint": None if checkpoint is None else str(checkpoint)}
-
-    place = decided_by_first(decide, devices)
-    directory, checkpoint = place["directory"], place["checkpoint"]
-    assert directory is not None
-    return Start(Path(directory), None if checkpoint is None else Path(checkpoint))
-
-
-def refuse_other_beginning(start: Start, settings: TrainingSettings) -> None:
-    """A run that goes on has its weights: others would be left aside in silence."""
-    assert start.checkpoint is not None
-    began_from = read_lazily(start.checkpoint)["origin"]["settings"].get("init_from")
-    if settings.run.init_from is not None and settings.run.init_from != began_from:
-        raise UsageError(
-            f"--init_from {settings.run.init_from}: {start.directory} goes on from its own {start.checkpoint.name}; give another "
-            "--run_name to begin anew with these weights"
-        )
-
-
-def refuse_run_past_its_end(checkpoint: Path, plan: Plan) -> None:
-    step = read_lazily(checkpoint)["global_step"]
-    if step > plan.total_steps:
-        raise UsageError(
-            f"{checkpoint} is at step {step:,}, but --max_steps and --max_epochs make a run of {plan.total_steps:,}: "
-            "raise them, or begin anew with another --run_name"
-        )
-
-
-def wait_for_other_machines(devices: Devices) -> None:
-    """Training begins when all processes are there. Until then nothing can be lost, and torch waits where no handler of
-    Python's is called: a signal ends the process at once."""
-    if is_first_process():
-        print(f"waiting for the processes of {devices.nodes} machines", flush=True)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
+def make_monitors(settings: TrainingSettings) -> list[Callback]:
+    """Return the monitors of the recipe; none where the settings watch nothing."""
+    watch = settings.watch
+    if watch is None:
+        return []
+    monitor = PosteriorMetricsMonitor(
+        update_frequency=watch.every_n_steps,
+        plot_frequency=watch.plot_every_n_steps,
+        window_size=watch.window,
+        probe_every_n_readings=watch.probe_every_n_readings,
+        on_collapse=settings.monitoring.on_collapse,
+        verbose=settings.VERBOSE_WATCH and not settings.monitoring.fast_detection,
+    )
+    return [monitor, ThroughputMonitor(every_n_steps=settings.run.log_every_n_steps)]
 
 
 def make_module(network: nn.Module, settings: TrainingSettings, plan: Plan, data: SequenceDataModule) -> TrainingModule:
-    kind = ProbeableModule if isinstance(network, Probeable) else TrainingModule
-    return kind(
+    module_class = ProbeableModule if isinstance(network, Probeable) else TrainingModule
+    return module_class(
         network,
         settings.objective,
         replace(settings.optimizer, lr=plan.lr, scale_lr=False),
         total_steps=plan.total_steps,
         seed=settings.run.seed,
-        origin=origin_of(settings, data),
+        origin=_origin_of(settings, data),
         classes=len(data.description.classes),
     )
 
 
-def origin_of(settings: TrainingSettings, data: SequenceDataModule) -> dict[str, Any]:
-    """What tells a run from others."""
+def _origin_of(settings: TrainingSettings, data: SequenceDataModule) -> dict[str, Any]:
+    """Return what tells a run from others, and what its network is built from again."""
     split = data.split("train")
     return {
         "settings": to_flat_dict(settings),
@@ -302,11 +380,28 @@ def origin_of(settings: TrainingSettings, data: SequenceDataModule) -> dict[str,
     }
 
 
-def write_files(settings: TrainingSettings, start: Start) -> None:
-    """What another person needs to run the same, and the same command to go on: both with the name that the run got."""
-    run = replace(settings.run, run_name=start.directory.name, output_dir=str(start.directory.parent), resume="auto")
-    beside = start.directory / "config.yaml.new"
-    beside.write_text(to_yaml(replace(settings, run=run)), encoding="utf-8")
-    beside.replace(start.directory / "config.yaml")
-    if start.checkpoint is None:  # the command of a later session stands in events.jsonl
-        write_environment(start.directory, environment(sys.argv, threads=torch.get_num_threads()))
+def _open_start(settings: TrainingSettings, data: SequenceDataModule, devices: Devices, held: ExitStack) -> Start:
+    """Return where the run begins: the same place for all its processes."""
+
+    def decide() -> dict[str, str | None]:
+        directory, checkpoint = open_run(settings.run, data.description.kind, held)
+        return {"directory": str(directory), "checkpoint": None if checkpoint is None else str(checkpoint)}
+
+    place = decide_in_first_process(decide, devices)
+    directory, checkpoint = place["directory"], place["checkpoint"]
+    assert directory is not None
+    return Start(Path(directory), None if checkpoint is None else Path(checkpoint))
+
+
+def _refuse_other_beginning(checkpoint: Path, settings: TrainingSettings) -> None:
+    """Refuse --init_from where a run goes on with its own weights: the others would be ignored silently."""
+    began_from = read_lazily(checkpoint)["origin"]["settings"].get("init_from")
+    if settings.run.init_from not in (None, began_from):
+        raise UsageError(
+            f"--init_from {settings.run.init_from}: {checkpoint.parent.parent} goes on from its own {checkpoint.name}; give "
+            "another --run_name to begin anew with these weights"
+        )
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(read_lazily(checkpoint)["global_step"])

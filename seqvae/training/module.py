@@ -23,7 +23,7 @@ from seqvae.data.batch import Batch, padded_steps
 from seqvae.models.vae import Posterior, VAEOutput
 from seqvae.training.callbacks.nonfinite import StepJudge, scaler_of
 from seqvae.training.micro_batches import MicroBatches
-from seqvae.training.objective import NO_LABEL, Objective, classification_loss, free_bits_in_force, negative_elbo
+from seqvae.training.objective import NO_LABEL, Objective, classification_loss, negative_elbo, resolve_free_bits
 from seqvae.training.run_directory.events import RunEvents
 from seqvae.training.schedules import KLWeight, learning_rate_factor, scheduled_kl_weight
 
@@ -108,7 +108,7 @@ class TrainingModule(lightning.LightningModule):
         seed_noise(noise_seed(self.seed, TRAINING, batch.position, part), batch.lengths_B.device)
         output: VAEOutput = self.network(batch)
         kl_weight = self.kl_weight(self.global_step)
-        free_bits = free_bits_in_force(self.objective, "step" if output.posterior_mean.dim() == 3 else "sequence")
+        free_bits = resolve_free_bits(self.objective, "step" if output.posterior_mean.dim() == 3 else "sequence")
         objective = negative_elbo(output, kl_weight, free_bits)
         loss = objective.loss + self.objective.label_weight * classification_loss(output, batch.labels_B)
         self.judge.take_in(loss, batch.sequences_B)

@@ -18,8 +18,14 @@ from seqvae.errors import UsageError
 from seqvae.models.embeddings import GivenVectors
 from seqvae.models.vae import SequenceVAE
 from seqvae.training.callbacks.compile import compile_in_place
-from seqvae.training.run_directory.checkpoint_file import damage_of, read_lazily
-from seqvae.training.run_directory.differences import misfits, other_meanings, plain, some_of
+from seqvae.training.run_directory.checkpoint_file import (
+    damage_of,
+    misfits,
+    other_meanings,
+    plain,
+    read_lazily,
+    some_of,
+)
 
 
 @runtime_checkable

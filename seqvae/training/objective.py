@@ -1,4 +1,4 @@
-"""The negative evidence lower bound, in nats: what the model says about a batch in, what is minimised out.
+"""The negative evidence lower bound, in nats: what the model returns for a batch in, what is minimised out.
 
 Shapes: B sequences, P posteriors (one for each sequence, or for each step of each), Z latent dimensions, C classes.
 """
@@ -23,7 +23,7 @@ class Objective(NamedTuple):
     """Sums over the sequences of a batch, in nats."""
 
     loss: Tensor
-    """What is minimised: NLL + weight * KL, each dimension's KL taken for no less than the free bits."""
+    """What is minimised: NLL + weight * KL, each dimension's KL counted as no less than the free bits."""
     nll: Tensor
     kl: Tensor
     """The true KL: neither weighted nor raised to the free bits."""
@@ -31,7 +31,7 @@ class Objective(NamedTuple):
 
 
 def negative_elbo(output: VAEOutput, kl_weight: Tensor | float, free_bits: float) -> Objective:
-    """NLL + weight * sum_z max(KL_z, free bits), with KL_z the mean of a dimension's KL over the batch (Kingma et al. 2016).
+    """Return NLL + weight * sum_z max(KL_z, free bits), with KL_z the mean of a dimension's KL over the batch (Kingma et al. 2016).
 
     The mean is over the real posteriors of this micro-batch, and the floor is paid once for each of them. Of few
     sequences the mean is noisy, and that is right as it stands: a dimension is pushed down only in batches where it is
@@ -45,21 +45,19 @@ def negative_elbo(output: VAEOutput, kl_weight: Tensor | float, free_bits: float
     return Objective(nll + kl_weight * paid_kl, nll, kl_Z.sum(), kl_weight)
 
 
-def free_bits_in_force(settings: ObjectiveSettings, latent_scope: Literal["sequence", "step"]) -> float:
-    """What --free_bits says, or a protective amount where it says nothing.
+def resolve_free_bits(settings: ObjectiveSettings, latent_scope: Literal["sequence", "step"]) -> float:
+    """Return --free_bits, or where it is not given a protective amount.
 
     A step is worth but a few nats, and its latent would copy it for free: hence less for a latent of each step. Below free
     bits --target_kl could not bring the KL.
     """
     if settings.free_bits is not None:
         return settings.free_bits
-    if settings.target_kl is not None:
-        return 0.0
-    return FREE_BITS[latent_scope]
+    return FREE_BITS[latent_scope] if settings.target_kl is None else 0.0
 
 
 def classification_loss(output: VAEOutput, labels_B: Tensor | None) -> Tensor:
-    """Sum of the cross entropies of the sequences that have a label; 0 where there are none, or nothing that guesses them."""
+    """Return the sum of the cross entropies of the sequences that have a label; 0 where there are no labels or no classifier."""
     if output.class_scores_BC is None or labels_B is None:
         return output.nll_B.new_zeros(())
     return functional.cross_entropy(output.class_scores_BC.float(), labels_B, ignore_index=NO_LABEL, reduction="sum")

@@ -23,16 +23,14 @@ from benchmarks.speed.ablation_turns import (
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.data import CacheSettings, LengthSettings, LoadingSettings, SourceSettings
 from seqvae.config.run import MonitoringSettings, ValidationSettings
-from seqvae.config.training import OptimizerSettings, TrainingSettings
+from seqvae.config.training import OptimizedSettings, OptimizerSettings, ReferenceSettings, TrainingSettings
 from seqvae.config.yaml_files import to_flat_dict
 from seqvae.data.cache import SequenceData, open_cache, prepare_cache
 from seqvae.data.dataset import LONGEST
 from seqvae.data.demo.write import write_demo
 from seqvae.data.description import Kind
-from seqvae.profiling.messages import Lap
+from seqvae.profiling.measured_run import Lap
 from seqvae.training.fit import make_data
-from train_optimized import OptimizedSettings
-from train_with_collapse_detection import ReferenceSettings
 
 TINY = ("--width", "16", "--depth", "1", "--heads", "2", "--latent_size", "2")
 GOAL = Goal(OptimizedSettings(monitoring=MonitoringSettings(fast_detection=True)), tokens_per_batch=4000)

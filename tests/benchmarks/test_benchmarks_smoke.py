@@ -17,11 +17,11 @@ from benchmarks.speed import event_throughput
 from benchmarks.speed.set_loop_reference import SetLoopVAE
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.model import ModelSettings
+from seqvae.config.training import OptimizedSettings
 from seqvae.data.batch import EventBatch, TokenBatch
 from seqvae.data.demo.write import write_demo
 from seqvae.data.description import DataDescription
 from seqvae.models.vae import SequenceVAE
-from train_optimized import OptimizedSettings
 
 TINY = ("--width", "16", "--depth", "1", "--heads", "2", "--latent_size", "2", "--max_steps", "3", "--num_workers", "0")
 

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 
-import inspect_data
 from seqvae.cli.command_line import parse_command_line
+from seqvae.cli.inspect_data import InspectSettings, ReportSettings
 from seqvae.config.flags import flags_of
 from seqvae.config.profiling import MeasuringSettings
 from seqvae.config.run import RunSettings
@@ -50,7 +50,7 @@ def refusal(words: list[str], schema: type[TrainingSettings] = TrainingSettings)
 def test_of_every_flag_that_takes_a_text_it_is_known_whether_it_is_a_path():
     texts = {
         flag.name
-        for schema in (TrainingSettings, inspect_data.InspectSettings)
+        for schema in (TrainingSettings, InspectSettings)
         for flag in flags_of(schema).values()
         if str in flag.types
     }
@@ -67,7 +67,7 @@ def test_a_url_is_refused_before_anything_is_done_with_it(flag, tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("group", "name"), [(MeasuringSettings, "output"), (inspect_data.ReportSettings, "plot_path")])
+@pytest.mark.parametrize(("group", "name"), [(MeasuringSettings, "output"), (ReportSettings, "plot_path")])
 def test_other_commands_do_not_take_urls_for_paths(group, name):
     with pytest.raises(ValueError, match=f"^--{name} s3://a is a URL"):
         group(**{name: "s3://a"})

@@ -14,15 +14,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import use_model
+from seqvae.cli.main import main
 from seqvae.config.inference import DataChoices
 from seqvae.config.model import ModelSettings
 from seqvae.data.batch import TokenBatch
-from seqvae.errors import DataError, ExitCode, UsageError, run_command
+from seqvae.errors import DataError, ExitCode, UsageError
 from seqvae.inference import streaming
 from seqvae.inference.encode import encode
-from seqvae.inference.export import from_safetensors, read_exported, to_safetensors
-from seqvae.inference.model import Trained, at_work, open_data, open_trained
+from seqvae.inference.model import Model, open_data, open_model, read_exported
+from seqvae.inference.streaming import evaluating
 from tests.support.parquet_files import write
 from tests.support.trained_models import KINDS, SIZES, columns, make_checkpoint
 
@@ -37,27 +37,27 @@ def runs(tmp_path_factory) -> dict[str, Path]:
     return {kind: make_checkpoint(tmp_path_factory.mktemp(kind), kind) for kind in KINDS}
 
 
-def latents(trained: Trained, *splits: str, **choices: Any) -> pa.Table:
+def latents(trained: Model, *splits: str, **choices: Any) -> pa.Table:
     data = open_data(trained, DataChoices(**choices))
     return pa.concat_tables(encode(trained, data, splits or list(data.data.splits)))
 
 
 def use(monkeypatch, *words: object) -> ExitCode | int:
-    monkeypatch.setattr(sys, "argv", ["use_model.py", *map(str, words)])
-    return run_command(use_model.main, "use_model.py")
+    monkeypatch.setattr(sys, "argv", ["seqvae", *map(str, words)])
+    return main()
 
 
 # --- Latents ---------------------------------------------------------------------------------------------------------
 
 
 def test_each_sequence_is_encoded_as_it_is_alone_and_in_the_order_of_the_data(run):
-    trained = open_trained(str(run))
+    trained = open_model(str(run))
     data = open_data(trained, DataChoices())
     table = latents(trained, "train", "test").to_pandas()
     assert table["id"].tolist() == [*data.split("train").ids(np.arange(40)), *data.split("test").ids(np.arange(12))]
     for place, row in enumerate(table.itertuples()):
         first = 0 if row.split == "train" else SIZES["train"]
-        with at_work(trained):
+        with evaluating(trained):
             alone = trained.network.at_mean(data.split(row.split).gather(np.array([place - first])))
         np.testing.assert_allclose(row.mean, alone.posterior_mean[0], atol=1e-5)
         np.testing.assert_allclose(row.variance, alone.posterior_logvar[0].exp(), rtol=1e-4)
@@ -68,7 +68,7 @@ def test_each_sequence_is_encoded_as_it_is_alone_and_in_the_order_of_the_data(ru
 
 def test_windows_of_long_sequences_are_told_apart(tmp_path):
     run = make_checkpoint(tmp_path, "vectors", max_sequence_length=4, long_sequences="split")
-    table, whole = latents(open_trained(str(run)), "test").to_pandas(), columns("vectors", "test").to_pandas()
+    table, whole = latents(open_model(str(run)), "test").to_pandas(), columns("vectors", "test").to_pandas()
     assert not table[["id", "window"]].duplicated().any()
     assert table.groupby("id", sort=False)["steps"].sum().to_dict() == whole["id"].value_counts(sort=False).to_dict()
 
@@ -83,11 +83,11 @@ def test_a_feature_may_be_called_like_a_column_of_ours(tmp_path, monkeypatch):
 def test_the_wrong_kind_of_data_is_told_as_that(runs, tmp_path):
     choices = DataChoices(data_dir=str(runs["vectors"].parent / "data"), cache_dir=str(tmp_path / "cache"))
     with pytest.raises(DataError, match="but the network was trained on events"):
-        open_data(open_trained(str(runs["events"])), choices).split("train")
+        open_data(open_model(str(runs["events"])), choices).split("train")
 
 
 def test_windows_change_nothing(run, monkeypatch):
-    trained = open_trained(str(run))
+    trained = open_model(str(run))
     whole = latents(trained, "train").to_pandas()
     monkeypatch.setattr(streaming, "WINDOW", 7)
     pieces = latents(trained, "train").to_pandas()
@@ -98,9 +98,9 @@ def test_windows_change_nothing(run, monkeypatch):
 
 def test_other_data_are_read_with_the_models_own_vocabulary_and_moments(run, tmp_path):
     """The same rows in a file of their own, which would have other moments and another vocabulary by themselves."""
-    kind = open_trained(str(run)).description.kind
+    kind = open_model(str(run)).description.kind
     one = write(tmp_path / "new.parquet", columns(kind, "test"))
-    trained = open_trained(str(run))
+    trained = open_model(str(run))
     own, other = latents(trained, "test"), latents(trained, data_dir=str(one), cache_dir=str(tmp_path / "cache"))
     assert other.column("split").unique().to_pylist() == ["pool"]
     assert own.drop_columns(["split"]).equals(other.drop_columns(["split"]))
@@ -108,9 +108,7 @@ def test_other_data_are_read_with_the_models_own_vocabulary_and_moments(run, tmp
 
 def test_what_training_never_saw_is_unknown_and_counted(runs, tmp_path):
     one = write(tmp_path / "new.parquet", pa.table({"id": ["x"], "text": ["ab☃d"]}))
-    data = open_data(
-        open_trained(str(runs["tokens"])), DataChoices(data_dir=str(one), cache_dir=str(tmp_path / "cache"))
-    )
+    data = open_data(open_model(str(runs["tokens"])), DataChoices(data_dir=str(one), cache_dir=str(tmp_path / "cache")))
     batch = data.split("pool").gather(np.array([0]))
     assert isinstance(batch, TokenBatch)
     assert batch.tokens_BT[0, 2] == 0
@@ -122,11 +120,11 @@ def test_other_features_are_refused(runs, tmp_path):
     one = write(tmp_path / "new.parquet", table)
     choices = DataChoices(data_dir=str(one), cache_dir=str(tmp_path / "cache"))
     with pytest.raises(DataError, match="'heat'"):
-        open_data(open_trained(str(runs["vectors"])), choices).split("pool")
+        open_data(open_model(str(runs["vectors"])), choices).split("pool")
 
 
 def test_the_runs_own_data_are_opened_from_the_cache_of_the_training(run):
-    trained = open_trained(str(run))
+    trained = open_model(str(run))
     caches = set((run.parent / "cache").iterdir())
     assert latents(trained, "valid").num_rows == SIZES["valid"]
     assert set((run.parent / "cache").iterdir()) == caches
@@ -134,16 +132,16 @@ def test_the_runs_own_data_are_opened_from_the_cache_of_the_training(run):
 
 def test_data_that_changed_since_are_read_as_the_model_knows_them(tmp_path):
     run = make_checkpoint(tmp_path, "vectors")
-    before = latents(open_trained(str(run)), "test")
+    before = latents(open_model(str(run)), "test")
     table = columns("vectors", "train")
     write(tmp_path / "data" / "train.parquet", table.set_column(2, "pulse", pa.array(np.arange(len(table)) * 1e3)))
-    assert latents(open_trained(str(run)), "test").equals(before)
+    assert latents(open_model(str(run)), "test").equals(before)
 
 
 def test_a_latent_for_each_step_comes_as_a_list_for_each(tmp_path):
     model = ModelSettings(width=16, depth=1, heads=2, latent_size=3, latent_scope="step")
     run = make_checkpoint(tmp_path, "vectors", model)
-    table = latents(open_trained(str(run)), "test").to_pandas()
+    table = latents(open_model(str(run)), "test").to_pandas()
     assert [len(mean) for mean in table["mean"]] == table["steps"].tolist()
     assert {len(step) for mean in table["mean"] for step in mean} == {3}
 
@@ -226,27 +224,16 @@ def test_an_id_that_nobody_has_is_told_with_some_that_are_there(runs, monkeypatc
 
 def test_an_export_is_the_same_model(run, monkeypatch, tmp_path):
     assert use(monkeypatch, "export", run, "--output", tmp_path / "exported") == 0
-    trained, exported = open_trained(str(run)), open_trained(str(tmp_path / "exported"))
+    trained, exported = open_model(str(run)), open_model(str(tmp_path / "exported"))
     assert exported.stored._replace(weights={}) == trained.stored._replace(weights={})
     assert latents(exported, "test").equals(latents(trained, "test"))
 
 
 def test_its_weights_are_safetensors_as_the_formats_own_library_reads_them(run, monkeypatch, tmp_path):
     assert use(monkeypatch, "export", run, "--output", tmp_path) == 0
-    weights, read = open_trained(str(run)).stored.weights, load_file(tmp_path / "model.safetensors")
+    weights, read = open_model(str(run)).stored.weights, load_file(tmp_path / "model.safetensors")
     assert weights.keys() == read.keys()
     assert all(torch.equal(weight, read[name]) for name, weight in weights.items())
-
-
-def test_numbers_of_every_type_and_none_at_all_survive_the_format():
-    tensors = {
-        str(kind): torch.arange(6).reshape(2, 3).to(kind) for kind in (torch.bfloat16, torch.int64, torch.float64)
-    }
-    tensors["none"] = torch.zeros(0, 4)
-    again = from_safetensors(to_safetensors(tensors, {}))
-    assert all(
-        torch.equal(tensor, again[name]) and again[name].dtype == tensor.dtype for name, tensor in tensors.items()
-    )
 
 
 @pytest.mark.parametrize("damage", ["short", "long header", "no json", "other sizes", "no weights", "no settings"])
@@ -262,7 +249,7 @@ def test_a_damaged_export_is_refused_in_words(runs, damage, monkeypatch, tmp_pat
         case "no json":
             about.write_text("{")
         case "other sizes":
-            weights.write_bytes(content.replace(b'"shape": [', b'"shape": [9,', 1))
+            weights.write_bytes(content.replace(b'"shape":[', b'"shape":[9', 1))
         case "no weights":
             weights.unlink()
         case "no settings":
@@ -277,7 +264,7 @@ def test_a_damaged_export_is_refused_in_words(runs, damage, monkeypatch, tmp_pat
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("enkode", "x"), "'enkode' is no action; did you mean encode?"),
+        (("enkode", "x"), "'enkode' is no command; did you mean encode?"),
         (("encode",), "CHECKPOINT is missing"),
         (("encode", "a.ckpt", "b.ckpt"), "'b.ckpt': nothing more is wanted before the flags"),
         (("encode", "nowhere.ckpt"), "CHECKPOINT nowhere.ckpt: there is no such file"),
@@ -285,7 +272,7 @@ def test_a_damaged_export_is_refused_in_words(runs, damage, monkeypatch, tmp_pat
         (("sample", "a.ckpt", "--count", "0"), "--count must be 1 or more"),
         (("encode", "a.ckpt", "--output", "nowhere/at/all.parquet"), "is no directory; make it first"),
         (("encode", "a.ckpt", "--output", "/"), "is a directory; give the name of a file"),
-        (("encode", "a.ckpt", "--output", __file__), "is there already, and use_model.py did not make it"),
+        (("encode", "a.ckpt", "--output", __file__), "is there already, and is no output of SeqVAE"),
         (("export", "a.ckpt", "--output", __file__), "is a file; export wants a directory"),
     ],
 )
@@ -319,4 +306,4 @@ def test_a_directory_without_checkpoints_is_told_what_was_wanted(tmp_path):
     with pytest.raises(
         UsageError, match=r"it holds no checkpoint\. Wanted: a \.ckpt file, a run's directory, or an export"
     ):
-        open_trained(str(tmp_path))
+        open_model(str(tmp_path))

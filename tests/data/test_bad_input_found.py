@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import inspect_data
 from benchmarks.reliability.bad_input_cases import varint
-from seqvae.errors import DataError, ExitCode, run_command
+from seqvae.cli.main import main
+from seqvae.errors import DataError, ExitCode
 from tests.support.parquet_files import Load, tokens, write, write_splits
 
 NOT_UTF8 = os.fsdecode(b"\xff\xfe")
@@ -67,20 +67,20 @@ def test_a_name_that_is_not_utf8_is_refused_or_left_out(good, load: Load, place)
 def test_the_report_on_a_link_that_leads_nowhere_names_it(good, tmp_path, monkeypatch, capsys, target):
     (good / "train/z.parquet").symlink_to(target)
     words = ["--data_dir", str(good), "--cache_dir", str(tmp_path / "cache")]
-    monkeypatch.setattr(sys, "argv", [inspect_data.PROG, *words])
-    assert run_command(inspect_data.main, inspect_data.PROG) == ExitCode.DATA
+    monkeypatch.setattr(sys, "argv", ["seqvae", "inspect", *words])
+    assert main() == ExitCode.DATA
     said = " ".join(capsys.readouterr().out.split())
     assert f"{good}/train/z.parquet: is not a readable Parquet file: it is gone" in said
     assert "2 can be used, 1 cannot" in said
 
 
 def test_a_name_with_a_line_break_begins_no_line_of_its_own(good, tmp_path, monkeypatch, capsys):
-    (good / "train/z\ninspect_data.py: all is well.parquet").touch()
+    (good / "train/z\nseqvae inspect: all is well.parquet").touch()
     words = ["--check_only", "--data_dir", str(good), "--cache_dir", str(tmp_path / "cache")]
-    monkeypatch.setattr(sys, "argv", [inspect_data.PROG, *words])
-    assert run_command(inspect_data.main, inspect_data.PROG) == ExitCode.DATA
+    monkeypatch.setattr(sys, "argv", ["seqvae", "inspect", *words])
+    assert main() == ExitCode.DATA
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"inspect_data.py: {good}/train/z\\ninspect_data.py: all is well.parquet: is not a readable")
+    assert line.startswith(f"seqvae inspect: {good}/train/z\\nseqvae inspect: all is well.parquet: is not a readable")
 
 
 def with_footer(path: Path, change: Callable[[bytes], bytes]) -> None:

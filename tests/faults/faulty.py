@@ -204,7 +204,7 @@ def no_figures() -> None:
 def in_hook(hook: str, at: int, act: Callable[[], Any]) -> None:
     from lightning import Callback
 
-    from seqvae.training import session
+    from seqvae.training import fit as session
 
     calls = counter()
 

@@ -15,9 +15,10 @@ from torch.distributions import MultivariateNormal, Normal
 from seqvae.config.data import CacheSettings, SourceSettings
 from seqvae.data.batch import Batch, TokenBatch, VectorBatch
 from seqvae.data.datamodule import SequenceDataModule
-from seqvae.data.demo.processes import TokenTruth
-from seqvae.data.demo.write import read_tokens, read_truth, write_demo
-from seqvae.inference.estimates import Estimate, batches_of, importance_weighted_nll, mean_of, posterior_statistics
+from seqvae.data.demo.demo import read_tokens, read_truth, write_demo
+from seqvae.data.demo.demo_tokens import TokenTruth
+from seqvae.inference.estimates import Estimate, importance_weighted_nll, mean_of, posterior_statistics
+from seqvae.inference.streaming import batches_of
 from seqvae.models.vae import Posterior, VAEOutput, draw
 
 STEPS, LATENT = 3, 2
@@ -183,7 +184,7 @@ def test_the_demo_s_own_process_reaches_its_entropy_from_above(demo: Path, data:
     assert -4 * gap.error < gap.value < 0.05
 
 
-def test_the_same_seed_gives_the_same_numbers_and_disturbs_nobody_s():
+def test_the_same_seed_gives_the_same_numbers_and_leaves_torchs_own_alone():
     network, batch = LinearGaussian(0.3, 1.5).train(), vectors(20)
     torch.manual_seed(1)
     expected = torch.rand(3)

@@ -13,19 +13,19 @@ import torch
 
 from seqvae.inference.estimates import mean_of
 from seqvae.inference.evaluate import feature_errors
-from seqvae.inference.model import Trained
+from seqvae.inference.model import Model
 from seqvae.training.network import StoredNetwork
 from tests.support.small_models import DESCRIPTIONS, make_batch, make_vae
 
 STD = (2.0, 1.0, 10.0)
 
 
-def make_trained(kind: str, **model) -> Trained:
+def make_trained(kind: str, **model) -> Model:
     description = replace(DESCRIPTIONS[kind], mean=(5.0, 0.0, -1.0), std=STD)
-    return Trained(make_vae(kind, **model), StoredNetwork(description, {}, {}, 1, {}), Path("x.ckpt"), None, None)
+    return Model(make_vae(kind, **model), StoredNetwork(description, {}, {}, 1, {}), Path("x.ckpt"), None, None)
 
 
-def means_by_hand(trained: Trained, batch) -> torch.Tensor:
+def means_by_hand(trained: Model, batch) -> torch.Tensor:
     """The mean of each value: one step at a time, from a batch that ends there."""
     network = trained.network
     likelihood: Any = network.likelihood

@@ -3,20 +3,21 @@
 Shapes: N sequences, P features, C classes.
 """
 
+import sys
+
 import numpy as np
 import pytest
 import torch
 
+from seqvae.errors import UsageError
 from seqvae.inference.probe import (
     STRENGTHS,
-    Summarise,
     auroc,
-    draw_score,
     fit_classifier,
-    folds_of,
     frequent_tokens,
     mean_of_windows,
-    standardiser_of,
+    score_with_draws,
+    summary,
 )
 from tests.support.small_models import make_batch
 
@@ -32,12 +33,12 @@ def blobs(count: int, apart: float, classes: int = 2, seed: int = 0) -> tuple[np
 
 
 @pytest.mark.parametrize("classes", [2, 4])
-def test_clouds_far_apart_are_told_apart_and_noise_is_not(classes):
+def test_clouds_far_apart_are_separated_and_noise_is_not(classes):
     for apart, low, high in ((10.0, 1.0, 1.0), (0.0, 0.0, 0.65)):
         features_NP, classes_N = blobs(80, apart, classes)
         others_NP, others_N = blobs(200, apart, classes, seed=1)
         classifier = fit_classifier(features_NP, classes_N, classes)
-        assert low <= draw_score(classifier.scores(others_NP), others_N, draws=10).value <= high
+        assert low <= score_with_draws(classifier.scores(others_NP), others_N, draws=10).value <= high
 
 
 def test_features_that_say_nothing_get_the_strongest_penalty():
@@ -45,33 +46,42 @@ def test_features_that_say_nothing_get_the_strongest_penalty():
     assert fit_classifier(features_NP, classes_N, 2).strength == max(STRENGTHS)
 
 
-def test_the_fit_is_where_the_loss_has_no_slope():
-    features_NP, classes_N = blobs(100, 1.0)
-    fitted = fit_classifier(features_NP, classes_N, 2)
-    p_NC = np.exp(fitted.scores(features_NP))
-    wrong_NC = p_NC - np.eye(2)[classes_N]
-    slope_PC = fitted.standardise(features_NP).numpy().T @ wrong_NC / 100 + fitted.strength * fitted.weights_PC.numpy()
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_fit_is_where_the_loss_has_no_slope(classes):
+    features_NP, classes_N = blobs(100, 1.0, classes)
+    fitted = fit_classifier(features_NP, classes_N, classes)
+    x_NP, one_hot_NC = fitted.standardise(features_NP), np.eye(classes)[classes_N]
+    wrong_NC = np.exp(fitted.scores(features_NP)) - one_hot_NC
+    coefficients_CP = fitted.regression.coef_
+    weights_CP = np.vstack((-coefficients_CP, coefficients_CP)) / 2 if classes == 2 else coefficients_CP
+    slope_PC = x_NP.T @ wrong_NC / 100 + fitted.strength * weights_CP.T
     assert np.abs(slope_PC).max() < 1e-4
     assert np.abs(wrong_NC.mean(axis=0)).max() < 1e-4
 
 
 def test_the_same_data_give_the_same_fit():
     features_NP, classes_N = blobs(30, 1.0, 3)
-    one, same = (fit_classifier(features_NP, classes_N, 3) for _ in range(2))
-    assert torch.equal(one.weights_PC, same.weights_PC)
+    one, same = (fit_classifier(features_NP, classes_N, 3).scores(features_NP) for _ in range(2))
+    assert np.array_equal(one, same)
 
 
-def test_what_is_missing_counts_as_the_mean_and_what_never_moves_as_nothing():
-    features_NP = np.array([[1.0, 5.0, np.nan], [3.0, 5.0, np.nan], [np.nan, 5.0, np.nan]])
-    standard_NP = standardiser_of(features_NP)(features_NP).numpy()
-    assert standard_NP.tolist() == [[-1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+def test_missing_numbers_count_as_the_mean_and_constant_ones_as_zero():
+    features_NP = np.array([[1.0, 5.0, np.nan], [3.0, 5.0, np.nan], [np.nan, 5.0, np.nan], [np.nan, 5.0, np.nan]])
+    standard_NP = fit_classifier(features_NP, np.array([0, 1, 0, 1]), 2).standardise(features_NP)
+    assert standard_NP.tolist() == [[-1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
 
 
-def test_folds_share_out_each_class():
-    classes_N = np.repeat([0, 1], [40, 10])
-    folds_N = folds_of(classes_N, seed=0)
-    assert np.bincount(folds_N[classes_N == 1]).tolist() == [2, 2, 2, 2, 2]
-    assert np.bincount(folds_N).tolist() == [10, 10, 10, 10, 10]
+def test_a_class_of_a_single_sequence_can_be_fitted():
+    features_NP, classes_N = blobs(40, 3.0, 3)
+    classes_N[classes_N == 2] = 1
+    classes_N[0] = 2
+    assert fit_classifier(features_NP, classes_N, 4).scores(features_NP).shape == (40, 4)
+
+
+def test_without_scikit_learn_the_message_names_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
+    with pytest.raises(UsageError, match=r'pip install "seqvae\[eval\]"'):
+        fit_classifier(*blobs(20, 1.0), 2)
 
 
 def test_windows_of_a_sequence_are_one_row():
@@ -101,7 +111,7 @@ def test_auroc_of_one_class_alone_is_not_a_number():
 def test_the_interval_of_an_accuracy_is_that_of_its_binomial():
     log_p_NC = np.log(np.tile([0.8, 0.1, 0.1], (400, 1)))
     classes_N = np.repeat([0, 1], [300, 100])
-    value, low, high = draw_score(log_p_NC, classes_N).interval
+    value, low, high = score_with_draws(log_p_NC, classes_N).interval
     assert value == 0.75
     half = 1.96 * np.sqrt(0.75 * 0.25 / 400)
     assert (low, high) == pytest.approx((0.75 - half, 0.75 + half), abs=0.006)
@@ -113,15 +123,15 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
         generator = np.random.default_rng(seed)
         classes_N = (generator.random(100) < 0.3).astype(int)
         score_N = generator.normal(size=100) + classes_N  # P(above) = Phi(1 / sqrt 2)
-        _, low, high = draw_score(np.column_stack((np.zeros(100), score_N)), classes_N, draws=300).interval
+        _, low, high = score_with_draws(np.column_stack((np.zeros(100), score_N)), classes_N, draws=300).interval
         covered += low <= 0.7602 <= high
     assert 88 <= covered <= 99
 
 
 def test_methods_are_compared_on_the_same_draws():
     features_NP, classes_N = blobs(50, 1.0)
-    score = draw_score(features_NP[:, :2], classes_N, draws=50)
-    assert score.minus(draw_score(features_NP[:, :2], classes_N, draws=50)).interval == (0.0, 0.0, 0.0)
+    score = score_with_draws(features_NP[:, :2], classes_N, draws=50)
+    assert score.minus(score_with_draws(features_NP[:, :2], classes_N, draws=50)).interval == (0.0, 0.0, 0.0)
 
 
 # --- Summaries --------------------------------------------------------------------------------------------------------
@@ -133,11 +143,10 @@ def test_summaries_of_vectors():
         [[[1.0, 0.0, 2.0], [2.0, 0.0, 0.0], [6.0, 0.0, 4.0]], [[5.0, 7.0, 0.0], [9.0, 0, 0], [0, 0, 0]]]
     )
     observed_BTD = torch.tensor([[[1, 0, 1], [1, 0, 0], [1, 0, 1]], [[1, 1, 0], [1, 0, 0], [0, 0, 0]]]).bool()
-    means_BD, rest_BP = Summarise(3)(batch._replace(values_BTD=values_BTD, observed_BTD=observed_BTD))
-    assert means_BD is not None
+    found = summary(batch._replace(values_BTD=values_BTD, observed_BTD=observed_BTD), 3)
     nan = np.nan
-    np.testing.assert_allclose(means_BD, [[3, nan, 3], [7, 7, nan]])
-    std, first, last = np.split(rest_BP, 3, axis=1)
+    np.testing.assert_allclose(found["means"], [[3, nan, 3], [7, 7, nan]])
+    std, first, last = np.split(found["rest"], 3, axis=1)
     np.testing.assert_allclose(std, [[np.sqrt(14 / 3), nan, 1], [2, 0, nan]])
     np.testing.assert_allclose(first, [[1, nan, 2], [5, 7, nan]])
     np.testing.assert_allclose(last, [[6, nan, 4], [9, 7, nan]])
@@ -150,15 +159,14 @@ def test_summaries_of_events():
         values_E=torch.tensor([0.0, 2.0, 4.0, 0.0]),
         has_value_E=torch.tensor([False, True, True, False]),
     )
-    means_BV, rest_BP = Summarise(3)(batch)
-    assert means_BV is not None
-    np.testing.assert_allclose(means_BV, [[np.nan, np.nan, 3], [np.nan, np.nan, np.nan]])
-    np.testing.assert_allclose(rest_BP, [[0, 1, 1, 0, np.log(2), np.log(3)], [0, 1, 0, 0, np.log(2), 0]])
+    found = summary(batch, 3)
+    np.testing.assert_allclose(found["means"], [[np.nan, np.nan, 3], [np.nan, np.nan, np.nan]])
+    np.testing.assert_allclose(found["rest"], [[0, 1, 1, 0, np.log(2), np.log(3)], [0, 1, 0, 0, np.log(2), 0]])
 
 
 def test_summaries_of_tokens_are_shares_of_the_frequent_ones():
     batch = make_batch("tokens", [4, 1])._replace(tokens_BT=torch.tensor([[3, 3, 1, 4], [1, 0, 0, 0]]))
     assert frequent_tokens([batch], 5).tolist() == [0, 1, 2, 3, 4]
-    means, rest_BP = Summarise(0, np.array([1, 3]))(batch)
-    assert means is None
-    np.testing.assert_allclose(rest_BP, [[0.25, 0.5, np.log(5)], [1, 0, np.log(2)]])
+    found = summary(batch, 0, np.array([1, 3]))
+    assert list(found) == ["rest"]
+    np.testing.assert_allclose(found["rest"], [[0.25, 0.5, np.log(5)], [1, 0, np.log(2)]])

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 
@@ -9,18 +10,27 @@ import pytest
 
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.run import RunSettings
-from seqvae.config.training import TrainingSettings
-from seqvae.data.demo.write import write_demo
+from seqvae.config.training import OptimizedSettings, TrainingSettings
+from seqvae.data.demo.demo import write_demo
 from seqvae.errors import DivergedError, SettingsError
 from seqvae.profiling import advise as advise_module
-from seqvae.profiling.advise import Advice, advise, best_together, strongest_of_each_theme
-from seqvae.profiling.changes import Change, combined
-from seqvae.profiling.contestant import MeasuredRunError, Recipe
-from seqvae.profiling.rounds import Comparison, Pace, Rounds, Trial, Verdict, judged
-from seqvae.reports.performance_report import advice_lines
-from seqvae.reports.terminal import Ink
+from seqvae.profiling.advise import (
+    Advice,
+    Change,
+    Comparison,
+    Contest,
+    Trial,
+    Verdict,
+    advise,
+    best_together,
+    combined,
+    judged,
+)
+from seqvae.profiling.measured_run import MeasuredRunError, Recipe
+from seqvae.reports.advice_table import advice_lines
+from seqvae.text import Ink
 from tests.support.fake_runs import Behaviour, FakeRuns
-from train_optimized import OptimizedSettings, callbacks
+from train_optimized import callbacks
 
 COMPILED = Change("compiled", "compiler", {"compile_model": True}, "less memory traffic")
 BFLOAT = Change("bf16-mixed", "precision", {"precision": "bf16-mixed"}, "other arithmetic", "numbers are rounded more")
@@ -28,11 +38,15 @@ UNFUSED = Change("unfused", "optimizer", {"fused_optimizer": False}, "none")
 UNWATCHED = Change(
     "not watching", "watching", {"disable_metrics_monitoring": True}, "no readings", apart="nobody looks"
 )
-PACE = Pace(seconds_per_turn=1.0, rounds=5)
 
 
 def recipe(settings: TrainingSettings | None = None) -> Recipe:
     return Recipe("as it is", settings or TrainingSettings(), callbacks)
+
+
+def contest(runs: FakeRuns, settings: TrainingSettings | None = None) -> closing[Contest]:
+    """Five rounds of turns of a second."""
+    return closing(Contest(recipe(settings), 1.0, 5, runs.start, runs.now))
 
 
 def try_out(
@@ -41,7 +55,7 @@ def try_out(
     """Against a run of 1,000 steps of sequences a second, 10 optimizer steps a second."""
     runs = FakeRuns(lambda s: Behaviour() if s == base else behaviour, total_steps)
     base = settings or TrainingSettings()
-    with Rounds(recipe(base), PACE, runs.start, runs.now) as rounds:
+    with contest(runs, base) as rounds:
         trial = rounds.compare(change)
     assert runs.alive == []
     return trial
@@ -71,7 +85,7 @@ def test_a_gain_that_two_rounds_of_five_did_not_see_is_none():
     assert trial.verdict == Verdict.NO_FASTER
 
 
-def test_what_cannot_be_found_faster_any_more_is_not_measured_on():
+def test_measuring_stops_when_a_change_cannot_be_found_faster_any_more():
     trial = try_out(UNFUSED, Behaviour((500.0,)))
     assert trial.verdict == Verdict.SLOWER
     assert trial.comparison is not None
@@ -86,7 +100,7 @@ def test_other_batches_are_compared_by_their_sums():
 
 def test_the_two_take_turns_at_going_first():
     runs = FakeRuns(lambda s: Behaviour((1000.0,) if s.optimizer.fused_optimizer else (1100.0,)))
-    with Rounds(recipe(), PACE, runs.start, runs.now) as rounds:
+    with contest(runs) as rounds:
         rounds.compare(UNFUSED)
     assert runs.turns[:3] == ["as it is", "as it is", "unfused"], "a warm-up each, and a first look at the base"
     assert runs.turns[3:9] == ["as it is", "unfused", "unfused", "as it is", "as it is", "unfused"]
@@ -101,12 +115,12 @@ def test_the_two_take_turns_at_going_first():
         (SettingsError("--tokens_per_batch 3 is too small"), "--tokens_per_batch 3 is too small"),
     ],
 )
-def test_what_cannot_run_is_told_in_a_line(error, said):
+def test_a_change_that_cannot_run_fails_with_a_message_of_one_line(error, said):
     trial = try_out(BFLOAT, Behaviour(fails=error))
     assert (trial.verdict, trial.remark, trial.comparison) == (Verdict.FAILED, said, None)
 
 
-def test_settings_that_refuse_one_another_are_told_in_a_line():
+def test_settings_that_exclude_one_another_fail_with_a_message_of_one_line():
     stops = parse_command_line(TrainingSettings, ["--on_collapse", "stop"], prog="x", description="")
     trial = try_out(UNWATCHED, Behaviour(), settings=stops)
     assert trial.verdict == Verdict.FAILED
@@ -116,7 +130,7 @@ def test_settings_that_refuse_one_another_are_told_in_a_line():
 @pytest.mark.parametrize("error", [MeasuredRunError("gone"), MemoryError("(killed)"), DivergedError("nan")])
 def test_the_end_of_the_run_itself_during_a_comparison_is_raised_as_what_it_was(error):
     runs = FakeRuns(lambda s: Behaviour(fails=error, fails_at=4) if s.optimizer.fused_optimizer else Behaviour())
-    with pytest.raises(type(error)) as raised, Rounds(recipe(), PACE, runs.start, runs.now) as rounds:
+    with pytest.raises(type(error)) as raised, contest(runs) as rounds:
         rounds.compare(UNFUSED)
     assert raised.value is error
     assert runs.alive == []
@@ -126,7 +140,7 @@ def test_the_failure_of_the_run_itself_is_no_verdict_on_a_change():
     runs = FakeRuns(
         lambda s: Behaviour() if s.compute.compile_model else Behaviour(fails=MeasuredRunError("as it is: gone"))
     )
-    with pytest.raises(MeasuredRunError, match="gone"), Rounds(recipe(), PACE, runs.start, runs.now):
+    with pytest.raises(MeasuredRunError, match="gone"), contest(runs):
         pass
     assert runs.alive == []
 
@@ -158,7 +172,7 @@ def test_noise_of_a_start_is_no_price():
 # --- Together ----------------------------------------------------------------------------------------------------------
 
 
-def test_of_each_theme_the_strongest_that_may_be_proposed():
+def test_of_each_theme_the_strongest_that_may_be_proposed_is_measured_again():
     again = BFLOAT._replace(name="16-mixed")
     trials = [
         trial_of(BFLOAT, 1.1),
@@ -167,7 +181,8 @@ def test_of_each_theme_the_strongest_that_may_be_proposed():
         trial_of(UNWATCHED, 2.0),
         trial_of(UNFUSED, 1.01, Verdict.NO_FASTER),
     ]
-    assert [trial.change.name for trial in strongest_of_each_theme(trials)] == ["16-mixed", "compiled"]
+    tried, _ = best_together(trials, lambda c: trial_of(c, 1.3), say=lambda _: None)
+    assert [trial.change.name for trial in tried] == ["16-mixed", "16-mixed + compiled"]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +228,7 @@ def words(tmp_path_factory):
 def advice_on(words: list[str], runs: FakeRuns) -> tuple[Advice, list[str]]:
     settings = parse_command_line(OptimizedSettings, words, prog="x", description="")
     said: list[str] = []
-    return advise(recipe(settings), words, prog="train_optimized.py", say=said.append, start=runs.start), said
+    return advise(recipe(settings), words, prog="python train_optimized.py", say=said.append, start=runs.start), said
 
 
 def typed_settings(advice: Advice) -> OptimizedSettings:
@@ -241,7 +256,7 @@ def test_at_most_two_runs_are_alive(words):
     assert (runs.most_alive, runs.alive) == (2, [])
 
 
-def test_where_nothing_is_faster_the_command_stays_and_that_is_said(words):
+def test_if_nothing_is_faster_the_command_stays_and_a_line_says_so(words):
     advice, _ = advice_on(words, FakeRuns(lambda _: Behaviour()))
     assert (advice.best, advice.together) == (None, [])
     assert advice.command.split() == ["python", "train_optimized.py", *words]
@@ -249,13 +264,13 @@ def test_where_nothing_is_faster_the_command_stays_and_that_is_said(words):
     assert f"None of {len(advice.alone)} changes may be proposed as faster" in text
 
 
-def test_luck_is_called_by_its_name(words):
+def test_a_gain_that_did_not_come_again_is_reported_as_such(words):
     advice, _ = advice_on(words, FakeRuns(lambda _: Behaviour()))
     unlucky = advice._replace(together=[trial_of(BFLOAT, 1.0, Verdict.NO_FASTER)])
-    assert "was not when it was measured again" in " ".join(advice_lines(unlucky.as_dict(), Ink(width=200)))
+    assert "was not when it was measured anew" in " ".join(advice_lines(unlucky.as_dict(), Ink(width=200)))
 
 
-def test_everything_that_was_tried_is_said_while_it_goes_on(words):
+def test_each_trial_prints_a_line_when_it_is_done(words):
     advice, said = advice_on(words, FakeRuns(by_compiling))
     assert len(said) == 1 + len(advice.alone) + len(advice.together)
 
@@ -299,15 +314,15 @@ def test_the_table_to_the_letter():
         "  not watching  1.10x  1.10-1.10  1.0 GiB  faster, yours to decide",
         "      --disable_metrics_monitoring",
         "",
-        "Together, measured again",
+        "Together, measured anew",
         "  change      gain   spread     memory   verdict",
         "  bf16-mixed  1.25x  1.25-1.25  1.0 GiB  faster",
         "      --precision bf16-mixed",
         "      numbers are rounded more",
         "",
-        "  As it is: 1,000 real tokens/s, 1.0 GiB; training would take 10 min. Faster: by",
-        "  more than 2 %, and in three quarters of the rounds. Spread: the middle half of",
-        "  the rounds.",
+        "  As it is: 1,000 real tokens/s, 1.0 GiB; training would take 10 minutes.",
+        "  Faster: by more than 2 %, and in three quarters of the rounds. Spread: the",
+        "  middle half of the rounds.",
         "  - --disable_metrics_monitoring: 1.10x, but nobody looks. Not in the proposal.",
         "",
         "Advice",
@@ -331,7 +346,7 @@ def test_real_runs_are_compared(words, monkeypatch):
     monkeypatch.setattr(advise_module, "changes_for", lambda *_: [one_by_one, refused])
     settings = parse_command_line(OptimizedSettings, words, prog="x", description="")
     advice = advise(
-        recipe(settings), words, prog="train_optimized.py", seconds_per_turn=0.1, rounds=3, say=lambda _: None
+        recipe(settings), words, prog="python train_optimized.py", seconds_per_turn=0.1, rounds=3, say=lambda _: None
     )
     slow, too_small = advice.alone
     assert (slow.verdict, too_small.verdict) == (Verdict.SLOWER, Verdict.FAILED)

@@ -7,14 +7,12 @@ import pytest
 
 import train_optimized
 from seqvae.config.data import BatchSettings, CacheSettings, SourceSettings
+from seqvae.config.training import OptimizedSettings
 from seqvae.profiling import analysis
 from seqvae.profiling.analysis import Effort, analyse
-from seqvae.profiling.contestant import Recipe
-from seqvae.profiling.messages import Lap, Ready, Saved, Validation, Work
-from seqvae.profiling.stages import STAGES
+from seqvae.profiling.measured_run import STAGES, Lap, Ready, Recipe, Saved, Validation, Work
 from seqvae.training.schedules import Plan
 from tests.support.parquet_files import write_splits
-from train_optimized import OptimizedSettings
 
 EFFORT = Effort(num_iterations=10, warmup_iterations=3)
 VALID, BATCH = 80, 4
@@ -133,7 +131,7 @@ def test_all_runs_are_closed_in_the_end(contest):
     assert all(run.is_closed for run in contest(slow=0.4, fast=0.1).runs)
 
 
-def test_how_long_it_will_take_is_said_before_it_begins(contest):
+def test_the_expected_duration_is_printed_first(contest):
     said = contest(Effort(num_iterations=100, warmup_iterations=2), only=0.5).said
     assert "measuring 100 optimizer steps in 5 turns, about 55 s" in said
 

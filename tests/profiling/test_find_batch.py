@@ -1,32 +1,51 @@
-"""--find_batch: the worst batches, the search over all lengths, processes that die, what is said, and the real thing."""
+"""--find_batch: the worst batches, the search over all lengths, runs that die, messages, memory, and the real thing."""
 
 import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.data import BatchSettings
-from seqvae.config.training import ComputeSettings, TrainingSettings
+from seqvae.config.training import ComputeSettings, OptimizedSettings, TrainingSettings
 from seqvae.data.batching import Cut, cut_batches, plan_epoch, resolve_limits
-from seqvae.data.demo.write import write_demo
-from seqvae.errors import DataError
-from seqvae.profiling.find_batch import FoundBatch, Limit, Search, Tried, describe, find_batch, what_helps
-from seqvae.profiling.trials import Ready, Trials, Try
-from seqvae.profiling.worst_batches import LengthRange, WorstBatches, most_events
-from seqvae.reports.terminal import Ink
+from seqvae.data.demo.demo import write_demo
+from seqvae.errors import DataError, UsageError
+from seqvae.profiling.find_batch import (
+    RESOLUTION,
+    FoundBatch,
+    LengthRange,
+    Limit,
+    Search,
+    Trials,
+    Tried,
+    WorstBatches,
+    available_memory,
+    describe,
+    find_batch,
+    largest_that_fits,
+    most_events,
+    what_helps,
+)
+from seqvae.profiling.measured_run import MeasuredRunError, MemoryNeed
+from seqvae.text import Ink, parse_size
 from tests.support.fake_sequences import FakeSequences, log_normal_lengths
-from tests.support.mortal_processes import answer, die_at_once
 from tests.support.small_models import make_batch
-from train_optimized import OptimizedSettings
 
 ROOT = Path(__file__).parent.parent.parent
+on_linux = pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere each try is a process of its own, which takes minutes"
+)
 
 
 # --- The worst batches -------------------------------------------------------------------------------------------------
@@ -112,14 +131,14 @@ def test_of_a_bucket_the_sequences_with_the_most_events_are_worst():
 class FakeTrials:
     """Memory by a rule of lengths."""
 
-    def __init__(self, need: Any) -> None:
-        self.need, self.most = need, 0
+    def __init__(self, bytes_per_step: Any) -> None:
+        self.bytes_per_step, self.most = bytes_per_step, 0
 
-    def peak_bytes(self, wanted: Try) -> int | None:
-        lengths_B = LENGTHS[wanted.sequences_B]
-        peak = int(1e6 + self.need(int(lengths_B.max())) * lengths_B.max() * len(lengths_B))
+    def need(self, sequences_B: np.ndarray, tokens_per_batch: int, *, trims: bool) -> MemoryNeed:
+        lengths_B = LENGTHS[sequences_B]
+        peak = int(1e6 + self.bytes_per_step(int(lengths_B.max())) * lengths_B.max() * len(lengths_B))
         self.most = max(self.most, peak)
-        return peak
+        return MemoryNeed(peak, can_repeat=True, least_sequences=1, device_bytes=None)
 
 
 def attention(length: int) -> float:
@@ -159,43 +178,56 @@ def test_where_nothing_fits_there_is_no_result():
     assert Search(worst, trials, 1e6, lambda line: None).run(lowest=1000) is None
 
 
-# --- Processes that die ------------------------------------------------------------------------------------------------
+# --- Runs that die -----------------------------------------------------------------------------------------------------
 
 
-def some(number: int) -> Try:
-    return Try(np.arange(number), tokens_per_batch=number)
+class FakeRun:
+    """A run that needs 100 bytes per sequence, and dies of more than three."""
+
+    started = 0
+
+    def __init__(self, ending: Exception, can_repeat: bool = True) -> None:
+        self.ending, self.can_repeat, self.is_closed = ending, can_repeat, False
+        FakeRun.started += 1
+
+    def peak_memory(self, sequences: list[int], tokens_per_batch: int, *, trims: bool) -> MemoryNeed:
+        assert not self.is_closed
+        if len(sequences) > 3:
+            raise self.ending
+        return MemoryNeed(100 * len(sequences), self.can_repeat, least_sequences=1, device_bytes=None)
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
-@pytest.mark.parametrize("ending", ["killed", "out of memory"])
-def test_a_process_that_found_no_memory_is_replaced_and_its_batch_does_not_fit(ending):
-    with Trials(answer, 3, ending) as trials:
-        assert [trials.peak_bytes(some(number)) for number in (2, 4, 3)] == [200, None, 300]
+def needs_of(numbers: list[int], ending: Exception, can_repeat: bool = True) -> tuple[list[int | None], int]:
+    """What batches of so many sequences needed, and how many runs were started."""
+    FakeRun.started = 0
+    start: Any = partial(FakeRun, ending, can_repeat)
+    trials = Trials(start)
+    needs = [trials.need(np.arange(number), number) for number in numbers]
+    return [None if need is None else need.peak_bytes for need in needs], FakeRun.started
 
 
-def test_a_process_that_dies_of_a_bug_is_an_error():
-    with Trials(answer, 3, "bug") as trials, pytest.raises(RuntimeError, match="ended with exit code 1"):
-        trials.peak_bytes(some(4))
+def test_a_run_that_found_no_memory_is_replaced_and_its_batch_does_not_fit():
+    assert needs_of([2, 4, 3], MemoryError("killed")) == ([200, None, 300], 2)
 
 
-def test_what_the_user_can_mend_is_raised_as_what_it_was():
-    with Trials(answer, 3, "data") as trials, pytest.raises(DataError, match=r"train\.parquet is gone"):
-        trials.peak_bytes(some(4))
+@pytest.mark.parametrize("error", [MeasuredRunError("ended with code 1"), DataError("train.parquet is gone")])
+def test_any_other_end_of_a_run_is_an_error(error):
+    with pytest.raises(type(error)):
+        needs_of([4], error)
 
 
-def test_where_the_network_alone_finds_no_memory_nothing_is_ready():
-    with Trials(die_at_once) as trials:
-        assert trials.ready() is None
+def test_where_a_peak_cannot_be_reset_each_batch_has_a_run_of_its_own():
+    assert needs_of([1, 1, 1], MemoryError(), can_repeat=False)[1] == 3
 
 
-def test_where_a_peak_cannot_be_reset_each_try_has_a_process_of_its_own():
-    with Trials(answer, 3, "killed", False) as trials:
-        trials.peak_bytes(some(1))
-        first = trials.ready()
-        trials.peak_bytes(some(1))
-        second = trials.ready()
-    assert isinstance(first, Ready)
-    assert isinstance(second, Ready)
-    assert first.device_bytes != second.device_bytes  # here: the id of the process
+@on_linux
+def test_no_memory_for_the_network_alone_is_an_error_with_a_message(tmp_path, monkeypatch):
+    monkeypatch.setattr(Trials, "need", lambda *_, **__: None)
+    with pytest.raises(UsageError, match="no memory for the network alone"):
+        find_batch(settings_of(words_for(tmp_path, 40, 6)), say=lambda line: None)
 
 
 # --- What is said ------------------------------------------------------------------------------------------------------
@@ -214,11 +246,11 @@ def test_the_flag_can_be_copied():
     assert "data end" not in text
 
 
-def test_it_is_said_where_the_data_end_the_search():
+def test_a_note_says_that_the_data_end_the_search():
     assert "The data end the search" in "\n".join(describe(found(ended_by="data"), Ink()))
 
 
-def test_what_helps_is_what_is_not_in_force_already():
+def test_the_advice_leaves_out_what_is_in_force_already():
     limit = Limit(10**9, "--memory_limit")
     plain = what_helps(TrainingSettings(), 1000, limit, 0.1)
     assert "--gradient_checkpointing" in plain
@@ -231,9 +263,6 @@ def test_what_helps_is_what_is_not_in_force_already():
 # --- The real thing ----------------------------------------------------------------------------------------------------
 
 FEW = "--max_steps 3 --limit_val_batches 1 --width 64 --depth 1 --heads 2 --max_sequence_length 60 --disable_metrics_monitoring"
-on_linux = pytest.mark.skipif(
-    sys.platform != "linux", reason="elsewhere each try is a process of its own, which takes minutes"
-)
 
 
 def words_for(tmp_path: Path, sequences: int, mean_length: float) -> list[str]:
@@ -270,3 +299,130 @@ def test_training_with_the_size_found_stays_below_the_limit(tmp_path, monkeypatc
     run.returncode = os.waitstatus_to_exitcode(status)
     assert run.returncode == 0
     assert 1024 * usage.ru_maxrss < limit
+
+
+# --- Sizes of memory ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("6GB", 6 * 10**9),
+        ("6GiB", 6 * 2**30),
+        ("6g", 6 * 10**9),
+        ("900MB", 9 * 10**8),
+        ("1.5 TiB", 3 * 2**39),
+        ("6e9", 6 * 10**9),
+        ("512", 512),
+        ("512B", 512),
+    ],
+)
+def test_sizes_of_memory_are_read_as_people_write_them(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "6 gigs", "-6GB", "0GB", "6,5GB", "inf", "nan", "1e40"])
+def test_other_text_than_a_size_of_memory_is_refused_by_the_name_of_the_flag(text):
+    with pytest.raises(ValueError, match=r"^--memory_limit must be "):
+        parse_size(text)
+
+
+def make_machine(root: Path, groups: str, **files: str) -> Path:
+    """Control groups; in the names of files __ stands for a slash."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(groups)
+    for name, text in files.items():
+        path = root / "sys/fs/cgroup" / name.replace("__", "/").replace("memory_", "memory.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_available_memory_is_that_of_the_machine(tmp_path):
+    there = psutil.virtual_memory().available
+    left = available_memory(make_machine(tmp_path, "0::/\n"))
+    assert left.source == "available now"
+    assert left.bytes == pytest.approx(there, rel=0.2)
+
+
+@pytest.mark.parametrize("group", ["/", "/outer/inner"])
+def test_a_container_has_what_its_limit_leaves_without_files_that_can_be_dropped(tmp_path, group):
+    files = {"memory_max": "5000\n", "memory_current": "3000", "memory_stat": "anon 5\ninactive_file 1000"}
+    files |= {
+        "outer__inner__memory_max": "max",
+        "outer__inner__memory_current": "1",
+        "outer__inner__memory_stat": "anon 1",
+    }
+    left = available_memory(make_machine(tmp_path, f"0::{group}\n", **files))
+    assert left == (3000, "left of the limit of its control group")
+
+
+def test_an_older_control_group_counts_as_well(tmp_path):
+    old = {"memory__memory_limit_in_bytes": "5000", "memory__memory_usage_in_bytes": "4000"}
+    left = available_memory(make_machine(tmp_path, "4:memory:/\n", memory__memory_stat="total_inactive_file 7", **old))
+    assert left.bytes == 1007
+
+
+# --- The search --------------------------------------------------------------------------------------------------------
+
+
+class Machine:
+    """Needs memory by a rule, and remembers what was tried."""
+
+    def __init__(self, base: float, per_step: float, curvature: float = 0.0, deadly: float = float("inf")) -> None:
+        self.base, self.per_step, self.curvature, self.deadly = base, per_step, curvature, deadly
+        self.sizes: list[int] = []
+
+    def need(self, size: int) -> int:
+        return round(self.base + self.per_step * size + self.curvature * size * size)
+
+    def peak_bytes(self, size: int) -> int | None:
+        self.sizes.append(size)
+        return None if self.need(size) > self.deadly else self.need(size)
+
+
+@given(
+    base=st.floats(1, 1e6),
+    per_step=st.floats(0.1, 1e3),
+    curvature=st.floats(0, 0.1),
+    lowest=st.integers(1, 1000),
+    times=st.floats(1, 1e4),
+    deadly=st.floats(1, 4),
+)
+def test_the_largest_that_fits_is_found_to_the_resolution(base, per_step, curvature, lowest, times, deadly):
+    machine = Machine(base, per_step, curvature)
+    usable = machine.need(int(lowest * times))
+    machine.deadly = deadly * usable
+    found = largest_that_fits(machine.peak_bytes, lowest=lowest, highest=10**9, usable_bytes=usable)
+    assert found is not None
+    assert machine.need(found) <= usable < machine.need(int(found * (1 + RESOLUTION)) + 1)
+    assert len(machine.sizes) == len(set(machine.sizes)) < 60
+
+
+def test_no_try_is_more_than_twice_what_fitted_before():
+    machine = Machine(base=1e6, per_step=1)
+    largest_that_fits(machine.peak_bytes, lowest=100, highest=10**9, usable_bytes=9e6)
+    fitted = [size for size in machine.sizes if machine.need(size) <= 9e6]
+    assert all(
+        size <= 2 * max(one for one in fitted if one < size or one == 100)
+        for number, size in enumerate(machine.sizes)
+        if number
+    )
+
+
+def test_where_need_is_linear_the_limit_is_hardly_passed():
+    machine = Machine(base=1e6, per_step=10)
+    largest_that_fits(machine.peak_bytes, lowest=100, highest=10**9, usable_bytes=9e6)
+    assert max(map(machine.need, machine.sizes)) < 9e6 * (1 + 2 * RESOLUTION)
+
+
+def test_nothing_is_found_where_the_lowest_does_not_fit():
+    machine = Machine(base=10, per_step=1)
+    assert largest_that_fits(machine.peak_bytes, lowest=100, highest=1000, usable_bytes=99) is None
+    assert machine.sizes == [100]
+
+
+def test_the_data_can_end_the_search():
+    machine = Machine(base=10, per_step=1)
+    assert largest_that_fits(machine.peak_bytes, lowest=100, highest=777, usable_bytes=1e6) == 777
+    assert max(machine.sizes) == 777

@@ -2,7 +2,7 @@
 
 import pytest
 
-from seqvae.profiling.stages import STAGES, StageClock, stage_of
+from seqvae.profiling.measured_run import STAGES, StageClock, stage_of
 
 
 class Seconds:
@@ -101,7 +101,7 @@ class Device:
         self.work = 0.0
 
 
-def test_what_a_device_does_counts_where_it_was_asked_for(seconds):
+def test_work_of_a_device_counts_for_the_stage_that_requested_it(seconds):
     device = Device(seconds)
     clock = StageClock(device.wait, now=seconds)
     with clock.profile("backward"):
@@ -111,7 +111,7 @@ def test_what_a_device_does_counts_where_it_was_asked_for(seconds):
     assert spent(clock) == {"backward": 5, "optimizer": 2}
 
 
-def test_nobody_waits_for_the_device_where_the_stage_stays_the_same(seconds):
+def test_there_is_no_wait_for_the_device_if_the_stage_stays_the_same(seconds):
     device = Device(seconds)
     clock = StageClock(device.wait, now=seconds)
     with clock.profile("run_training_batch"), clock.profile("on_train_batch_start"):

@@ -1,10 +1,10 @@
 """What README and docs show is there: commands and modules parse, flags and files exist, and numbers in tables were measured."""
 
+import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from itertools import takewhile
@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-import evaluate
 from benchmarks import bench, pages
 from benchmarks.flag_page import COMMANDS, Command
-from seqvae.cli.command_line import control_flags, parse_command_line
-from seqvae.config.flags import flags_of
+from seqvae.cli.command_line import parse_command_line
+from seqvae.cli.evaluate import models_and_flags
+from seqvae.config.flags import CommandLine, flags_of
+from seqvae.config.training import OptimizedSettings
 from seqvae.errors import ExitCode
 from tests.support.documents import (
     OF_EXAMPLES,
@@ -31,10 +32,9 @@ from tests.support.documents import (
     tables,
     text_of,
 )
-from train_optimized import OptimizedSettings
 
-OF_OTHERS = {"nproc_per_node"}
-"""Flags of torchrun."""
+OF_OTHERS = {"nproc_per_node", "plain"}
+"""Flags of torchrun, and the one of `seqvae train` that is no setting."""
 FROM_ELSEWHERE = {"venv", "pip"}
 """Modules that are not ours."""
 IN_RUNS = {
@@ -64,7 +64,14 @@ IN_RUNS = {
 }
 """What commands write into a run's directory, or beside it."""
 OF_USERS = {
-    *("my_data.parquet", "tokenizer.json", "train.parquet", "subject_splits.parquet", "200001.0.parquet"),
+    *(
+        "my_data.parquet",
+        "new.parquet",
+        "tokenizer.json",
+        "train.parquet",
+        "subject_splits.parquet",
+        "200001.0.parquet",
+    ),
     *("oc.csv", "stats.csv", "cached.csv", "train", "valid", "test", "data"),
     *("moses_smiles", "japanese_vowels", "physionet2012", "132539.txt", "Outcomes-a.txt"),
 }
@@ -100,20 +107,22 @@ def test_every_command_shown_parses(page):
     for words in commands(text_of(page)):
         command = command_of(words)
         assert command is not None, f"{page.name} shows {shlex.join(words)}"
-        rest = words[len(command.typed.split()) :]
-        if command.typed == "evaluate.py":  # its --compare has runs behind it
-            *_, rest = places_and_flags(rest)
+        rest = [word for word in words[len(command.typed.split()) :] if word != "--plain"]
+        if command.typed == "seqvae evaluate":  # its --compare has runs behind it
+            _, rest, _ = models_and_flags(rest)
         before = list(takewhile(lambda word: not word.startswith("--"), rest))
         assert command.takes_words or not before, f"{page.name} shows {shlex.join(words)}"
         parse_command_line(command.schema, rest[len(before) :], prog=command.typed, description="")
 
 
-def places_and_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    places, flags, _ = evaluate.words_of(words)
-    return places, flags
+ALSO_TYPED = {"seqvae train": "train_optimized.py", "analyze_performance.py": "seqvae profile"}
+"""Other names of commands."""
 
 
-def command_of(words: Sequence[str]) -> Command | None:
+def command_of(words: list[str]) -> Command | None:
+    for typed, name in ALSO_TYPED.items():
+        if words[: len(typed.split())] == typed.split():
+            words[: len(typed.split())] = name.split()
     found = [command for command in COMMANDS if words[: len(command.typed.split())] == command.typed.split()]
     return max(found, key=lambda command: len(command.typed), default=None)
 
@@ -152,7 +161,7 @@ def flags_of_module(name: str) -> set[str]:
 @each_page
 def test_every_flag_named_exists(page):
     known = OF_OTHERS.union(*(flags_of(command.schema) for command in COMMANDS))
-    known |= {flag.name for flag in control_flags(("recommended",))}
+    known |= CommandLine(OptimizedSettings).controls.keys()
     for path in (path for folder in stations() for path in folder.rglob("*.py")):
         known |= set(re.findall(r'add_argument\(\s*"--(\w+)"', text_of(path)))
     assert flags_named(text_of(page)) - known == set()
@@ -288,7 +297,8 @@ def test_the_readmes_own_parquet_is_ready_to_train(tmp_path):
     (code,) = re.findall(r"```python\n(.*?)```", text_of(ROOT / "README.md"), flags=re.DOTALL)
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
     words = ["--data_dir", "my_data.parquet", "--cache_dir", "cache", "--check_only"]
-    command = [sys.executable, str(ROOT / "inspect_data.py"), *words]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    command = [sys.executable, "-m", "seqvae", "inspect", *words]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("ready to train: tokens")

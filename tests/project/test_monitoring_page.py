@@ -6,9 +6,8 @@ from typing import get_args
 
 import pytest
 
-import train_optimized
-import train_with_collapse_detection as reference
 from seqvae.config.run import Watch
+from seqvae.config.training import OptimizedSettings, ReferenceSettings
 from seqvae.monitors.detection.advice import Situation, advice_on
 from seqvae.monitors.detection.thresholds import OF_SEQUENCES, OF_STEPS
 from seqvae.monitors.detection.verdict import VerdictName
@@ -92,8 +91,8 @@ def test_every_verdict_stands_with_the_remedies_that_it_proposes():
 @pytest.mark.parametrize(
     ("command", "watch", "fast"),
     [
-        ("train_with_collapse_detection.py", reference.WATCH, reference.FAST_WATCH),
-        ("train_optimized.py", train_optimized.WATCH, train_optimized.FAST_WATCH),
+        ("train_with_collapse_detection.py", ReferenceSettings.WATCH, ReferenceSettings.FAST_WATCH),
+        ("train_optimized.py", OptimizedSettings.WATCH, OptimizedSettings.FAST_WATCH),
     ],
 )
 def test_how_closely_is_what_the_commands_say(command, watch, fast):

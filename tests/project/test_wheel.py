@@ -1,19 +1,26 @@
-"""What `pip install .` puts into an environment: the package with its data files, which works there outside of the checkout."""
+"""What `pip install .` puts into an environment: the package with its data files, and the command; the checkout is not needed."""
 
 import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
+from email import message_from_bytes
+from email.message import Message
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from packaging.requirements import Requirement
 
 from seqvae.monitors import read_readings
 
 ROOT = Path(__file__).parent.parent.parent
+MOST_DISTRIBUTIONS = 20
+"""That come with the package beside torch, lightning and what those need themselves."""
 CHECKOUT_ONLY = ("monitors", "benchmarks", "tests", "dataset", "train_optimized")
 
 
@@ -103,3 +110,117 @@ def test_the_modules_on_the_page_are_read_where_only_the_wheel_is(name, ran):
 def test_installed_the_monitors_draw(ran):
     assert "cannot be drawn" not in ran.said
     assert list((ran.directory / "plots").glob("*.png"))
+
+
+# --- What is in it -----------------------------------------------------------------------------------------------------
+
+
+def test_the_wheel_brings_license_readme_types_presets_and_the_command(installed):
+    archive = zipfile.ZipFile(installed.wheel)
+    names = archive.namelist()
+    assert {"seqvae/py.typed", "seqvae/config/presets/recommended.yaml"} < set(names)
+    assert any(re.fullmatch(r"seqvae-.*\.dist-info/(licenses/)?LICENSE", name) for name in names)
+    (entry_points,) = (name for name in names if name.endswith("entry_points.txt"))
+    assert "seqvae = seqvae.cli.main:main" in archive.read(entry_points).decode()
+    description = metadata_of(installed.wheel).get_payload(decode=True)
+    assert isinstance(description, bytes)
+    assert description.decode() == (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_few_distributions_come_with_it(installed):
+    """Counted among those that are installed here."""
+    required = [Requirement(text) for text in metadata_of(installed.wheel).get_all("Requires-Dist") or []]
+    ours = closure({one.name for one in required if one.marker is None})
+    theirs = closure({"torch", "lightning"})
+    assert len(ours - theirs) < MOST_DISTRIBUTIONS, sorted(ours - theirs)
+
+
+def metadata_of(wheel: Path) -> Message:
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    return message_from_bytes(archive.read(name))
+
+
+def closure(names: set[str]) -> set[str]:
+    """These distributions and all that they need, by normalised names."""
+    found: set[str] = set()
+    rest = list(names)
+    while rest:
+        name = re.sub(r"[-_.]+", "-", rest.pop()).lower()
+        if name in found:
+            continue
+        found.add(name)
+        required = [Requirement(text) for text in distribution(name).requires or []]
+        rest += [one.name for one in required if one.marker is None or one.marker.evaluate({"extra": ""})]
+    return found
+
+
+# --- The command, where nothing of the checkout is ---------------------------------------------------------------------
+
+TRAINING = "--max_steps 3 --max_sequence_length 30 --width 32 --heads 2 --depth 1 --run_name first --num_workers 0"
+
+
+def walk(environment: Path, folder: Path) -> None:
+    """The first things that people type after an installation, on the demo."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    variables |= {"XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+
+    def seqvae(line: str) -> str:
+        command = [str(environment / BIN / "seqvae"), *line.split()]
+        done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+        return done.stdout
+
+    code = "import seqvae; print(seqvae.__file__)"
+    where = subprocess.run(
+        [str(environment / BIN / "python"), "-c", code], cwd=folder, env=variables, capture_output=True, text=True
+    )
+    assert str(environment) in where.stdout
+    assert "  train " in seqvae("--help")
+    out = seqvae(f"train {TRAINING}")
+    assert "to go on    seqvae train --config" in out
+    assert "validation ELBO" in out
+    assert '"command": "seqvae train --max_steps 3' in (folder / "runs" / "first" / "environment.json").read_text()
+    assert "nothing left to do" in seqvae("train --config runs/first/config.yaml")
+    inspected = seqvae("inspect --no_plot --batch_size 8")
+    assert "READY to train" in inspected
+    assert "seqvae train --batch_size 8" in inspected
+    assert "ELBO" in seqvae("evaluate runs/first --iw_sequences 0")
+    assert "2,000 rows" in seqvae("encode runs/first --split test --output latents.parquet")
+    assert "report.html" in seqvae("report runs/first")
+    assert "<html" in (folder / "runs" / "first" / "report.html").read_text(encoding="utf-8")
+
+
+BIN = "Scripts" if sys.platform == "win32" else "bin"
+
+
+def test_the_command_trains_inspects_evaluates_encodes_and_reports(installed, tmp_path):
+    """In an environment that finds torch and the other dependencies in this one, and the package only in itself."""
+    environment, folder = tmp_path / "environment", tmp_path / "elsewhere"
+    folder.mkdir()
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    (packages,) = environment.rglob("site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    pip(
+        *("--python", str(environment / BIN / "python"), "install", "--no-deps", "--no-index", "--ignore-installed"),
+        *("--quiet", str(installed.wheel)),
+    )
+    walk(environment, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_plain_installation_into_an_empty_environment_is_all_it_takes(installed, tmp_path):
+    """Downloads torch and the rest."""
+    environment, folder = tmp_path / "environment", tmp_path / "elsewhere"
+    folder.mkdir()
+    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+    python = str(environment / BIN / "python")
+    pip("--python", python, "install", "--quiet", "-c", str(ROOT / "constraints.txt"), str(installed.wheel))
+    walk(environment, folder)
+    listed = subprocess.run(
+        [python, "-m", "pip", "list", "--format=freeze"], capture_output=True, text=True, check=True
+    )
+    names = {line.partition("==")[0].lower().replace("_", "-") for line in listed.stdout.splitlines()}
+    others = names - closure({"torch", "lightning"}) - {"pip", "setuptools", "seqvae"}
+    assert len(others) < MOST_DISTRIBUTIONS, sorted(others)

@@ -5,9 +5,7 @@ from itertools import cycle
 from typing import NamedTuple
 
 from seqvae.config.training import TrainingSettings
-from seqvae.profiling.contestant import Recipe
-from seqvae.profiling.messages import Lap, Ready
-from seqvae.profiling.stages import STAGES
+from seqvae.profiling.measured_run import STAGES, Lap, Ready, Recipe
 from seqvae.training.schedules import Plan
 
 TURN_SECONDS = 1.0

@@ -2,10 +2,13 @@
 
 import io
 import os
+import re
 import termios
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+_STYLE_OR_CURSOR = re.compile(r"\x1b\[(?:[\d;]*m|\?25[hl])")
 
 
 class Terminal:
@@ -33,10 +36,10 @@ class Terminal:
     def screen(self) -> list[str]:
         """Closes the terminal."""
         lines, column = [""], 0
-        rest = self.text
+        rest = _STYLE_OR_CURSOR.sub("", self.text)
         while rest:
-            if rest.startswith("\x1b[K"):
-                lines[-1], rest = lines[-1][:column], rest[3:]
+            if rest.startswith("\x1b[2K"):
+                lines[-1], rest = "", rest[4:]
                 continue
             character, rest = rest[0], rest[1:]
             if character == "\r":

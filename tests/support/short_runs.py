@@ -24,7 +24,7 @@ from seqvae.data.description import DataDescription
 from seqvae.errors import Stopped
 from seqvae.models.vae import SequenceVAE
 from seqvae.training.callbacks.checkpoint import Checkpoints
-from seqvae.training.callbacks.interrupt import StopWhenAsked, handlers_restored
+from seqvae.training.callbacks.interrupt import StopOnSignal, restore_signal_handlers
 from seqvae.training.module import TrainingModule
 from seqvae.training.run_directory.checkpoint_file import LAST, AtomicCheckpointIO
 from seqvae.training.run_directory.resume import OptimizerAsSet, identity_of
@@ -145,7 +145,7 @@ def train(
         accelerator="cpu",
         devices=1,
         max_epochs=-1,
-        callbacks=[*callbacks, record, OptimizerAsSet(), StopWhenAsked(checkpoints, "resume me"), checkpoints],
+        callbacks=[*callbacks, record, OptimizerAsSet(), StopOnSignal(checkpoints, "resume me"), checkpoints],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -154,7 +154,7 @@ def train(
     )
     ended_by: BaseException | None = None
     try:
-        with handlers_restored():
+        with restore_signal_handlers():
             made.fit(module or short_module(), datamodule=data or ShortData(), ckpt_path=checkpoint)
     except (Stopped, Killed) as end:
         ended_by = end

@@ -129,7 +129,7 @@ def test_buffers_and_mode_are_restored_after_the_trial():
     torch.manual_seed(0)
     expected = torch.rand(3)
     torch.manual_seed(0)
-    with compiling.Untouched(network):
+    with compiling.untouched(network):
         network.train()(torch.randn(4, 2))
     torch.testing.assert_close(dict(network.state_dict()), dict(before), rtol=0, atol=0)
     assert not network.training

@@ -7,8 +7,16 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from seqvae.config.training import ComputeSettings
 from seqvae.errors import UsageError
-from seqvae.training.devices import Devices, ResolvedPrecision, make_precision, make_strategy, resolve_devices
-from seqvae.training.distributed import DECISION, decided_by_first, is_first_process
+from seqvae.training.distributed import (
+    DECISION,
+    Devices,
+    ResolvedPrecision,
+    decide_in_first_process,
+    is_first_process,
+    make_precision,
+    make_strategy,
+    resolve_devices,
+)
 from seqvae.training.trainer import validation_cadence
 
 LAUNCHERS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
@@ -94,9 +102,9 @@ def test_what_the_first_process_decides_reaches_those_that_lightning_starts(monk
     two = Devices("cpu", 2, 1)
     monkeypatch.setenv(DECISION, "")  # so that it is removed again
     monkeypatch.delenv(DECISION)
-    assert decided_by_first(lambda: {"directory": "runs/a"}, two) == {"directory": "runs/a"}
+    assert decide_in_first_process(lambda: {"directory": "runs/a"}, two) == {"directory": "runs/a"}
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert decided_by_first(lambda: {"directory": "another"}, two) == {"directory": "runs/a"}
+    assert decide_in_first_process(lambda: {"directory": "another"}, two) == {"directory": "runs/a"}
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from seqvae.training.callbacks.display import Stopwatch
-from seqvae.training.callbacks.progress import MetricsFile
+from seqvae.training.callbacks.progress import MetricsFile, Stopwatch
 from tests.support.scripted_training import Clock, read_rows
 
 # --- The file -------------------------------------------------------------------------------------------------------

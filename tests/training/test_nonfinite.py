@@ -16,12 +16,12 @@ from seqvae.config.run import RunSettings
 from seqvae.reports.run_files import read_events
 from seqvae.training.callbacks.nonfinite import MOST_IN_A_ROW, NonFiniteError, SkippedSteps, StepJudge
 from seqvae.training.callbacks.progress import Progress
-from seqvae.training.devices import ResolvedPrecision
+from seqvae.training.distributed import ResolvedPrecision
 from seqvae.training.module import TrainingModule
 from seqvae.training.run_directory.checkpoint_file import LAST, PREVIOUS, REPLACED, read_lazily
 from seqvae.training.run_directory.events import RunEvents
-from seqvae.training.run_directory.recovery import MOST_TIMES, Recovery, recovery_of
-from seqvae.training.run_directory.resume import ROLLED_BACK, Start, become_last, find_checkpoint, go_back, open_run
+from seqvae.training.run_directory.recovery import MOST_TIMES, Recovery, read_recovery
+from seqvae.training.run_directory.resume import ROLLED_BACK, Start, adopt_as_last, find_checkpoint, go_back, open_run
 from tests.support.fake_sequences import FakeSequences
 from tests.support.short_runs import STEPS, short_module, train
 
@@ -172,21 +172,21 @@ def test_what_a_run_without_a_checkpoint_decided_outlives_its_being_cleared(tmp_
     with ExitStack() as held:
         open_run(run, "tokens", held)
     assert [event["event"] for event in read_events(directory)] == [ROLLED_BACK]
-    assert recovery_of(directory, 0.01).lr_in_force == 0.005
+    assert read_recovery(directory, 0.01).lr == 0.005
 
 
 @pytest.mark.parametrize("event", [{}, {"asked_lr": 0.01}, {"asked_lr": 0.01, "lr": 1e9, "precision": "32-true"}])
 def test_what_somebody_else_wrote_decides_nothing(event, tmp_path):
     RunEvents(tmp_path).note(ROLLED_BACK, 7, **event)
-    assert recovery_of(tmp_path, 0.01) == Recovery(0.01)
+    assert read_recovery(tmp_path, 0.01) == Recovery(0.01)
 
 
 def test_what_resume_names_is_the_runs_last_checkpoint_from_then_on(saved):
     best = saved / "checkpoints" / PREVIOUS
-    become_last(Start(saved, best))
+    adopt_as_last(Start(saved, best))
     assert find_checkpoint(saved) == saved / "checkpoints" / LAST
     assert (steps_of(saved)[LAST], steps_of(saved)[REPLACED]) == (6, 8)
-    become_last(Start(saved, best))
+    adopt_as_last(Start(saved, best))
     assert steps_of(saved)[REPLACED] == 8
 
 
@@ -194,7 +194,7 @@ def test_each_time_the_rate_is_lower_and_three_times_is_all():
     recovery, rates = Recovery(0.01), []
     while recovery.is_possible:
         recovery = recovery.once_more("32-true", "cpu")
-        rates.append(recovery.lr_in_force)
+        rates.append(recovery.lr)
     assert rates == [0.005, 0.0025, 0.00125]
     assert len(rates) == MOST_TIMES
 
@@ -203,19 +203,19 @@ def test_each_time_the_rate_is_lower_and_three_times_is_all():
 def test_from_16_mixed_a_run_goes_on_in_what_the_device_has(has_units, then, monkeypatch):
     monkeypatch.setattr("seqvae.training.run_directory.recovery.cpu_has_bf16_units", lambda: has_units)
     recovery = Recovery(0.01).once_more("16-mixed", "cpu")
-    assert recovery.precision_in_force(ResolvedPrecision("16-mixed")).precision == then
-    assert Recovery(0.01).once_more("32-true", "cpu").precision_in_force(
+    assert recovery.resolve_precision(ResolvedPrecision("16-mixed")).precision == then
+    assert Recovery(0.01).once_more("32-true", "cpu").resolve_precision(
         ResolvedPrecision("32-true")
     ) == ResolvedPrecision("32-true")
 
 
 def test_what_was_decided_holds_for_later_sessions_unless_another_rate_is_asked_for(tmp_path):
     events = RunEvents(tmp_path)
-    assert recovery_of(tmp_path, 0.01) == Recovery(0.01)
+    assert read_recovery(tmp_path, 0.01) == Recovery(0.01)
     for lr in (0.005, 0.0025):
         events.note(ROLLED_BACK, 7, asked_lr=0.01, lr=lr, precision="32-true")
-    assert recovery_of(tmp_path, 0.01) == Recovery(0.01, 2, 0.0025, "32-true")
-    assert recovery_of(tmp_path, 0.001) == Recovery(0.001)
+    assert read_recovery(tmp_path, 0.01) == Recovery(0.01, 2, 0.0025, "32-true")
+    assert read_recovery(tmp_path, 0.001) == Recovery(0.001)
 
 
 def test_a_validation_that_is_no_number_sends_a_run_back(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from torch import Tensor
 from seqvae.config.training import ObjectiveSettings
 from seqvae.models.vae import VAEOutput
 from seqvae.monitors.formulas import gaussian_kl
-from seqvae.training.objective import FREE_BITS, classification_loss, free_bits_in_force, negative_elbo
+from seqvae.training.objective import FREE_BITS, classification_loss, negative_elbo, resolve_free_bits
 
 
 def output_of(
@@ -98,7 +98,7 @@ def test_with_a_latent_for_each_step_the_kl_is_summed_over_real_steps_and_each_h
     ],
 )
 def test_free_bits_are_what_was_said_or_else_what_protects(settings, scope, expected):
-    assert free_bits_in_force(settings, scope) == expected
+    assert resolve_free_bits(settings, scope) == expected
 
 
 # --- Labels -----------------------------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def test_on_a_terminal_there_is_a_bar_with_the_validations_above_it(tmp_path, mo
         assert sys.stdout is window.stream
         *validations, bar, end = window.screen
     assert [": elbo" in line for line in validations] == [True] * 5
-    assert bar.startswith("100% ▕███")
+    assert bar.startswith("100% ━━━")
     assert "15/15" in bar
     assert "loss " in bar
     assert "tokens/s" in bar
@@ -150,7 +150,7 @@ def test_a_run_that_breaks_off_leaves_its_bar_on_a_line_of_its_own(tmp_path, mon
             run(tmp_path, SaveAndStop(tmp_path / "some.ckpt", 2, 2), now=second_by_second())
         print("what came of it")
         bar, message, _ = window.screen
-    assert bar.startswith(" 13% ▕")
+    assert bar.startswith(" 13% ━")
     assert message == "what came of it"
 
 

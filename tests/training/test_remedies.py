@@ -23,7 +23,7 @@ from seqvae.models.posteriors import DEVIATION
 from seqvae.models.vae import SequenceVAE, VAEOutput
 from seqvae.monitors.formulas import gaussian_kl
 from seqvae.training import schedules as kl_weight
-from seqvae.training.objective import free_bits_in_force, negative_elbo
+from seqvae.training.objective import negative_elbo, resolve_free_bits
 from seqvae.training.schedules import KLWeight
 
 PLAIN: dict[str, Any] = {"kl_schedule": "constant", "free_bits": 0.0}
@@ -55,7 +55,7 @@ def train(
     kls, weights = [], []
     for step in range(steps):
         output: VAEOutput = network(draw_batch())
-        result = negative_elbo(output, weight(step), free_bits_in_force(objective, "sequence"))
+        result = negative_elbo(output, weight(step), resolve_free_bits(objective, "sequence"))
         sequences = output.posterior_mask.sum()
         (result.loss / sequences).backward()
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)

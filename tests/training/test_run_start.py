@@ -14,8 +14,7 @@ from seqvae.config.run import RunSettings
 from seqvae.errors import UsageError
 from seqvae.models.vae import SequenceVAE
 from seqvae.training.network import load_weights, read_network, rebuild_network
-from seqvae.training.run_directory.checkpoint_file import BEST, LAST, PREVIOUS, read_lazily
-from seqvae.training.run_directory.differences import differences, some_of
+from seqvae.training.run_directory.checkpoint_file import BEST, LAST, PREVIOUS, differences, read_lazily, some_of
 from seqvae.training.run_directory.resume import Start, find_checkpoint, identity_of, open_run, refuse_other_run
 from tests.support.short_runs import DESCRIPTION, MODEL, short_module, train
 

@@ -27,7 +27,7 @@ from seqvae.models.vae import SequenceVAE
 from seqvae.monitors.formulas import gaussian_kl
 from seqvae.reports.run_files import read_events
 from seqvae.training.callbacks.progress import COLUMNS
-from seqvae.training.devices import precision_in_force
+from seqvae.training.distributed import resolve_precision
 from seqvae.training.fit import fit, make_data
 from seqvae.training.module import TRAINING, VALIDATION, TrainingModule, noise_seed
 from seqvae.training.network import make_ready, rebuild_network
@@ -238,8 +238,8 @@ def test_validation_adds_up_over_batches_of_unequal_size(tmp_path):
 
 @pytest.mark.parametrize(("has_units", "expected"), [(True, "bf16-mixed"), (False, "32-true")])
 def test_16_mixed_on_a_cpu_becomes_what_the_cpu_can_do(monkeypatch, has_units, expected):
-    monkeypatch.setattr("seqvae.training.devices.cpu_has_bf16_units", lambda: has_units)
-    in_force = precision_in_force("16-mixed", "cpu")
+    monkeypatch.setattr("seqvae.training.distributed.cpu_has_bf16_units", lambda: has_units)
+    in_force = resolve_precision("16-mixed", "cpu")
     assert in_force.precision == expected
     assert in_force.reason
 
@@ -247,7 +247,7 @@ def test_16_mixed_on_a_cpu_becomes_what_the_cpu_can_do(monkeypatch, has_units, e
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("asked", ["32-true", "bf16-mixed"])
 def test_other_precisions_run_as_asked(asked, device):
-    assert precision_in_force(asked, device).precision == asked
+    assert resolve_precision(asked, device).precision == asked
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 @runtime_checkable
-class KnowsHealth(Protocol):
+class ReportsHealth(Protocol):
     """A callback that knows whether the posterior is worth going back to."""
 
     def is_unharmed(self) -> bool: ...
@@ -46,7 +46,7 @@ class Checkpoints(Checkpoint):
 
     Lightning puts a `Checkpoint` behind all other callbacks, so that what they keep is in the file. A checkpoint always
     stands right behind an optimizer step, with a note if a validation was due there and had not ended: Lightning would go on
-    without it, so it is made up for when the run is resumed. Nothing is saved of weights that are not finite.
+    without it, so it is made up for when the run is resumed. Weights that are not finite are not saved.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class Checkpoints(Checkpoint):
         directory: Path,
         every_n_steps: int | None = None,
         *,
-        watchers: Sequence[KnowsHealth] = (),
+        watchers: Sequence[ReportsHealth] = (),
         say: Callable[[str], None] = _log.warning,
     ) -> None:
-        """`say` is told when a checkpoint cannot be written, and when one can again."""
+        """`say` gets a message when a checkpoint cannot be written, and when one can again."""
         self.directory = directory
         self._patience = Patience("the checkpoint", say=say)
         self.watchers = watchers
@@ -65,7 +65,7 @@ class Checkpoints(Checkpoint):
         self._epochs_done = 0
         self._validated_at_step: int | None = None
         self._owes_validation = False
-        """Of the checkpoint that was resumed."""
+        """Whether the checkpoint that was resumed owes one."""
         self._saved: tuple[int, bool] | None = None
         """The step that last.ckpt stands at, and whether it owes a validation."""
         self._best_elbo: float | None = None
@@ -77,8 +77,18 @@ class Checkpoints(Checkpoint):
         self._best_elbo = state_dict["best_elbo"]
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Let the loops be saved as they are in `on_train_batch_end`, wherever the checkpoint is saved after the batch.
+
+        Lightning tells from its counters where a checkpoint was saved, and goes on in a different way for each place: from behind
+        a validation not exactly, where validations then come at other times; from within one, it can hang.
+        From here it goes on with the next batch, and after an epoch's last one with the next epoch.
+        """
         checkpoint["owes_validation"] = self._is_validation_owed(trainer)
-        stand_behind_batch(checkpoint["loops"]["fit_loop"], self._epochs_done)
+        fit_loop, done = checkpoint["loops"]["fit_loop"], self._epochs_done
+        for counts in fit_loop["epoch_progress"].values():
+            counts.update(ready=done + 1, started=done + 1, processed=done, completed=done)
+        for counts in (fit_loop["epoch_loop.batch_progress"][name] for name in ("total", "current")):
+            counts["completed"] = counts["ready"] - 1
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._owes_validation = checkpoint["owes_validation"]
@@ -87,8 +97,12 @@ class Checkpoints(Checkpoint):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.strategy.broadcast((self.directory / BEST).exists()):
             self._best_elbo = None  # resumed in another directory
-        if self._owes_validation:
-            validate_now(trainer)
+        if self._owes_validation:  # before the first step, what Lightning does between two steps
+            loop = trainer.fit_loop.epoch_loop.val_loop
+            loop.restarting = False
+            trainer.validating = True
+            loop.run()
+            trainer.training = True
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._epochs_done = trainer.fit_loop.epoch_progress.current.completed
@@ -100,7 +114,7 @@ class Checkpoints(Checkpoint):
             self.save_last(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A last try, if the one before failed; a run whose end is not on disk has not ended well."""
+        """Try once more if the last try failed; a run whose end is not on disk has not ended well."""
         if self._patience.is_tried and not self.save_last(trainer):
             raise StorageError(
                 f"{self.directory}: the end of the run, step {trainer.global_step:,}, could not be saved; {LAST} is of an earlier "
@@ -108,8 +122,10 @@ class Checkpoints(Checkpoint):
             )
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn == TrainerFn.VALIDATING:
-            self._have_best(trainer)
+        if trainer.state.fn == TrainerFn.VALIDATING and trainer.is_global_zero:
+            last, best = self.directory / LAST, self.directory / BEST
+            if last.exists() and not best.exists():  # a run that was too short for a validation has its end as its best
+                give_second_name(last, best)
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking or not is_between_steps(trainer):
             return
         self._validated_at_step, self._owes_validation = trainer.global_step, False
@@ -121,26 +137,18 @@ class Checkpoints(Checkpoint):
             if not self._save(trainer, as_best=is_best, as_last=is_last):
                 self._best_elbo = before
 
-    def _have_best(self, trainer: Trainer) -> None:
-        """A run that was too short for a validation has at least its end to offer."""
-        last, best = self.directory / LAST, self.directory / BEST
-        if trainer.is_global_zero and last.exists() and not best.exists():
-            give_second_name(last, best)
-
     def save_last(self, trainer: Trainer) -> bool:
-        """Save, unless this very state lies in last.ckpt already; tells whether it lies there. Weights that are not finite are not
-        saved, and a full disk may be in the way.
+        """Save, unless this very state lies in last.ckpt already; return whether it lies there. Weights that are not finite are
+        not saved, and a full disk may be in the way.
 
-        For all processes alike, between two optimizer steps: after one, or anywhere in the validation that follows it.
+        All processes call it alike, between two optimizer steps: after one, or anywhere in the validation that follows it.
         """
         if self._saved == (trainer.global_step, self._is_validation_owed(trainer)):
             return True
-        if not self._has_finite_weights(trainer):
-            return False
-        return self._save(trainer, as_best=False, as_last=True)
+        return self._has_finite_weights(trainer) and self._save(trainer, as_best=False, as_last=True)
 
     def _is_last_due(self, trainer: Trainer) -> bool:
-        """The run ends here, or it is time; without validations and a number of steps, that is after each epoch."""
+        """Return whether the run ends here, or it is time; without validations and a number of steps, after each epoch."""
         if trainer.should_stop or trainer.global_step >= trainer.max_steps:
             return True
         if self.every_n_steps is not None:
@@ -162,7 +170,7 @@ class Checkpoints(Checkpoint):
         return is_finite
 
     def _save(self, trainer: Trainer, *, as_best: bool, as_last: bool) -> bool:
-        """All processes know whether it is written, and all give up together."""
+        """Return whether it is written. All processes know, and all give up together."""
         several = trainer.world_size > 1
         failure = self._write(trainer, as_best=as_best, as_last=as_last)
         failure = trainer.strategy.broadcast(failure) if several else failure
@@ -177,7 +185,7 @@ class Checkpoints(Checkpoint):
         return True
 
     def _write(self, trainer: Trainer, *, as_best: bool, as_last: bool) -> StorageError | None:
-        """Written once. A checkpoint is never changed afterwards, so best, last and healthy may be one file with several names."""
+        """Write one file. It is never changed afterwards, so best, last and healthy may be names of the same one."""
         new, last = self.directory / _NEW, self.directory / LAST
         try:
             trainer.save_checkpoint(new, weights_only=False)
@@ -206,34 +214,11 @@ class Checkpoints(Checkpoint):
 
 
 def is_between_steps(trainer: Trainer) -> bool:
-    """Whether the present batch was the last one of an optimizer step, so that no gradients are half added up."""
+    """Return whether the present batch was the last one of an optimizer step, so that no gradients are half added up."""
     return not trainer.fit_loop._should_accumulate()
 
 
 def is_validation_due(trainer: Trainer) -> bool:
-    """Whether Lightning validates behind the present batch: the question that it asks itself next."""
+    """Return whether Lightning validates behind the present batch, by the question that it asks itself next."""
     fetcher = trainer.fit_loop._data_fetcher
     return fetcher is not None and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
-
-
-def validate_now(trainer: Trainer) -> None:
-    """Before the first step of a resumed run, what Lightning does between two steps."""
-    loop = trainer.fit_loop.epoch_loop.val_loop
-    loop.restarting = False
-    trainer.validating = True
-    loop.run()
-    trainer.training = True
-
-
-def stand_behind_batch(fit_loop: dict[str, Any], epochs_done: int) -> None:
-    """Let a checkpoint's loops say what they say in `on_train_batch_end`, wherever it was saved after the batch.
-
-    Lightning tells from its counters where a checkpoint was saved, and goes on in a different way for each place: from behind
-    a validation not exactly, where validations then come at other times; from within one, it can hang.
-    From here it goes on with the next batch, and after an epoch's last one with the next epoch.
-    """
-    for counts in fit_loop["epoch_progress"].values():
-        counts.update(ready=epochs_done + 1, started=epochs_done + 1, processed=epochs_done, completed=epochs_done)
-    batches = fit_loop["epoch_loop.batch_progress"]
-    for counts in (batches["total"], batches["current"]):
-        counts["completed"] = counts["ready"] - 1

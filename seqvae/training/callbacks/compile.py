@@ -6,8 +6,8 @@ and what it took. Weights, gradients and the noise of the run are the same as wi
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from statistics import median
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -19,38 +19,43 @@ from torch import nn
 from seqvae.data.batch import Batch
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.errors import harmless
-from seqvae.training.callbacks.display import clock
+from seqvae.training.callbacks.progress import clock
 from seqvae.training.module import TrainingModule
 from seqvae.training.objective import negative_elbo
 
 LEAST_GAIN = 1.02
 """Less is chance."""
 ROUNDS = 5
-"""Of steps compiled and as written, in turns; the medians decide."""
+"""Rounds of steps compiled and as written, in turns; the medians decide."""
 WARM_ROUNDS = 2
-"""More of them, not counted: a GPU records its graphs in the second."""
+"""Rounds before, which are not counted: a GPU records its graphs in the second."""
 TIMED_BATCHES = 3
 STATE = "compiled"
-"""Where a checkpoint says what was decided: a run that goes on computes as it did, whatever the machine is busy with."""
+"""Key of the decision in a checkpoint: a run that goes on computes as it did, whatever else the machine is doing."""
+
+Context = Callable[[], AbstractContextManager[Any]]
+"""The precision in force, as what a network's forward pass stands in."""
 
 
 @runtime_checkable
-class KnowsItsLayers(Protocol):
-    """A network that says which of its parts are worth compiling."""
+class CompilesInnerLayers(Protocol):
+    """A network that knows which of its parts are worth compiling."""
 
     def compile_inner(self, mode: str) -> None: ...
 
 
 def compile_in_place(network: nn.Module, mode: str, accelerator: str) -> str:
-    """In place, so that checkpoints keep their names. Lengths differ from batch to batch: without `dynamic` each new one
-    would be compiled for, for seconds. What is returned belongs into the header."""
+    """Compile in place, so that checkpoints keep their names; return a remark for the header.
+
+    Lengths differ from batch to batch: without `dynamic` each new one would be compiled for, for seconds.
+    """
     problem = why_nothing_compiles()
     if problem:
         return f"not compiled: {problem}"
     remark = ""
     if mode == "reduce-overhead" and accelerator != "cuda":
         mode, remark = "default", ": reduce-overhead records what a GPU does, and there is none"
-    if isinstance(network, KnowsItsLayers):
+    if isinstance(network, CompilesInnerLayers):
         network.compile_inner(mode)
     else:
         network.compile(mode=mode, dynamic=True)
@@ -58,11 +63,11 @@ def compile_in_place(network: nn.Module, mode: str, accelerator: str) -> str:
 
 
 def why_nothing_compiles() -> str:
-    """Found out with next to nothing to compile; empty where it works."""
+    """Return why torch.compile does not work here, found out with next to nothing to compile; empty where it does."""
     try:
         torch.compile(torch.neg, dynamic=True)(torch.ones(2))
-    except RuntimeError as error:  # all that a compiler throws is one
-        return f"torch.compile does not work here ({first_line(error)})"
+    except RuntimeError as error:  # every error of a compiler is one
+        return f"torch.compile does not work here ({_first_line(error)})"
     return ""
 
 
@@ -76,27 +81,9 @@ def undo_compiling(network: nn.Module) -> None:
 
 
 def compiled_graphs() -> int:
-    """How many graphs torch has compiled in this process so far: after the trial it should stay the same."""
+    """Return how many graphs torch has compiled in this process: after the trial it should stay the same."""
     dynamo = sys.modules.get("torch._dynamo.utils")  # importing it takes seconds, where nothing is compiled
     return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def trial_batches(data: SequenceDataModule, world: int) -> list[Batch]:
-    """The longest, a middling and the shortest batch of the plan, and one of each kind that is compiled for apart: of a single
-    sequence, of single steps, and the empty one that fills up the last round of several processes."""
-    split, cut = data.gathering("train", data.limits), data.cut
-    rows_K, longest_K = np.diff(cut.starts_K1), cut.tokens_K // np.diff(cut.starts_K1)
-    last = cut.batches - 1
-    chosen = [0, last // 2, last]
-    chosen += [int(kind.argmax()) for kind in (rows_K == 1, longest_K == 1) if kind.any()]
-    asked = [cut.order_N[cut.starts_K1[k] : cut.starts_K1[k + 1]] for k in dict.fromkeys(chosen)]
-    if world > 1:
-        asked.append(np.empty(0, dtype=np.int64))
-    return [split.gather(sequences_B, data.limits.pad_to) for sequences_B in asked]
 
 
 class CompilerTrial(Callback):
@@ -116,13 +103,11 @@ class CompilerTrial(Callback):
             undo_compiling(network)
         if not is_compiled(network):
             return
-        batches = [
-            trainer.strategy.batch_to_device(batch, dataloader_idx=0)
-            for batch in trial_batches(self.data, trainer.world_size)
-        ]
-        said = self._try(trainer, network, batches)
+        batches = trial_batches(self.data, trainer.world_size)
+        batches = [trainer.strategy.batch_to_device(batch, dataloader_idx=0) for batch in batches]
+        message = self._try(trainer, network, batches)
         if trainer.is_global_zero:
-            print(f"{'compiler':<11} {harmless(said)}", flush=True)
+            print(f"{'compiler':<11} {harmless(message)}", flush=True)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self.is_kept is not None:
@@ -133,10 +118,9 @@ class CompilerTrial(Callback):
 
     def _try(self, trainer: Trainer, network: nn.Module, batches: Sequence[Batch]) -> str:
         """Compile; then, unless an earlier session did, find out whether it was worth it. All processes decide alike."""
-        agreed = trainer.strategy.reduce_boolean_decision
-        with Untouched(network):
+        with untouched(network):
             seconds, problem = warm_up(network, batches, trainer.precision_plugin.forward_context)
-            if not agreed(not problem, all=True):
+            if not trainer.strategy.reduce_boolean_decision(not problem, all=True):
                 self.is_kept = False
                 undo_compiling(network)
                 return f"not compiled: {problem or 'another process could not'}; the run goes on without"
@@ -146,8 +130,22 @@ class CompilerTrial(Callback):
         self.is_kept = trainer.strategy.broadcast(timed.is_worth_it)
         if not self.is_kept:
             undo_compiling(network)
-        left = (self.total_steps - trainer.global_step) * trainer.accumulate_grad_batches
-        return describe(seconds, timed, left)
+        return describe(seconds, timed, (self.total_steps - trainer.global_step) * trainer.accumulate_grad_batches)
+
+
+def trial_batches(data: SequenceDataModule, world: int) -> list[Batch]:
+    """Return the longest, a middling and the shortest batch of the plan, and one of each kind that is compiled for apart: of a
+    single sequence, of single steps, and the empty one that fills up the last round of several processes."""
+    split, cut = data.gathering("train", data.limits), data.cut
+    rows_K = np.diff(cut.starts_K1)
+    longest_K = cut.tokens_K // rows_K
+    last = cut.batches - 1
+    chosen = [0, last // 2, last]
+    chosen += [int(is_kind_K.argmax()) for is_kind_K in (rows_K == 1, longest_K == 1) if is_kind_K.any()]
+    rows = [cut.order_N[cut.starts_K1[k] : cut.starts_K1[k + 1]] for k in dict.fromkeys(chosen)]
+    if world > 1:
+        rows.append(np.empty(0, dtype=np.int64))
+    return [split.gather(sequences_B, data.limits.pad_to) for sequences_B in rows]
 
 
 class Timed(NamedTuple):
@@ -162,7 +160,7 @@ class Timed(NamedTuple):
 
 
 def describe(compile_seconds: float, timed: Timed, micro_batches_left: int) -> str:
-    """What compiling took, what it brings, and whether that pays in what is left of the run.
+    """Return what compiling took, what it brings, and whether that pays in what is left of the run.
 
     >>> describe(12.0, Timed(0.10, 0.11), 3000)
     'compiled in 12 s; now 1.10 times as fast, which saves about 0:30 of this run'
@@ -175,55 +173,44 @@ def describe(compile_seconds: float, timed: Timed, micro_batches_left: int) -> s
     if not timed.is_worth_it:
         return f"{took}, but {ratio:.2f} times as fast as without: the run goes on without (leave out --compile_model)"
     saved = (timed.as_written - timed.compiled) * micro_batches_left
+    saves = f"about {clock(saved)} of this run"
     if saved < compile_seconds:
-        return (
-            f"{took}; now {ratio:.2f} times as fast, which saves less in this run: leave out --compile_model where runs are "
-            "this short"
-        )
-    return f"{took}; now {ratio:.2f} times as fast, which saves about {clock(saved)} of this run"
+        saves = "less in this run: leave out --compile_model where runs are this short"
+    return f"{took}; now {ratio:.2f} times as fast, which saves {saves}"
 
 
-class Untouched:
-    """Within it a network may compute; afterwards its buffers, its mode and the random numbers to come are as they were."""
-
-    def __init__(self, network: nn.Module) -> None:
-        self._network = network
-
-    def __enter__(self) -> None:
-        network = self._network
-        self._was_training = network.training
-        self._buffers = [buffer.clone() for buffer in network.buffers()]
-        devices = [weight.device for weight in network.parameters() if weight.device.type == "cuda"]
-        self._noise = torch.random.fork_rng(devices=set(devices))
-        self._noise.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self._noise.__exit__(*error)
-        self._network.train(self._was_training)
-        with torch.no_grad():
-            for buffer, before in zip(self._network.buffers(), self._buffers, strict=True):
-                buffer.copy_(before)
-
-
-Context = Callable[[], AbstractContextManager[Any]]
-"""What a network's forward pass stands in: the precision in force."""
+@contextmanager
+def untouched(network: nn.Module) -> Iterator[None]:
+    """Let a network compute; afterwards its buffers, its mode and the random numbers to come are as they were."""
+    was_training = network.training
+    buffers = [buffer.clone() for buffer in network.buffers()]
+    devices = {weight.device for weight in network.parameters() if weight.device.type == "cuda"}
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            network.train(was_training)
+            with torch.no_grad():
+                for buffer, before in zip(network.buffers(), buffers, strict=True):
+                    buffer.copy_(before)
 
 
 def warm_up(network: nn.Module, batches: Iterable[Batch], context: Context) -> tuple[float, str]:
-    """Seconds that compiling took, for training and for validation, and what went wrong."""
+    """Return the seconds that compiling took, for training and for validation, and what went wrong."""
     start = time.perf_counter()
+    problem = ""
     try:
         for batch in batches:
             go_through(network.train(), batch, context)
             with torch.inference_mode(), context():
                 network.eval()(batch)
-    except (RuntimeError, OSError) as error:  # what a compiler throws, and what starting one does
-        return time.perf_counter() - start, first_line(error)
-    return time.perf_counter() - start, ""
+    except (RuntimeError, OSError) as error:  # of a compiler, and of starting one
+        problem = _first_line(error)
+    return time.perf_counter() - start, problem
 
 
 def take_turns(network: nn.Module, batches: Sequence[Batch], context: Context) -> Timed:
-    """Steps with compiled layers and as written on the same batches, in turns, so that a busy machine slows both alike."""
+    """Time steps with compiled layers and as written on the same batches, in turns, so that a busy machine slows both alike."""
     network.train()
     seconds: dict[str, list[float]] = {"default": [], "force_eager": []}
     for _ in range(WARM_ROUNDS + ROUNDS):
@@ -233,15 +220,18 @@ def take_turns(network: nn.Module, batches: Sequence[Batch], context: Context) -
                 for batch in batches:
                     go_through(network, batch, context)
                 times.append((time.perf_counter() - start) / len(batches))
-    compiled, as_written = (median(times[WARM_ROUNDS:]) for times in seconds.values())
-    return Timed(compiled, as_written)
+    return Timed(*(median(times[WARM_ROUNDS:]) for times in seconds.values()))
 
 
 def go_through(network: nn.Module, batch: Batch, context: Context) -> None:
-    """Forward and backward. The gradients go nowhere: those of the run, and what averages them over processes, stay alone."""
+    """Go forward and backward. The gradients are dropped: those of the run, and what averages them over processes, stay alone."""
     with context():
         loss = negative_elbo(network(batch), kl_weight=1.0, free_bits=0.0).loss
     weights = [weight for weight in network.parameters() if weight.requires_grad]
     torch.autograd.grad(loss, weights, allow_unused=True)
     if loss.device.type == "cuda":
         torch.cuda.synchronize()  # sync: in the trial alone
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

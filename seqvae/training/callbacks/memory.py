@@ -1,9 +1,9 @@
-"""Memory on a CPU: flat over thousands of batches of different shapes, and not fetched anew in each of them.
+"""Memory on a CPU: flat over thousands of batches of different shapes, and not fetched again in each of them.
 
 Each shape leaves holes of other sizes in the C heap, which glibc keeps: in 600 steps of random lengths a small network grew from
 1.0 to 1.3 GB, and still grew. What is free is given back; and --pad_grid keeps the shapes few, for each of which kernels are kept.
-But given back now and then, not in every step: glibc on its own returns the end of the heap whenever enough of it is free, and
-the next step gets it again page by page. That was 1,700 page faults and 2 of 14 ms of a small step.
+But it is given back now and then, not in every step: glibc on its own returns the end of the heap whenever enough of it is free,
+and the next step gets it again page by page. That was 1,700 page faults and 2 of 14 ms of a small step.
 """
 
 import ctypes
@@ -21,18 +21,18 @@ EVERY_N_STEPS, EVERY_SECONDS = 200, 60.0
 """Between two looks; both have to be over. Seconds are those that the process computes. Giving back the holes of 800 MB takes
 15 ms, and getting the memory again, page by page, up to 0.3 s: every 200 steps of 13 ms it was a tenth of the time."""
 GROWTH = 1.02
-"""How much more than at the look after the last time has to be there: less is not worth the pages."""
+"""How much more than at the look after the last time has to be held: less is not worth the pages."""
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """mallopt's names for: how much at the end of the heap may be free, and from what size on memory is the system's at once."""
 KEPT_BYTES, OWN_BYTES = 512 << 20, 32 << 20
 """The first: more than the activations of a small step; what gathers there goes back like all holes. The second is where glibc's
 own rule would stop; naming the first ends that rule, at 128 kB."""
 OWN_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
-"""Variables of the environment by which a user tells glibc; then it is not told otherwise."""
+"""Variables of the environment that configure glibc; where the user sets one, it is left as it is."""
 
 
 class FlatMemory(Callback):
-    """Does nothing where training does not happen on a CPU, or where memory is not managed by glibc."""
+    """Gives freed memory back. Does nothing where training is not on a CPU, or memory is not managed by glibc."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class FlatMemory(Callback):
         self.every_n_steps, self.every_seconds = every_n_steps, every_seconds
         self._now, self._held = now, held or own_bytes
         self._give_back: Callable[[int], int] | None = None
-        self._looked_at, self._looked_when = 0, 0.0
+        self._next_step, self._looked_when = 0, 0.0
         self._level: float | None = -math.inf
         """What was held at the look after pages were given back; None: that look is still to come. At first anything is more."""
 
@@ -53,17 +53,17 @@ class FlatMemory(Callback):
         self._give_back = malloc_trim() if trainer.strategy.root_device.type == "cpu" else None
         if self._give_back is not None:
             keep_freed_memory()
-        self._looked_at, self._looked_when = trainer.global_step, self._now()
+        self._next_step, self._looked_when = trainer.global_step + self.every_n_steps, self._now()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._give_back is None or trainer.global_step < self._looked_at + self.every_n_steps:
+        if self._give_back is None or trainer.global_step < self._next_step:
             return
         now = self._now()
         if now < self._looked_when + self.every_seconds:
             return
-        self._looked_at, self._looked_when = trainer.global_step, now
+        self._next_step, self._looked_when = trainer.global_step + self.every_n_steps, now
         if self._level is None:
             self._level = self._held()
         elif self._held() > GROWTH * self._level:
@@ -80,13 +80,13 @@ def keep_freed_memory() -> None:
 
 
 def own_bytes() -> int:
-    """Main memory without mapped files, of which a run holds more the further it gets through its data."""
+    """Return the main memory without mapped files, of which a run holds more the further it gets through its data."""
     info = psutil.Process().memory_info()
     return int(info.rss - info.shared)
 
 
 def malloc_trim() -> Callable[[int], int] | None:
-    """glibc's function that gives free pages back, all but as many bytes as it is told; None: this is no glibc."""
+    """Return glibc's function that gives free pages back but for a number of bytes; None: this is no glibc."""
     if platform.libc_ver()[0] != "glibc":
         return None
     trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim

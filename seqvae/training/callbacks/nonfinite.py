@@ -1,7 +1,7 @@
-"""Steps that come to NaN or infinity: not taken, counted, told with the sequences they came from; too many in a row end a session.
+"""Steps that come to NaN or infinity: not taken, counted, reported with their sequences; too many in a row end a session.
 
 In: the loss of each micro-batch, the gradient's norm of each optimizer step. Out: weights that such a step leaves as they were, a
-line in events.jsonl, and `NonFiniteError` after a few in a row. Nothing waits for a GPU but once in a while.
+line in events.jsonl, and `NonFiniteError` after a few in a row. A GPU is waited for only once in a while.
 """
 
 import math
@@ -19,43 +19,43 @@ from seqvae.errors import DivergedError
 from seqvae.training.run_directory.events import RunEvents
 
 MOST_IN_A_ROW = 5
-"""Steps. A bad sequence or two may come with one step; weights that have gone astray spoil all that follow."""
+"""Steps that are not finite. A bad sequence or two may spoil one step; weights that have gone astray spoil all that follow."""
 GPU_LOOKS_EVERY = 16
-"""Steps, as a look waits for the device. On a CPU there is nothing to wait for."""
+"""Steps between two looks on a GPU, as a look waits for the device. On a CPU there is nothing to wait for."""
 SHOWN_IDS = 3
 LOWEST_SCALE = 1.0
-"""Of 16-mixed: as long as the loss is multiplied by more, gradients that overflow say no more than that it is too much."""
+"""Loss scale of 16-mixed above which gradients that overflow say only that the scale is too high."""
 
 
 class NonFiniteError(DivergedError):
     """A session came to NaN or infinity and cannot go on from where it is."""
 
-    def __init__(self, said: str, first_step: int) -> None:
+    def __init__(self, message: str, first_step: int) -> None:
         """`first_step`: the first that was spoilt; what was saved before it may be worth going back to."""
-        super().__init__(said)
+        super().__init__(message)
         self.first_step = first_step
 
 
-class Judged(NamedTuple):
+class JudgedStep(NamedTuple):
     """An optimizer step, on its device."""
 
     is_finite: Tensor
     losses_M: Tensor
-    """Of its micro-batches."""
+    """Losses of its M micro-batches."""
     sequences: list[Tensor]
-    """Which ones each micro-batch held."""
+    """The sequences of each micro-batch."""
 
 
 class StepJudge:
     """Finds out whether a step is finite before the optimizer takes it. Part of the training module."""
 
     def __init__(self) -> None:
-        self.last: Judged | None = None
-        """The last step; whoever looks at it takes it away."""
+        self.last: JudgedStep | None = None
+        """The last step; a reader sets it to None."""
         self.begin()
 
     def begin(self) -> None:
-        """Another optimizer step, or the same one again."""
+        """Begin another optimizer step, or the same one again."""
         self._losses: list[Tensor] = []
         self._sequences: list[Tensor] = []
 
@@ -64,14 +64,17 @@ class StepJudge:
         self._sequences.append(sequences_B)
 
     def refuse_if_spoilt(self, optimizer: Optimizer, gradient_norm: Tensor, trainer: Trainer) -> None:
-        """Right before the optimizer takes the step. Several processes have one gradient, and go by that alone."""
+        """Keep the optimizer from taking a step that is not finite.
+
+        Several processes have one gradient, and go by that alone.
+        """
         losses_M = torch.stack(self._losses)
         is_finite = gradient_norm.isfinite()
         if trainer.world_size == 1:
             is_finite = is_finite & losses_M.isfinite().all()
-        self.last = Judged(is_finite, losses_M, self._sequences)
+        self.last = JudgedStep(is_finite, losses_M, self._sequences)
         if scaler_of(trainer) is not None:
-            return  # it leaves such steps out itself
+            return  # the scaler leaves such steps out
         if leaves_out_on_device(optimizer, is_finite.device):
             vars(optimizer)["found_inf"] = (~is_finite).float()  # where a fused optimizer looks, on the device
         elif not is_finite:
@@ -79,13 +82,13 @@ class StepJudge:
 
 
 class SkippedSteps(Callback):
-    """Tells of steps that were not taken, and ends the session after a few in a row. Stands before whatever saves checkpoints."""
+    """Reports steps that were not taken, and ends the session after a few in a row. Stands before what saves checkpoints."""
 
     def __init__(self, judge: StepJudge, events: RunEvents, ids_of: Callable[[np.ndarray], list[Any]]) -> None:
         self.judge = judge
         self.events = events
         self.ids_of = ids_of
-        self._waiting: list[tuple[int, Judged]] = []
+        self._waiting: list[tuple[int, JudgedStep]] = []
         self._in_a_row = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -101,16 +104,14 @@ class SkippedSteps(Callback):
         if judged is None:
             return
         self._waiting.append((trainer.global_step, judged))
-        is_on_gpu = trainer.strategy.root_device.type == "cuda"
-        if not is_on_gpu or len(self._waiting) >= GPU_LOOKS_EVERY:
+        if len(self._waiting) >= GPU_LOOKS_EVERY or trainer.strategy.root_device.type != "cuda":
             self._look(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._look(trainer)
+        if self._waiting:
+            self._look(trainer)
 
     def _look(self, trainer: Trainer) -> None:
-        if not self._waiting:
-            return
         waiting, self._waiting = self._waiting, []
         finite = torch.stack(
             [judged.is_finite for _, judged in waiting]
@@ -119,57 +120,47 @@ class SkippedSteps(Callback):
             if is_finite:
                 self._in_a_row = 0
             else:
-                self._tell(trainer, step, judged)
+                self._report(trainer, step, judged)
 
-    def _tell(self, trainer: Trainer, step: int, judged: Judged) -> None:
-        losses, ids = _of_all_processes(self._suspects(judged), trainer)
+    def _report(self, trainer: Trainer, step: int, judged: JudgedStep) -> None:
+        losses, ids = self._suspects(trainer, judged)
         scaler = scaler_of(trainer)
         if scaler is not None and scaler.get_scale() > LOWEST_SCALE and not losses:
             return  # the scale falls first
         self._in_a_row += 1
         found = f"the loss is {losses[0]}" if losses else "the gradient is not finite"
-        some = ", ".join(map(str, ids[:SHOWN_IDS])) + (
-            f" and {len(ids) - SHOWN_IDS} more" if len(ids) > SHOWN_IDS else ""
-        )
-        said = f"{found}, so the step is not taken (sequences {some}; all of them stand in events.jsonl)"
-        self.events.survived("step_skipped", step, said, sequences=ids)
+        more = f" and {len(ids) - SHOWN_IDS} more" if len(ids) > SHOWN_IDS else ""
+        shown = ", ".join(map(str, ids[:SHOWN_IDS])) + more
+        message = f"{found}, so the step is not taken (sequences {shown}; all of them stand in events.jsonl)"
+        self.events.survived("step_skipped", step, message, sequences=ids)
         if self._in_a_row >= MOST_IN_A_ROW:
             raise NonFiniteError(
                 f"step {step:,}: {found}, as in the {self._in_a_row - 1} steps before", step - self._in_a_row + 1
             )
 
-    def _suspects(self, judged: Judged) -> "Suspects":
-        """The losses that are not finite, and the sequences of their micro-batches; of all, where the losses do not tell."""
+    def _suspects(self, trainer: Trainer, judged: JudgedStep) -> tuple[list[float], list[Any]]:
+        """Return the losses that are not finite and the sequences of their micro-batches; all, where every loss is finite.
+
+        All processes come here at the same step. Where some have losses that are not finite, the others are not suspected.
+        """
         losses = judged.losses_M.tolist()
         bad = [number for number, loss in enumerate(losses) if not math.isfinite(loss)]
-        chosen = bad or range(len(losses))
-        sequences_N = np.concatenate([judged.sequences[number].cpu().numpy() for number in chosen])
-        return Suspects([losses[number] for number in bad], self.ids_of(sequences_N[sequences_N >= 0]))
-
-
-class Suspects(NamedTuple):
-    """What may have spoilt a step."""
-
-    losses: list[float]
-    ids: list[Any]
+        sequences_N = np.concatenate([judged.sequences[number].cpu().numpy() for number in bad or range(len(losses))])
+        own = [losses[number] for number in bad], self.ids_of(sequences_N[sequences_N >= 0])
+        if trainer.world_size == 1:
+            return own
+        everyone: list[tuple[list[float], list[Any]]] = [own] * trainer.world_size
+        torch.distributed.all_gather_object(everyone, own)
+        guilty = [each for each in everyone if each[0]] or everyone
+        return [loss for some_losses, _ in guilty for loss in some_losses], [id_ for _, ids in guilty for id_ in ids]
 
 
 def leaves_out_on_device(optimizer: Optimizer, device: torch.device) -> bool:
-    """Whether the optimizer can be told not to take a step without anybody waiting for the device."""
+    """Return whether the optimizer can leave out a step without a wait for the device."""
     return device.type == "cuda" and bool(optimizer.defaults.get("fused"))
 
 
-def _of_all_processes(own: Suspects, trainer: Trainer) -> Suspects:
-    """All come here at the same step. Where some have losses that are not finite, the others are not suspected."""
-    if trainer.world_size == 1:
-        return own
-    everybodys: list[Suspects] = [own] * trainer.world_size
-    torch.distributed.all_gather_object(everybodys, own)
-    guilty = [each for each in everybodys if each.losses] or everybodys
-    return Suspects([loss for each in guilty for loss in each.losses], [name for each in guilty for name in each.ids])
-
-
 def scaler_of(trainer: Trainer) -> torch.amp.GradScaler | None:
-    """What multiplies the loss of 16-mixed; None in other precisions."""
+    """Return what multiplies the loss of 16-mixed; None in other precisions."""
     plugin = trainer.precision_plugin
     return plugin.scaler if isinstance(plugin, MixedPrecision) else None

@@ -1,29 +1,35 @@
 """What a run says of itself while it goes on: a Lightning callback that looks every few steps and only then syncs.
 
-In: what `TrainingModule.training_step` returns. Out: a row every n steps and after each validation, to metrics.csv, to the
-loggers and, as text, to whoever watches.
+In: what `TrainingModule.training_step` returns. Out: a row every n steps and after each validation, to metrics.csv, to the loggers
+and to the console: a bar on a terminal, elsewhere a line for each row.
 """
 
 import csv
 import io
+import logging
 import math
 import os
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeGuard
 
 import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
+from rich import progress_bar
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.segment import Segment
 from torch import Tensor
 
 from seqvae.data.batch import Batch
 from seqvae.files import PatientFile
-from seqvae.training.callbacks.display import Display, Stopwatch
 from seqvae.training.callbacks.nonfinite import NonFiniteError
 from seqvae.training.module import Sums, TrainingModule
 
@@ -31,21 +37,25 @@ COLUMNS = (
     *("step", "epoch", "seconds", "loss", "nll_per_step", "kl", "kl_weight", "lr", "gradient_norm", "steps_per_second"),
     *("valid_elbo", "valid_nll", "valid_kl", "valid_nll_per_step", "valid_sequences"),
 )
-"""Of metrics.csv. Training: means since the last row, in nats, loss and NLL per step of a sequence, KL per sequence, without
-micro-batches that came to NaN or infinity (nan, where all did); the KL's
-weight, the learning rate and the gradient's norm (before clipping) are those of the row's own step.
+"""Columns of metrics.csv. Training: means since the last row, in nats, loss and NLL per step of a sequence, KL per sequence,
+without micro-batches that came to NaN or infinity (nan, where all did); the KL's weight, the learning rate and the gradient's norm
+(before clipping) are those of the row's own step.
 `seconds`: of the whole run; only the time between an interruption and its resumption does not count.
 `valid_sequences`: how many sequences a validation was on; the last one of a run is on all.
 `steps_per_second`: real steps of sequences (tokens), of all processes, in a second of training. Waiting for data counts,
 validation does not."""
 LABEL_COLUMNS = ("valid_auroc", "valid_auprc")
-"""More of them, where the data have labels."""
+"""More columns, where the data have labels."""
 STATE = "progress"
-"""Where a checkpoint has the state. Not among those of `state_dict`, which cannot ask the other processes."""
+"""Key of the state in a checkpoint. It is not in `state_dict`, which cannot communicate with the other processes."""
+
+REFRESH_SECONDS = 0.2
+WIDEST_BAR, NARROWEST_BAR = 30, 8
+"""Characters. Where there is room for less, texts are left out, the last ones first."""
 
 
 class Progress(Callback):
-    """Stands before whatever saves checkpoints: a row that a checkpoint counts has to be written by then."""
+    """Stands before what saves checkpoints: a row that a checkpoint counts has to be written by then."""
 
     def __init__(
         self,
@@ -59,7 +69,7 @@ class Progress(Callback):
         quiet: bool = False,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`unit`: what a step of a sequence is called. `quiet`: print nothing."""
+        """`unit`: the name of a step of a sequence. `quiet`: print nothing."""
         self.every_n_steps = every_n_steps
         self.total_steps = total_steps
         self._file = MetricsFile(metrics_path, COLUMNS + LABEL_COLUMNS if has_labels else COLUMNS)
@@ -69,13 +79,11 @@ class Progress(Callback):
         self._since_row: list[Sums] = []
         self._row_step = self._first_step = 0
         self._epoch = 0
-        """Of the last step: behind the last one of a run, Lightning counts another."""
+        """The epoch of the last step: behind the last one of a run, Lightning counts another."""
         self._validated = (-1, 0)
-        """The last row of a validation: its step, and on how many sequences."""
+        """The last row of a validation: its step, and its number of sequences."""
         self._loaded: dict[str, Any] | None = None
         self._has_begun = False
-
-    # --- From the beginning to the end ------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._begin(trainer, pl_module)
@@ -93,9 +101,13 @@ class Progress(Callback):
             self._display.close()
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """With the sums of all processes, so that a resumed run writes the very same rows."""
+        """Keep the sums of all W processes, (W, N) of each field, so that a resumed run writes the very same rows."""
+        sums: dict[str, Tensor] = {}
+        if self._since_row:  # so in all processes alike
+            for name, values in zip(Sums._fields, zip(*self._since_row, strict=True), strict=True):
+                sums[name] = trainer.strategy.all_gather(torch.stack(values)).reshape(trainer.world_size, -1).cpu()
         checkpoint[STATE] = {
-            "sums": _of_all_processes(self._since_row, trainer),
+            "sums": sums,
             "file": self._file.state(),
             "seconds": self._watch.seconds,
             "lap_seconds": self._watch.lap_seconds,
@@ -116,7 +128,7 @@ class Progress(Callback):
             self._file.finish()
 
     def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Once in a session: with training or, where nothing is left to train, with the last validation."""
+        """Begin a session once: with training or, where nothing is left to train, with the last validation."""
         if self._has_begun:
             return
         self._has_begun = True
@@ -125,9 +137,13 @@ class Progress(Callback):
         if state is None:
             self._watch.start()
         else:
-            self._epoch = state.get("epoch", 0)  # older checkpoints do not tell
+            self._epoch = state.get("epoch", 0)  # older checkpoints have none
             self._validated = tuple(state.get("validated", (-1, 0)))
-            self._since_row = _share_of_this_process(state["sums"], trainer, pl_module.device)
+            self._since_row = []
+            if state["sums"]:  # all of them are dealt out, also to more or fewer processes than there were
+                own = slice(trainer.global_rank, None, trainer.world_size)
+                columns = [state["sums"][name][own].flatten().to(pl_module.device).unbind() for name in Sums._fields]
+                self._since_row = [Sums(*values) for values in zip(*columns, strict=True)]
             self._watch.start(seconds=state["seconds"], lap_seconds=state["lap_seconds"])
         if not trainer.is_global_zero:
             return
@@ -139,8 +155,6 @@ class Progress(Callback):
         for logger in trainer.loggers:
             logger.log_hyperparams(pl_module.origin["settings"])
 
-    # --- Training ---------------------------------------------------------------------------------------------------
-
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, batch_idx: int
     ) -> None:
@@ -149,7 +163,7 @@ class Progress(Callback):
         if step == self._first_step + 1:
             self._watch.begin_pace(step)
         if self._display is not None:
-            self._display.refresh(step, trainer.current_epoch)
+            self._display.refresh(step, self._epoch)
         if step == self._row_step or (step % self.every_n_steps and step < self.total_steps):
             return
         assert isinstance(pl_module, TrainingModule)
@@ -162,21 +176,22 @@ class Progress(Callback):
                 self._display.training(step, row)
 
     def _training_row(self, trainer: Trainer, kl_weight: Tensor | float, gradient_norm: Tensor) -> dict[str, float]:
-        sums: Tensor = trainer.strategy.reduce(_sum_of_finite(self._since_row), reduce_op="sum")
+        parts_N = torch.stack([torch.stack([value.float() for value in part]) for part in self._since_row])
+        # What came to NaN or infinity was not learnt from, and counts as nothing.
+        finite = torch.where(parts_N.isfinite().all(dim=1, keepdim=True), parts_N, 0.0).sum(dim=0)
+        sums: Tensor = trainer.strategy.reduce(finite, reduce_op="sum")
         others = [torch.as_tensor(value, dtype=sums.dtype, device=sums.device) for value in (kl_weight, gradient_norm)]
         values = torch.cat((sums, torch.stack(others))).tolist()  # sync: one for each row
         loss, nll, kl, predicted_steps, real_steps, sequences, weight, norm = values
         return {
-            "loss": _ratio(loss, predicted_steps),
-            "nll_per_step": _ratio(nll, predicted_steps),
-            "kl": _ratio(kl, sequences),
+            "loss": loss / predicted_steps if predicted_steps else math.nan,
+            "nll_per_step": nll / predicted_steps if predicted_steps else math.nan,
+            "kl": kl / sequences if sequences else math.nan,
             "kl_weight": weight,
             "lr": trainer.optimizers[0].param_groups[0]["lr"],
             "gradient_norm": norm,
             "steps_per_second": real_steps / self._watch.end_lap(),
         }
-
-    # --- Validation -------------------------------------------------------------------------------------------------
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._watch.pause()
@@ -203,7 +218,7 @@ class Progress(Callback):
         row = dict(zip(names, values.tolist(), strict=True))  # sync: one for each validation
         validated = trainer.global_step, int(row.get("valid_sequences", 0))
         if trainer.is_global_zero:
-            if validated != self._validated:  # else it is done again by a run that was ended right behind it
+            if validated != self._validated:  # else a run that was ended right behind it makes it again
                 self._write(trainer, row)
             if self._display is not None:
                 self._display.validation(trainer.global_step, row)
@@ -219,51 +234,21 @@ class Progress(Callback):
             logger.log_metrics(row, step=trainer.global_step)
 
 
-def _sum_of_finite(parts: list[Sums]) -> Tensor:
-    """What came to NaN or infinity was not learnt from, and counts as nothing."""
-    parts_N = torch.stack([torch.stack([value.float() for value in part]) for part in parts])
-    return torch.where(parts_N.isfinite().all(dim=1, keepdim=True), parts_N, 0.0).sum(dim=0)
-
-
-def _ratio(value: float, count: float) -> float:
-    return value / count if count else math.nan
-
-
-def _of_all_processes(parts: list[Sums], trainer: Trainer) -> dict[str, Tensor]:
-    """Each field of the N sums of W processes, (W, N); nothing where there are none, which is so in all processes alike."""
-    if not parts:
-        return {}
-    fields = {name: torch.stack([getattr(part, name) for part in parts]) for name in Sums._fields}
-    gathered = {name: trainer.strategy.all_gather(values_N) for name, values_N in fields.items()}
-    return {name: values.reshape(trainer.world_size, -1).cpu() for name, values in gathered.items()}
-
-
-def _share_of_this_process(fields_WN: dict[str, Tensor], trainer: Trainer, device: torch.device) -> list[Sums]:
-    """Everything goes to somebody, also where there are more or fewer processes than there were."""
-    if not fields_WN:
-        return []
-    mine = slice(trainer.global_rank, None, trainer.world_size)
-    columns = [fields_WN[name][mine].flatten().to(device).unbind() for name in Sums._fields]
-    return [Sums(*values) for values in zip(*columns, strict=True)]
-
-
-# metrics.csv: one file for a whole run, one header, a row at a time, however often the run is interrupted.
-#
-# In: rows as mappings from column to value. Out: CSV that another program may read at any time. A checkpoint takes along what
-# `state` says; after `go_on` with it the file holds exactly the rows that had been written when the checkpoint was made.
-
-
 class MetricsState(TypedDict):
     """Where a file stands, in types of JSON."""
 
     rows: int
-    """On the disk."""
+    """Rows on the disk."""
     unwritten: list[str]
     """Lines that did not get there."""
 
 
 class MetricsFile:
-    """Appends rows."""
+    """metrics.csv: one file for a whole run, one header, a row at a time, however often the run is interrupted.
+
+    Another program may read it at any time. A checkpoint holds `state`; after `go_on` with it the file holds exactly the rows that
+    had been written when the checkpoint was made.
+    """
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         self.path = path
@@ -274,7 +259,7 @@ class MetricsFile:
         """Rows, with those that wait."""
 
     def begin(self) -> None:
-        """A new file with nothing but the header."""
+        """Make a new file with nothing but the header."""
         self._replace([])
 
     def go_on(self, state: MetricsState) -> None:
@@ -285,14 +270,16 @@ class MetricsFile:
         if not self.path.exists():
             self.begin()
             return
-        with self.path.open(newline="", encoding="utf-8", errors="replace") as file:
-            rows = list(_readable(islice(csv.DictReader(file), state["rows"])))
+        rows: list[Mapping[str, object]] = []
+        # Someone else may have written here: what comes before is kept.
+        with suppress(csv.Error), self.path.open(newline="", encoding="utf-8", errors="replace") as file:
+            rows.extend(islice(csv.DictReader(file), state["rows"]))
         self._replace(rows)
         self._file.waiting.extend(state["unwritten"])
         self._appended += len(state["unwritten"])
 
     def append(self, row: Mapping[str, object]) -> None:
-        """Columns that the row lacks stay empty."""
+        """Add a row; columns that it lacks stay empty."""
         self._appended += 1
         self._file.append(self._lines([row]))
 
@@ -305,15 +292,15 @@ class MetricsFile:
         return {"rows": self._appended - len(waiting), "unwritten": waiting}
 
     def sync(self) -> None:
-        """Make sure that what a checkpoint will count on survives a loss of power, too."""
-        with suppress(OSError), self.path.open("rb+") as file:  # the next row says what is wrong
+        """Let the rows that a checkpoint counts survive a loss of power, too."""
+        with suppress(OSError), self.path.open("rb+") as file:  # the next row reports what is wrong
             os.fsync(file.fileno())
 
     def _replace(self, rows: Sequence[Mapping[str, object]]) -> None:
-        """The whole file at once: a reader sees the old one or the new one."""
-        beside = self.path.with_name(f"{self.path.name}.new")
-        beside.write_bytes((self._heading + self._lines(rows)).encode())
-        beside.replace(self.path)
+        """Write the whole file at once: a reader sees the old one or the new one."""
+        partial = self.path.with_name(f"{self.path.name}.new")
+        partial.write_bytes((self._heading + self._lines(rows)).encode())
+        partial.replace(self.path)
         self._appended = len(rows)
         self._file.waiting.clear()
 
@@ -324,7 +311,220 @@ class MetricsFile:
         return text.getvalue()
 
 
-def _readable(rows: Iterable[dict[str, str]]) -> Iterator[dict[str, str]]:
-    """Up to what is no row of ours: somebody else may have written here."""
-    with suppress(csv.Error):
-        yield from rows
+class Stopwatch:
+    """Two clocks that outlive interruptions, of the whole run and of the present lap, which can be paused; and a pace."""
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        """`now` counts seconds from anywhere, and never backwards."""
+        self._now = now
+        self.start()
+
+    def start(self, *, seconds: float = 0.0, lap_seconds: float = 0.0) -> None:
+        """Begin, or go on where another stopwatch stood."""
+        now = self._now()
+        self._started, self._lap_started = now - seconds, now - lap_seconds
+        self._paused_at: float | None = None
+        self._pace_from: tuple[float, int] | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the run, interruptions left out."""
+        return self._now() - self._started
+
+    @property
+    def lap_seconds(self) -> float:
+        """Seconds since the last lap, pauses left out."""
+        return (self._now() if self._paused_at is None else self._paused_at) - self._lap_started
+
+    def pause(self) -> None:
+        if self._paused_at is None:
+            self._paused_at = self._now()
+
+    def unpause(self) -> None:
+        if self._paused_at is not None:
+            self._lap_started += self._now() - self._paused_at
+            self._paused_at = None
+
+    def end_lap(self) -> float:
+        """Return the seconds of the lap, and begin the next one."""
+        seconds = self.lap_seconds
+        self._lap_started += seconds
+        return seconds
+
+    def begin_pace(self, step: int) -> None:
+        """Count the pace from here on. The very first step is slow, because everything is new to it."""
+        if self._pace_from is None:
+            self._pace_from = (self._now(), step)
+
+    def seconds_left(self, step: int, total_steps: int) -> float | None:
+        """Return the seconds left at the pace of this session, pauses included; None: there is no pace yet."""
+        if self._pace_from is None or step == self._pace_from[1]:
+            return None
+        since, first_step = self._pace_from
+        return (self._now() - since) / (step - first_step) * (total_steps - step)
+
+
+class Display:
+    """Shows how far a run is: a bar on a terminal, with the validations as lines above it; elsewhere a line for each row."""
+
+    def __init__(
+        self,
+        watch: Stopwatch,
+        *,
+        total_steps: int,
+        unit: str,
+        time_limit: timedelta | None,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`watch` knows how much time is left, `unit` is the name of a step of a sequence."""
+        self.watch = watch
+        self.total_steps = total_steps
+        self.unit = unit
+        self.time_limit = time_limit
+        self._now = now
+        self._bar: ProgressBar | None = None
+        self._next_refresh = -math.inf
+        self._newest: dict[str, float] = {}
+
+    def open(self) -> None:
+        stream = sys.stdout
+        if can_show_bar(stream, os.environ):
+            self._bar = ProgressBar(stream)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def refresh(self, step: int, epoch: int, doing: str | None = None, *, at_once: bool = False) -> None:
+        """Draw the bar, at most five times a second unless `at_once`. Never waits for the device."""
+        if self._bar is None or not (at_once or self._now() >= self._next_refresh):
+            return
+        self._next_refresh = self._now() + REFRESH_SECONDS
+        seconds, newest = self._seconds_left(step), self._newest
+        # The most important first: a narrow window shows as many as it can.
+        texts = [f"{step:,}/{self.total_steps:,}"]
+        texts += [] if seconds is None else [f"{clock(seconds)} left"]
+        if "loss" in newest:
+            texts += [f"loss {newest['loss']:.4f}", f"{newest['steps_per_second']:,.0f} {self.unit}s/s"]
+        texts.append(doing or f"epoch {epoch + 1}")
+        if "valid_elbo" in newest:
+            texts.append(f"elbo {newest['valid_elbo']:.2f}")
+        self._bar.show(step / self.total_steps, texts)
+
+    def training(self, step: int, row: Mapping[str, float]) -> None:
+        self._newest |= row
+        if self._bar is not None:
+            return
+        seconds = self._seconds_left(step)
+        print(
+            f"{self._place(step)}  loss {row['loss']:.4f}  nll/{self.unit} {row['nll_per_step']:.4f}  "
+            f"kl {row['kl']:.2f} (weight {row['kl_weight']:.2f})  {row['steps_per_second']:,.0f} {self.unit}s/s"
+            + ("" if seconds is None else f"  {clock(seconds)} left"),
+            flush=True,
+        )
+
+    def validation(self, step: int, row: Mapping[str, float]) -> None:
+        self._newest |= row
+        labels = "".join(f"  {name.removeprefix('valid_')} {row[name]:.3f}" for name in LABEL_COLUMNS if name in row)
+        print(
+            f"{self._place(step)}  validation on {row['valid_sequences']:,.0f}: elbo {row['valid_elbo']:.3f}  "
+            f"nll {row['valid_nll']:.3f}  kl {row['valid_kl']:.2f}  nll/{self.unit} {row['valid_nll_per_step']:.4f}{labels}",
+            flush=True,
+        )
+
+    def _place(self, step: int) -> str:
+        return f"step {step:>{len(str(self.total_steps))}}/{self.total_steps}"
+
+    def _seconds_left(self, step: int) -> float | None:
+        seconds = self.watch.seconds_left(step, self.total_steps)
+        if seconds is None or self.time_limit is None:
+            return seconds
+        return min(seconds, max(0.0, self.time_limit.total_seconds() - self.watch.seconds))
+
+
+def clock(seconds: float) -> str:
+    """Return a time as on a clock.
+
+    >>> clock(75), clock(3675)
+    ('1:15', '1:01:15')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def can_show_bar(stream: object, environment: Mapping[str, str]) -> TypeGuard[io.TextIOWrapper]:
+    """Return whether a line can be drawn over and over: not in a file, a pipe or a notebook."""
+    is_able = environment.get("TERM") != "dumb" and (sys.platform != "win32" or "WT_SESSION" in environment)
+    return is_able and isinstance(stream, io.TextIOWrapper) and stream.isatty()
+
+
+class ProgressBar:
+    """One line at the bottom of a terminal, by the library rich; all other output appears above it, undamaged.
+
+    While it is up, `sys.stdout`, `sys.stderr` and the handlers of the root logger write through it, where they are terminals.
+    """
+
+    def __init__(self, stream: io.TextIOWrapper) -> None:
+        self._stream = stream
+        self._console = _Console(file=stream, soft_wrap=True, markup=False, emoji=False, highlight=False)
+        self._live: Live | None = None
+        self._handlers_back = ExitStack()
+
+    def show(self, share: float, texts: Sequence[str]) -> None:
+        """Draw the bar of the share that is done, and as many of the texts as the window has room for."""
+        # Of the window as it is now; a terminal that does not know is taken for 80 wide.
+        columns, rows = os.get_terminal_size(self._stream.fileno())
+        self._console.size = columns or 80, rows or 25
+        if self._live is None:
+            self._live = self._open()
+        self._live.update(BarLine(share, texts), refresh=True)
+
+    def close(self) -> None:
+        """Leave the bar where it is and go on below it. Closing what is closed does nothing."""
+        if self._live is not None:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()  # the beginning of a line that waits for its end
+            self._live.stop()
+            self._live = None
+        self._handlers_back.close()
+
+    def _open(self) -> Live:
+        stderr_before = sys.stderr
+        out, err = (isinstance(s, io.TextIOWrapper) and s.isatty() for s in (sys.stdout, sys.stderr))
+        live = Live(console=self._console, auto_refresh=False, redirect_stdout=out, redirect_stderr=err)
+        live.start()
+        for handler in logging.getLogger().handlers if err else ():
+            if isinstance(handler, logging.StreamHandler) and handler.stream is stderr_before:
+                self._handlers_back.callback(handler.setStream, handler.stream)
+                handler.setStream(sys.stderr)
+        return live
+
+
+class _Console(Console):
+    """A console that leaves the cursor alone: a run that is killed would leave the terminal without it."""
+
+    def show_cursor(self, show: bool = True) -> bool:
+        return False
+
+
+class BarLine:
+    """Percentage, bar, and as many of the texts as there is room for, the first ones first."""
+
+    def __init__(self, share: float, texts: Sequence[str]) -> None:
+        self.share = share
+        self.texts = texts
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = console.width - 1  # a line that fills the last column wraps on some terminals
+        percent, rest = f"{int(100 * self.share):3}%", list(self.texts)
+        while rest and width - cell_len(f"{percent}  {'  '.join(rest)}") < NARROWEST_BAR:
+            rest.pop()
+        room = min(width - cell_len(f"{percent}  {'  '.join(rest)}"), WIDEST_BAR)
+        if room < NARROWEST_BAR:
+            yield Segment(percent[: max(0, width)])
+            return
+        yield Segment(f"{percent} ")
+        yield from console.render(progress_bar.ProgressBar(total=1.0, completed=self.share, width=room), options)
+        yield Segment(f" {'  '.join(rest)}".rstrip())

@@ -1,7 +1,7 @@
 """Keeps report.html of a run's directory up to date: a Lightning callback that has it written by a process of its own.
 
 In: the run's directory, and at its end the error that ended it, if one did. Out: `report.html`, now and then and at the end. A
-report that cannot be written is said once, and never ends a run.
+report that cannot be written is reported once, and never ends a run.
 """
 
 import time
@@ -19,15 +19,15 @@ from seqvae.reports.run_files import REPORT
 from seqvae.training.run_directory.events import RunEvents
 
 EVERY_SECONDS = 60.0
-"""A writing takes about 0.3 s of a core at the lowest priority, and 3 ms of training."""
+"""Between two reports. One takes about 0.3 s of a core at the lowest priority, and 3 ms of training."""
 SECONDS, HURRIED_SECONDS = 30.0, 4.0
-"""That a run's end waits for its report; the second where a signal asked it to end, and will not ask twice."""
-MOST_SAID = 500
-"""Characters of an error."""
+"""That a run's end waits for its report; the second where a signal requested the end, and will not do so twice."""
+MOST_CHARACTERS = 500
+"""Of an error in an event."""
 
 
 class RunReport(Callback):
-    """Of one run, whatever its sessions; in the first process alone. Leaving it as a context writes the last report."""
+    """The report of a run with all its sessions; only the first process writes it. Leaving it as a context writes the last one."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class RunReport(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Beside a new line of progress; a run may be validated seldom, or not at all."""
+        """Write beside a new line of progress, as a run may be validated seldom, or not at all."""
         step = trainer.global_step
         if step % self.every_n_steps == 0 and step != self._step:
             self._write_if_due(step)
@@ -66,24 +66,24 @@ class RunReport(Callback):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """However a run ends; what has its own event (NaN, a signal, a collapse) needs no other."""
-        if isinstance(error, UsageError | SettingsError):  # it never began, and leaves nothing
+        """Write the last report, and note an error that has no event of its own, unlike NaN, a signal and a collapse."""
+        if isinstance(error, UsageError | SettingsError):  # the run never began, and leaves nothing
             return
         if isinstance(error, Exception) and not isinstance(error, DivergedError):
             with suppress(OSError):  # the disk may be what failed
-                said = harmless(f"{type(error).__name__}: {error}")[:MOST_SAID]
-                self.events.note("failed", self._step, said=said)
-        if self.writes:
-            seconds = HURRIED_SECONDS if isinstance(error, Stopped) else SECONDS
-            self._tell()
-            self._drawing.finish(0.0)  # what it writes is out of date, and at its low priority it may take long
-            self._drawing.failure()
-            before = self._written_at()
-            self._drawing.start(self.directory, is_urgent=True)
-            self._drawing.finish(seconds)
-            self._tell()
-            if error is None and self._written_at() != before:
-                print(harmless(f"report  {self.directory / REPORT}"), flush=True)
+                found = harmless(f"{type(error).__name__}: {error}")[:MOST_CHARACTERS]
+                self.events.note("failed", self._step, said=found)
+        if not self.writes:
+            return
+        self._print_failure()
+        self._drawing.finish(0.0)  # a report under way is out of date, and at its low priority it may take long
+        self._drawing.failure()
+        before = self._modified_at()
+        self._drawing.start(self.directory, is_urgent=True)
+        self._drawing.finish(HURRIED_SECONDS if isinstance(error, Stopped) else SECONDS)
+        self._print_failure()
+        if error is None and self._modified_at() != before:
+            print(harmless(f"report  {self.directory / REPORT}"), flush=True)
 
     def _write_if_due(self, step: int) -> None:
         self._step = step
@@ -91,16 +91,16 @@ class RunReport(Callback):
         if self.writes and now >= self._not_before:
             self._not_before = now + EVERY_SECONDS
             self._drawing.start(self.directory)
-            self._tell()
+            self._print_failure()
 
-    def _written_at(self) -> int | None:
-        """In the time of its own disk; None: there is none."""
+    def _modified_at(self) -> int | None:
+        """Return when the report was written, by the clock of its disk; None: there is none."""
         try:
             return (self.directory / REPORT).stat().st_mtime_ns
         except OSError:
             return None
 
-    def _tell(self) -> None:
+    def _print_failure(self) -> None:
         reason = self._drawing.failure()
         if reason is not None:
             print(

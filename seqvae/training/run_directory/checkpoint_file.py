@@ -1,6 +1,7 @@
-"""Checkpoint files: how one gets to disk whole, what tells a damaged one, how it is read.
+"""Checkpoint files: how one gets to disk whole, what is wrong with one, how it is read, and how it differs from a run.
 
-In: what Lightning wants to keep. Out: a file that is under its name in full or not at all; nothing that lies in it is ever run.
+In: what Lightning wants to keep, or a path. Out: a file that is under its name in full or not at all; its content as data, of which
+nothing is ever run; differences as short texts for messages.
 """
 
 import os
@@ -9,35 +10,54 @@ import shutil
 import struct
 import warnings
 import zipfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins import CheckpointIO
+from torch import Tensor
 
+from seqvae.data.description import DataDescription
 from seqvae.errors import StorageError
 
 BEST, LAST, PREVIOUS, HEALTHY = "best.ckpt", "last.ckpt", "previous.ckpt", "healthy.ckpt"
 ASTRAY = "diverged-"
-"""Begins the names of checkpoints that a run had to go back further than; nothing goes on from them by itself."""
+"""Prefix of checkpoints that a run went back further than; nothing goes on from them by itself."""
 REPLACED = "replaced.ckpt"
-"""What was last.ckpt before --resume named another one."""
+"""The last.ckpt from before --resume named another one."""
+
+MUST_BE_THE_SAME = (
+    *("encoder", "decoder", "width", "depth", "heads", "latent_size", "latent_scope", "posterior"),
+    *("max_sequence_length", "long_sequences", "window_stride"),
+    *("batch_size", "tokens_per_batch", "use_dynamic_padding", "bucketing", "drop_last", "level_cost", "pad_grid"),
+    *("gradient_accumulation_steps", "seed"),
+)
+"""The network's shape, and what goes into which batch. All else may be changed on purpose when a run goes on."""
+ADDED_LATER: dict[str, Any] = {"level_cost": False, "pad_grid": 0}
+"""Settings that older checkpoints lack, with the values that were in force then."""
+MEANING = ("kind", "symbols", "tokenizer", "names", "classes")
+"""Fields of a description that say what ids and positions stand for. Weights of the same shapes would fit, and mean something
+else."""
+MOST_DIFFERENCES = 5
+"""Differences that a message names."""
+
 _DAMAGE = (
     *(OSError, ValueError, RuntimeError, EOFError, struct.error, zipfile.BadZipFile, pickle.UnpicklingError),
     *(LookupError, TypeError, AttributeError),
 )
-"""What reading a damaged or hostile file comes to; ValueError holds undecodable names, RuntimeError what torch finds, and the
-last three are what torch's own unpickler stumbles over."""
+"""What reading a damaged or hostile file raises; ValueError includes undecodable names, RuntimeError is torch's own, and the last
+three come from torch's unpickler."""
 
 
 class AtomicCheckpointIO(CheckpointIO):
-    """A checkpoint is under its name in full or not at all, and what it holds is data."""
+    """Writes a checkpoint so that it is under its name in full or not at all; reads only data."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
     ) -> None:
-        """In the same directory, as a move from another file system would not be atomic."""
+        """Write beside the target, as a move from another file system would not be atomic, read it back, and rename it."""
         target = Path(path)
         partial = target.with_name(f".{target.name}.partial")
         try:
@@ -53,11 +73,11 @@ class AtomicCheckpointIO(CheckpointIO):
         except (OSError, RuntimeError) as error:  # torch wraps what the file system says
             raise StorageError(f"{target} cannot be written ({error}); what was there before is whole") from error
         finally:
-            with suppress(OSError):  # what went wrong before is what is to be told
+            with suppress(OSError):  # the error before is the one to report
                 partial.unlink(missing_ok=True)
 
     def load_checkpoint(self, path: str | os.PathLike[str], map_location: Any = "cpu", weights_only: Any = None) -> Any:
-        """Whoever asks for more than weights and plain values does not get it."""
+        """Read weights and plain values, also where the caller asks for more."""
         return torch.load(path, map_location=map_location, weights_only=True)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
@@ -65,7 +85,7 @@ class AtomicCheckpointIO(CheckpointIO):
 
 
 def damage_of(path: Path) -> str | None:
-    """Why a file is no checkpoint that could be resumed, or None."""
+    """Return why a file is no checkpoint to resume from; None where it is one."""
     try:
         if damage := _damage_of_archive(path):
             return damage
@@ -80,9 +100,9 @@ def damage_of(path: Path) -> str | None:
 
 
 def read_lazily(path: Path) -> dict[str, Any]:
-    """Return a checkpoint whose tensors are read only where they are looked at."""
+    """Return a checkpoint whose tensors are read only when they are used."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of foreign files torch says at length what damage_of says in a word
+        warnings.simplefilter("ignore")  # torch writes at length about foreign files
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     if not isinstance(checkpoint, dict) or not {"state_dict", "origin", "global_step"} <= checkpoint.keys():
         raise ValueError(f"{path} holds no checkpoint of ours")
@@ -90,7 +110,7 @@ def read_lazily(path: Path) -> dict[str, Any]:
 
 
 def _damage_of_archive(path: Path) -> str | None:
-    """Torch writes a checksum with every tensor but does not look at it when it reads."""
+    """Check the checksums, which torch writes with every tensor and does not look at when it reads."""
     try:
         with zipfile.ZipFile(path) as archive:
             if any(entry.compress_type for entry in archive.infolist()):
@@ -102,11 +122,12 @@ def _damage_of_archive(path: Path) -> str | None:
 
 
 def give_second_name(path: Path, name: Path) -> None:
+    """Let a file be under another name, too: by a link, or by a copy where the file system has no links."""
     link = name.with_name(f".{name.name}.partial")
     link.unlink(missing_ok=True)
     try:
         os.link(path, link)
-    except OSError:  # a file system without links
+    except OSError:
         try:
             shutil.copyfile(path, link)
             with link.open("rb") as file:
@@ -118,7 +139,7 @@ def give_second_name(path: Path, name: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """So that a name, too, outlives a power cut. Windows cannot open a directory, and needs no such thing."""
+    """Let names outlive a power cut, too. Windows cannot open a directory, and needs no such thing."""
     if os.name != "posix":
         return
     descriptor = os.open(directory, os.O_RDONLY)
@@ -126,3 +147,62 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    """Return what must be the same in two origins and is not; of data of another kind, nothing else."""
+    kinds = (there["description"]["kind"], here["description"]["kind"])
+    if kinds[0] != kinds[1]:
+        return [_difference("data", *kinds)]
+    old, new = (ADDED_LATER | origin["settings"] for origin in (there, here))
+    for settings in (old, new):
+        settings["pad_grid"] = settings["pad_grid"] or 0  # None is no grid, either
+    pairs = [(f"--{name}", old[name], new[name]) for name in MUST_BE_THE_SAME]
+    pairs += [
+        (f"data: {name}", there["data"][name], here["data"][name])
+        for name in here["data"]
+        if name in there["data"]  # older checkpoints know less
+    ]
+    pairs += [
+        (name.replace("_", " "), there["description"][name], here["description"][name]) for name in here["description"]
+    ]
+    return [_difference(name, old, new) for name, old, new in pairs if plain(old) != plain(new)]
+
+
+def other_meanings(there: DataDescription, here: DataDescription) -> list[str]:
+    """Return where ids and positions stand for something else."""
+    pairs = [(name, getattr(there, name), getattr(here, name)) for name in MEANING]
+    return [_difference(name, old, new) for name, old, new in pairs if old != new]
+
+
+def misfits(expected: dict[str, Tensor], there: dict[str, Tensor]) -> Iterator[str]:
+    """Yield how weights differ from those that a network expects, in names and shapes."""
+    for name in expected.keys() - there.keys():
+        yield f"{name} is missing"
+    for name in there.keys() - expected.keys():
+        yield f"{name} has no place"
+    for name in expected.keys() & there.keys():
+        if expected[name].shape != there[name].shape:
+            yield f"{name} is {tuple(there[name].shape)} there and {tuple(expected[name].shape)} here"
+
+
+def some_of(found: list[str]) -> str:
+    """Join the first differences for a message."""
+    more = len(found) - MOST_DIFFERENCES
+    return "; ".join(sorted(found)[:MOST_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
+
+
+def plain(value: Any) -> Any:
+    """Undo what JSON does to a value: lists were tuples."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _difference(name: str, old: Any, new: Any) -> str:
+    old, new = plain(old), plain(new)
+    if isinstance(old, tuple) and isinstance(new, tuple):
+        if len(old) != len(new):
+            return f"{len(old)} {name} there, {len(new)} here"
+        first = next(index for index, (one, other) in enumerate(zip(old, new, strict=True)) if one != other)
+        name, old, new = f"{name}[{first}]", old[first], new[first]
+    old, new = (text if len(text := str(value)) <= 40 else f"{text[:37]}..." for value in (old, new))
+    return f"{name} {old} there, {new} here"

@@ -31,13 +31,13 @@ from seqvae.training.run_directory.checkpoint_file import (
     PREVIOUS,
     REPLACED,
     damage_of,
+    differences,
     give_second_name,
     read_lazily,
+    some_of,
 )
-from seqvae.training.run_directory.differences import differences, some_of
-from seqvae.training.run_directory.directory import LOCK, lock_run_directory
+from seqvae.training.run_directory.directory import CONFIG, LOCK, lock_run_directory
 
-CONFIG = "config.yaml"
 ROLLED_BACK = "rolled_back"
 """The event that a run went back to an earlier checkpoint."""
 _OUTPUTS = (
@@ -45,14 +45,14 @@ _OUTPUTS = (
     *("evaluation.jsonl", "report.html"),
     *("samples", "plots", "checkpoints"),
 )
-"""What a run writes, and one that begins anew in its directory removes; nothing else is ever touched."""
+"""What a run writes, and what one that begins anew in its directory removes; nothing else is ever touched."""
 
 QUANTILES = 101
-"""Of the lengths of training sequences, from the shortest to the longest."""
+"""Quantiles of the lengths of training sequences that are kept, from the shortest to the longest."""
 ENOUGH_LENGTHS = 100_000
-"""Every so manieth serves as well as all."""
+"""Lengths that quantiles are taken of: of more, every n-th."""
 CHECKED_AT_ONCE = 2**18
-"""Lengths; all of ten million at once are copies of 160 MB, and take four times as long."""
+"""Lengths per checksum update; all of ten million at once are copies of 160 MB, and take four times as long."""
 
 _log = logging.getLogger(__name__)
 
@@ -62,23 +62,21 @@ class Start(NamedTuple):
 
     directory: Path
     checkpoint: Path | None
-    """To go on from."""
+    """The checkpoint to go on from."""
 
 
 def open_run(run: RunSettings, kind: str, held: ExitStack) -> Start:
-    """Make or find the directory of a run, which is nobody else's until `held` is left. Only one process may do this; the others
-    are told."""
+    """Make or find the directory of a run and lock it until `held` is left. Only the first process does this, for all."""
     if run.resume not in ("auto", "never"):
-        return _start_from(run, Path(run.resume).expanduser(), kind, held)
+        return _resume_from(Path(run.resume).expanduser(), run, kind, held)
     if run.run_name is None:
         return Start(_make_unnamed(run, kind, held), None)
     directory = Path(run.output_dir).expanduser() / run.run_name
-    if not _is_there(directory):
+    if not _exists(directory):
         return Start(_make(directory, held), None)
     if run.resume == "never" and _is_used(directory):
         raise UsageError(f"--run_name {run.run_name}: {directory} is there already; --resume auto goes on with it")
-    _refuse_what_is_no_run(directory)
-    _hold(directory, held)
+    _lock_existing(directory, held)
     checkpoint = find_checkpoint(directory)
     if checkpoint is None:
         _clear(directory)
@@ -86,7 +84,7 @@ def open_run(run: RunSettings, kind: str, held: ExitStack) -> Start:
 
 
 def find_checkpoint(directory: Path) -> Path | None:
-    """The newest checkpoint of a run that is whole; None where it has none yet. The best one is better than none."""
+    """Return the newest whole checkpoint of a run, or else the best one; None where it has none yet."""
     damaged: list[str] = []
     for path in (directory / "checkpoints" / name for name in (LAST, PREVIOUS, BEST)):
         if not path.exists():
@@ -105,15 +103,15 @@ def find_checkpoint(directory: Path) -> Path | None:
 def go_back(directory: Path, before_step: int) -> Path | None:
     """Let last.ckpt be the newest whole checkpoint from before a step, and return it; None where there is none.
 
-    What led astray is kept under other names, for whoever wants to know what went wrong.
+    What led astray is kept under other names, for a later look at what went wrong.
     """
-    kept = [directory / "checkpoints" / name for name in (LAST, PREVIOUS, HEALTHY, BEST)]
-    steps = {path: read_lazily(path)["global_step"] for path in kept if damage_of(path) is None}
+    candidates = [directory / "checkpoints" / name for name in (LAST, PREVIOUS, HEALTHY, BEST)]
+    steps = {path: read_lazily(path)["global_step"] for path in candidates if damage_of(path) is None}
     newest = max((path for path, step in steps.items() if step < before_step), key=steps.__getitem__, default=None)
-    last = kept[0]
+    last = candidates[0]
     if newest == last:
         return last
-    for path in kept if newest is None else [last]:
+    for path in candidates if newest is None else [last]:
         if path.exists():
             path.replace(path.with_name(ASTRAY + path.name))
     if newest is None:
@@ -122,8 +120,8 @@ def go_back(directory: Path, before_step: int) -> Path | None:
     return last
 
 
-def become_last(start: Start) -> None:
-    """What --resume PATH names is this run's last checkpoint from now on: it goes on from there however soon it is killed."""
+def adopt_as_last(start: Start) -> None:
+    """Make the checkpoint of --resume PATH this run's last one, so that the run goes on from there however soon it is killed."""
     assert start.checkpoint is not None
     last = start.directory / "checkpoints" / LAST
     if last.exists() and last.samefile(start.checkpoint):
@@ -135,19 +133,22 @@ def become_last(start: Start) -> None:
 
 
 def identity_of(lengths_N: np.ndarray, content: str) -> dict[str, Any]:
-    """What tells training data from others, whatever the path they lie at; the part "data" of a checkpoint's origin.
+    """Return what tells training data from others, whatever their path; the part "data" of a checkpoint's origin.
 
     The quantiles are those that samples take their lengths from.
     """
     checksum = 0
     for piece_N in np.array_split(lengths_N, len(lengths_N) // CHECKED_AT_ONCE + 1):
         checksum = zlib.crc32(piece_N.astype("<i8").tobytes(), checksum)
-    steps = int(lengths_N.sum(dtype=np.int64))
-    some_N = np.sort(lengths_N[:: len(lengths_N) // ENOUGH_LENGTHS + 1])
-    places = np.linspace(0, len(some_N) - 1, QUANTILES).round().astype(np.int64)
-    quantiles = [*some_N[places[:-1]].tolist(), int(lengths_N.max())]
-    identity = {"sequences": len(lengths_N), "steps": steps, "checksum": checksum, "content": content}
-    return identity | {"length_quantiles": quantiles}
+    sorted_N = np.sort(lengths_N[:: len(lengths_N) // ENOUGH_LENGTHS + 1])
+    ranks = np.linspace(0, len(sorted_N) - 1, QUANTILES).round().astype(np.int64)
+    return {
+        "sequences": len(lengths_N),
+        "steps": int(lengths_N.sum(dtype=np.int64)),
+        "checksum": checksum,
+        "content": content,
+        "length_quantiles": [*sorted_N[ranks[:-1]].tolist(), int(lengths_N.max())],
+    }
 
 
 def refuse_other_run(checkpoint: Path, own_origin: dict[str, Any]) -> None:
@@ -168,7 +169,7 @@ class OptimizerAsSet(Callback):
         self._base_rates: list[list[float | Tensor]] = []
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Before the checkpoint's state is loaded."""
+        """Keep the settings before the checkpoint's state is loaded."""
         self._settings = [
             {name: value for name, value in group.items() if name not in ("params", "lr")}
             for optimizer in trainer.optimizers
@@ -189,7 +190,8 @@ class OptimizerAsSet(Callback):
                 group["lr"] = rate
 
 
-def _start_from(run: RunSettings, path: Path, kind: str, held: ExitStack) -> Start:
+def _resume_from(path: Path, run: RunSettings, kind: str, held: ExitStack) -> Start:
+    """Return the start for --resume PATH: in the checkpoint's own run, or in the directory of --run_name."""
     if path.is_dir():
         path = find_checkpoint(path) or path / "checkpoints" / LAST
     if damage := damage_of(path):
@@ -199,10 +201,9 @@ def _start_from(run: RunSettings, path: Path, kind: str, held: ExitStack) -> Sta
     if run.run_name is None and not is_in_run:
         return Start(_make_unnamed(run, kind, held), path)
     directory = own if run.run_name is None else Path(run.output_dir).expanduser() / run.run_name
-    if not _is_there(directory):
+    if not _exists(directory):
         return Start(_make(directory, held), path)
-    _refuse_what_is_no_run(directory)
-    _hold(directory, held)
+    _lock_existing(directory, held)
     if is_in_run and directory.samefile(own):
         return Start(directory, path)
     if find_checkpoint(directory) is not None:
@@ -215,7 +216,7 @@ def _start_from(run: RunSettings, path: Path, kind: str, held: ExitStack) -> Sta
 
 
 def _make_unnamed(run: RunSettings, kind: str, held: ExitStack) -> Path:
-    """Runs without a name that start in one second get a number, too."""
+    """Make a directory named by kind and time; runs that start in the same second get a number, too."""
     name = f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     number = 1
     while True:
@@ -232,55 +233,55 @@ def _make(directory: Path, held: ExitStack) -> Path:
         raise
     except OSError as error:
         raise StorageError(f"{directory}: cannot be made ({error.strerror}). Choose another --output_dir.") from error
-    held.enter_context(_nothing_left_if_refused(directory))
-    _hold(directory, held)
+    held.enter_context(_removed_if_refused(directory))
+    _lock(directory, held)
     return directory
 
 
 @contextmanager
-def _nothing_left_if_refused(directory: Path) -> Iterator[None]:
-    """A directory that was made for a run that then could not be is removed again."""
+def _removed_if_refused(directory: Path) -> Iterator[None]:
+    """Remove a directory again that was made for a run that is then refused."""
     try:
         yield
     except (UsageError, SettingsError):
-        with suppress(OSError):  # it holds something, so it was there before
+        with suppress(OSError):  # not empty: something else was put there
             directory.rmdir()
         raise
 
 
-def _is_there(directory: Path) -> bool:
-    return directory.exists() or directory.is_symlink()  # a link that leads nowhere does not exist
+def _exists(directory: Path) -> bool:
+    return directory.exists() or directory.is_symlink()  # a link to nowhere does not exist
 
 
 def _is_used(directory: Path) -> bool:
-    return not directory.is_dir() or any(path.name != LOCK for path in directory.iterdir())
+    return not directory.is_dir() or any(not path.name.startswith(LOCK) for path in directory.iterdir())
 
 
-def _hold(directory: Path, held: ExitStack) -> None:
-    """By the run's first process, for all: on other machines the same place is found by processes that are not."""
-    if is_first_process():
+def _lock(directory: Path, held: ExitStack) -> None:
+    if is_first_process():  # not by the first processes of other machines, which find the same directory
         held.enter_context(lock_run_directory(directory))
 
 
-def _refuse_what_is_no_run(directory: Path) -> None:
-    """Before anything is put there."""
+def _lock_existing(directory: Path, held: ExitStack) -> None:
+    """Lock a directory that exists, unless it is no run's, in which nothing must be put."""
     if not directory.is_dir():
         raise UsageError(f"--run_name {directory.name}: {directory} is not a directory, choose another name")
     if _is_used(directory) and not (directory / CONFIG).is_file():
         raise UsageError(
             f"--run_name {directory.name}: {directory} is there already and is no run, choose another name"
         )
+    _lock(directory, held)
 
 
 def _clear(directory: Path) -> None:
-    """Remove what a run left that never came to its first checkpoint."""
+    """Remove what a run left that never came to its first checkpoint, but for its decisions after NaN."""
     if directory.is_symlink() and _is_used(directory):
         raise UsageError(f"--run_name {directory.name}: {directory} is a link; what it leads to is not cleared")
-    decided = [event for event in read_events(directory) if event["event"] == ROLLED_BACK]
+    decisions = [event for event in read_events(directory) if event["event"] == ROLLED_BACK]
     for path in (directory / name for name in _OUTPUTS):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-    for event in decided:  # a run that went back to its beginning goes on with what it decided then
+    for event in decisions:
         JsonLines(directory / EVENTS).append(event)

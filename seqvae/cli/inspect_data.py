@@ -1,26 +1,19 @@
-"""Say what Parquet files hold, and whether they would train. Nothing is trained and the files stay as they are.
-
-    python inspect_data.py --data_dir my_data                    # a report here, a figure beside it
-    python inspect_data.py --data_dir smiles --tokenizer characters
-    python inspect_data.py --data_dir my_data --check_only       # for scripts: one line, exit code 0 or 3
-
-The flags of data and batches are those of the training commands, so that what is inspected is what would be trained on.
-The first look at some data builds their cache, which the training then finds.
-"""
+"""`seqvae inspect`: Parquet files in; a report, a figure, and an exit code that says whether they would train out."""
 
 import os
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.data import BatchSettings, CacheSettings, LengthSettings, SourceSettings
-from seqvae.config.flags import values_of
 from seqvae.config.training import TrainingSettings
-from seqvae.console import set_up_output, shell_word
-from seqvae.errors import DamagedFileError, DataError, ExitCode, StorageError, harmless, run_command
+from seqvae.config.yaml_files import values_of
+from seqvae.console import program, set_up_output, shell_word
+from seqvae.errors import DamagedFileError, DataError, ExitCode, StorageError, harmless
 from seqvae.files import refuse_no_paths
 
 if TYPE_CHECKING:
@@ -29,7 +22,15 @@ if TYPE_CHECKING:
     from seqvae.data.cache import SequenceData
     from seqvae.reports.terminal import Ink
 
-PROG = "inspect_data.py"
+DESCRIPTION = """Say what Parquet files hold, and whether they would train. Nothing is trained and the files stay as they are.
+
+    seqvae inspect --data_dir my_data                            # a report here, a figure beside it
+    seqvae inspect --data_dir smiles --tokenizer characters
+    seqvae inspect --data_dir my_data --check_only               # for scripts: one line, exit code 0 or 3
+
+The flags of data and batches are those of the training commands, so that what is inspected is what would be trained on.
+The first look at some data builds their cache, which the training then finds.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ class ReportSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class InspectSettings:
-    """All that this command can be told."""
+    """All settings of the command."""
 
     source: SourceSettings = field(default_factory=SourceSettings)
     lengths: LengthSettings = field(default_factory=LengthSettings)
@@ -71,13 +72,13 @@ class InspectSettings:
 
     @property
     def name(self) -> str:
-        """What to call the data."""
+        """The name of the data in the report."""
         return Path(self.source.data_dir).expanduser().absolute().name if self.source.data_dir else "demo data"
 
 
-def main() -> ExitCode:
+def run(verb: str, words: Sequence[str]) -> ExitCode:
     settings = parse_command_line(
-        InspectSettings, sys.argv[1:], prog=PROG, description=__doc__ or "", config_of=TrainingSettings
+        InspectSettings, words, prog=f"seqvae {verb}", description=DESCRIPTION, config_of=TrainingSettings
     )
     set_up_output(quiet=settings.report.check_only)
 
@@ -100,11 +101,11 @@ def main() -> ExitCode:
         files = survey_files(settings.source, read_pages=isinstance(error, DamagedFileError))
         print("\n".join(refusal_page(settings.name, str(error), files, ink, settings.report.rows)))
         return ExitCode.DATA
-    return report(data, settings, ink)
+    return _report(data, settings, ink)
 
 
-def report(data: "SequenceData", settings: InspectSettings, ink: "Ink") -> ExitCode:
-    """Of data that would train."""
+def _report(data: "SequenceData", settings: InspectSettings, ink: "Ink") -> ExitCode:
+    """Print and draw what data hold that would train."""
     from seqvae.data.batching import cut_batches, resolve_limits
     from seqvae.data.inspection import inspect_cache
     from seqvae.reports.data_report import Heading, data_page
@@ -125,7 +126,7 @@ def report(data: "SequenceData", settings: InspectSettings, ink: "Ink") -> ExitC
         name=settings.name,
         kind=data.description.kind,
         layout=data.layout,
-        command=as_typed(settings),
+        command=training_command(settings),
         cache=str(data.path),
         cap=cap,
         accumulate=own.gradient_accumulation_steps,
@@ -145,9 +146,9 @@ def report(data: "SequenceData", settings: InspectSettings, ink: "Ink") -> ExitC
     return ExitCode.DONE
 
 
-def as_typed(settings: InspectSettings) -> str:
-    """The training command on the same data: every setting of theirs that is not the default."""
-    words = ["python", "train_optimized.py"]
+def training_command(settings: InspectSettings) -> str:
+    """Return the command that trains on the same data: every setting of theirs that is not the default."""
+    words: list[str] = []
     given: list[DataclassInstance] = [settings.source, settings.lengths, settings.cache, settings.batches]
     flags = [(name, value, getattr(type(group), name)) for group in given for name, value in values_of(group).items()]
     accumulate = settings.report.gradient_accumulation_steps
@@ -159,8 +160,4 @@ def as_typed(settings: InspectSettings) -> str:
             words.append(f"--{name}" if value else f"--no_{name}")
         else:
             words += [f"--{name}={value}"] if str(value).startswith("--") else [f"--{name}", str(value)]
-    return " ".join(shell_word(word) for word in words)
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, PROG))
+    return " ".join([program().removesuffix(" inspect"), "train", *map(shell_word, words)])

@@ -1,0 +1,90 @@
+"""Data in memory -> a Parquet file below the cache directory, named after its content: runs resume, and caches are found again."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from seqvae.data.cache import default_cache_dir
+from seqvae.errors import DataError, StorageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class ArrowStream(Protocol):
+    """What exports itself as Arrow data, like a table of polars, pyarrow or DuckDB."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
+
+if TYPE_CHECKING:
+    Data: TypeAlias = str | Path | pd.DataFrame | ArrowStream | Sequence[object]
+"""Path, table, or list of sequences: of ints (tokens), of lists of floats (vectors), or of strings (which need a tokenizer)."""
+
+_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+"""Types that polars exports and Parquet does not know."""
+
+
+def path_of(data: "Data", cache_dir: str | None = None) -> str:
+    """Return the path of data; what is in memory is written first, unless the same content was written before."""
+    if isinstance(data, str | Path):
+        return str(data)
+    table = _table_of(data)
+    if not len(table):
+        raise DataError("the data hold no rows. Wanted: one or more sequences.")
+    folder = Path(cache_dir or default_cache_dir()).expanduser() / "frames"
+    partial = folder / f".{os.getpid()}.partial"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, partial)
+        path = folder / f"{hashlib.sha256(partial.read_bytes()).hexdigest()[:16]}.parquet"
+        if path.exists():  # as it is: its time of change is part of what tells a cache from others
+            partial.unlink()
+        else:
+            partial.replace(path)
+    except OSError as error:
+        raise StorageError(f"{folder}: cannot be written ({error.strerror}). Choose another cache_dir.") from error
+    return str(path)
+
+
+def _table_of(data: Any) -> pa.Table:
+    try:
+        if type(data).__module__.partition(".")[0] == "pandas":
+            has_names = any(name is not None for name in data.index.names)  # an index without a name counts rows
+            table = pa.Table.from_pandas(data, preserve_index=has_names)
+        elif isinstance(data, Sequence):
+            table = _table_of_sequences(data)
+        else:
+            table = pa.table(data)
+        views = {place: _VIEWS[kind] for place, kind in enumerate(table.schema.types) if kind in _VIEWS}
+        for place, kind in views.items():
+            table = table.set_column(place, table.column_names[place], table.column(place).cast(kind))
+        return table.replace_schema_metadata(None).combine_chunks()
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(
+            f"data of type {type(data).__name__} cannot be read as a table ({problem}). Wanted: a path, a DataFrame, a pyarrow "
+            "Table, or a list of sequences (ints: tokens; lists of floats: vectors; strings with a tokenizer)."
+        ) from error
+
+
+def _table_of_sequences(sequences: Sequence[object]) -> pa.Table:
+    if not sequences:
+        return pa.table({})
+    rows = [row.tolist() if type(row).__module__ == "numpy" else row for row in sequences]  # type: ignore[attr-defined]
+    column = pa.array(rows)
+    if pa.types.is_string(column.type):
+        return pa.table({"text": column})
+    kind = column.type.value_type if pa.types.is_list(column.type) else None
+    if kind is not None and pa.types.is_integer(kind):
+        return pa.table({"tokens": column})
+    if kind is not None and pa.types.is_list(kind):
+        return pa.table({"values": column.cast(pa.list_(pa.list_(pa.float64())))})
+    if kind is not None and pa.types.is_floating(kind):
+        return pa.table({"values": column})
+    raise TypeError(f"sequences are {column.type}")

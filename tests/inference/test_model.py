@@ -1,0 +1,131 @@
+"""`Model`: a trained model in Python does what the commands do, with the same words."""
+
+import struct
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+
+from seqvae.config.inference import DataChoices
+from seqvae.errors import UsageError
+from seqvae.inference.model import Model, Reading, open_data
+from seqvae.inference.sample import reconstructed
+from tests.support.parquet_files import write
+from tests.support.trained_models import KINDS, SIZES, columns, make_checkpoint
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, Path]:
+    return {kind: make_checkpoint(tmp_path_factory.mktemp(kind), kind) for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
+def vectors(runs) -> Model:
+    return Model.load(runs["vectors"])
+
+
+def test_by_default_all_splits_are_encoded_and_one_can_be_chosen(vectors):
+    assert vectors.encode()["split"].value_counts().to_dict() == SIZES
+    assert set(vectors.encode(split="test")["split"]) == {"test"}
+    assert len(vectors.encode(split="valid+test")) == SIZES["valid"] + SIZES["test"]
+
+
+def test_other_data_are_read_by_their_path(vectors, tmp_path):
+    path = write(tmp_path / "new.parquet", columns("vectors", "test"))
+    latents = vectors.encode(path, cache_dir=str(tmp_path / "cache"))
+    own = vectors.encode(split="test")
+    pd.testing.assert_frame_equal(latents.drop(columns="split"), own.drop(columns="split"))
+
+
+def test_the_flags_of_reading_are_those_of_the_commands():
+    assert {"data_dir", "split", *Reading.__annotations__} == {each.name for each in fields(DataChoices)}
+
+
+def test_methods_return_what_the_commands_write(vectors):
+    data = open_data(vectors, DataChoices(split="test"))
+    tables = pa.concat_tables(reconstructed(vectors, data, ["test"], temperature=0.0, seed=0))
+    pd.testing.assert_frame_equal(vectors.reconstruct(split="test"), tables.to_pandas())
+
+
+def test_samples_paths_and_filled_values_come_as_data_frames(vectors):
+    samples = vectors.sample(5, length=4, seed=1)
+    assert samples.groupby("id").size().tolist() == [4] * 5
+    assert samples.equals(vectors.sample(5, length=4, seed=1))
+    path = vectors.interpolate("test-00", "test-01", steps=3)
+    assert sorted(path["share"].unique()) == [0, 0.5, 1]
+    filled = vectors.impute(split="test", variables=["heat"])
+    assert filled["heat"].notna().all()
+    assert "pulse" not in filled
+
+
+def test_an_evaluation_holds_readings_and_where_they_come_from(vectors):
+    record = vectors.evaluate(iw_samples=2, iw_sequences=3)
+    rows = {row["name"]: row["value"] for row in record["rows"]}
+    assert (record["split"], record["checkpoint"], record["data"]) == ("test", "run/best.ckpt", "data")
+    assert rows["ELBO"] == pytest.approx(-rows["NLL"] - rows["rate"])
+    assert "IW-NLL" in rows
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model: model.sample(0),
+        lambda model: model.reconstruct(temperature=-1.0),
+        lambda model: model.interpolate("a", "b", steps=1),
+        lambda model: model.impute(draws=-1),
+        lambda model: model.evaluate(iw_samples=0),
+    ],
+)
+def test_impossible_values_are_refused(vectors, call):
+    with pytest.raises(ValueError, match="must be"):
+        call(vectors)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_saved_is_the_same_model(runs, kind, tmp_path):
+    model = Model.load(runs[kind])
+    saved = Model.load(model.save(tmp_path / "saved"))
+    assert saved.stored._replace(weights={}) == model.stored._replace(weights={})
+    pd.testing.assert_frame_equal(saved.encode(split="test"), model.encode(split="test"))
+
+
+def test_weights_that_share_memory_are_saved(runs, tmp_path):
+    model = Model.load(runs["tokens"])
+    shared = next(iter(model.stored.weights.values()))
+    twice = model.stored._replace(weights={**model.stored.weights, "again": shared})
+    Model(model.network, twice, model.path, None, None).save(tmp_path)
+    with pytest.raises(UsageError, match="does not hold a network"):  # read, and found to have one weight too many
+        Model.load(tmp_path)
+
+
+def test_exports_of_the_first_version_are_read(runs, tmp_path):
+    """Header padded with spaces, numbers in the order of the state dict, `made_by` beside the format."""
+    model = Model.load(runs["vectors"])
+    model.save(tmp_path)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", "made_by": "SeqVAE"}}
+    parts, place = [], 0
+    for name, weight in model.stored.weights.items():
+        data = weight.contiguous().numpy().tobytes()
+        kind = {torch.float32: "F32", torch.int64: "I64", torch.bool: "BOOL"}[weight.dtype]
+        header[name] = {"dtype": kind, "shape": list(weight.shape), "data_offsets": [place, place + len(data)]}
+        parts.append(data)
+        place += len(data)
+    text = repr(header).replace("'", '"').encode()
+    text += b" " * (-len(text) % 8)
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"".join(parts))
+    saved = Model.load(tmp_path)
+    assert all(torch.equal(weight, saved.stored.weights[name]) for name, weight in model.stored.weights.items())
+    np.testing.assert_array_equal(saved.encode(split="test")["nll"], model.encode(split="test")["nll"])
+
+
+def test_a_model_says_in_a_line_what_it_is(vectors):
+    text = repr(vectors)
+    assert text.startswith("Model(")
+    assert "vectors, step 7, " in text
+    assert "3 latent dimensions for each sequence" in text
+    assert "\n" not in text
