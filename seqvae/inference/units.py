@@ -18,7 +18,7 @@ from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch
 from seqvae.data.description import DataDescription
 from seqvae.data.records import speaker
 from seqvae.inference.streaming import SEQUENCE
-from seqvae.models.blocks.pieces import real_steps
+from seqvae.models.functional import real_steps
 
 RESERVED = ("id", "window", "split", "place", "share", "step")
 """Columns of ours."""

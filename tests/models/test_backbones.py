@@ -16,8 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from seqvae.config.model import ModelSettings
 from seqvae.models.backbones import Decoder, Encoder, position_waves
 from seqvae.models.blocks.lstm import BidirectionalBlock, opposite_steps
-from seqvae.models.blocks.pieces import real_steps
 from seqvae.models.blocks.tcn import Convolution, ConvolutionBlock
+from seqvae.models.cpu_kernels import HasCpuKernel
+from seqvae.models.functional import real_steps
 from seqvae.models.vae import SequenceVAE, VAEOutput
 from tests.support.small_models import DESCRIPTIONS, KINDS, SMALL, change_step, make_batch, make_vae
 
@@ -70,12 +71,11 @@ def test_every_parameter_of_every_network_learns(encoder, decoder, kind, scope):
     ],
 )
 def test_no_shape_depends_on_the_data(encoder, decoder, posterior, kind, scope, monkeypatch):
-    """Held by tensors that have a shape and no data: whoever asks for data, and would make a GPU wait, fails.
+    """Tensors here have a shape and no data: code that looks at data, and would make a GPU wait, fails.
 
-    What is written out for a CPU may ask.
+    The kernels for CPUs may look.
     """
-    for module in ("blocks.pieces", "cpu_kernels.attention", "likelihoods"):
-        monkeypatch.setattr(f"seqvae.models.{module}.is_plain_cpu", lambda tensor: False)
+    monkeypatch.setattr(HasCpuKernel, "use_kernel", lambda self, tensor: False)
     batch = make_batch(kind, [8, 5, 3])
     with FakeTensorMode() as mode:
         vae = make_vae(kind, encoder=encoder, decoder=decoder, latent_scope=scope, posterior=posterior).train()

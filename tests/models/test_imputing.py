@@ -16,7 +16,7 @@ from seqvae.data.batch import VectorBatch, part_of
 from seqvae.data.demo.demo_shared import LengthLaw
 from seqvae.data.demo.demo_vectors import VectorTruth
 from seqvae.data.description import DataDescription
-from seqvae.models.imputation import Imputed, Prediction, impute, mixture
+from seqvae.models.imputation import Imputed, impute, mixture
 from seqvae.models.posteriors import Posterior
 from seqvae.models.vae import SequenceVAE
 from tests.support.small_models import make_batch, make_vae
@@ -161,7 +161,7 @@ def test_without_draws_the_posterior_mean_stands_for_all():
 
 
 def test_small_deviations_around_large_means_are_not_lost():
-    parts = [Prediction(torch.tensor([1e4 + away]), torch.tensor([1e-4])) for away in (-0.125, 0.125)]
+    parts = [(torch.tensor([1e4 + away]), torch.tensor([1e-4])) for away in (-0.125, 0.125)]
     mean_1, variance_1 = mixture(parts)
     assert mean_1.item() == 1e4
     assert variance_1.item() == pytest.approx(1e-4 + 0.125**2, rel=1e-5)

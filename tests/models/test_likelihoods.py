@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from seqvae.data.batch import TokenBatch
 from seqvae.data.building.statistics import gap_moments
 from seqvae.data.description import DataDescription
-from seqvae.models.blocks.pieces import bounded
 from seqvae.models.embeddings import (
     EventEmbedding,
     GivenVectors,
@@ -22,6 +21,7 @@ from seqvae.models.embeddings import (
     sum_by_step,
     time_features,
 )
+from seqvae.models.functional import bounded
 from seqvae.models.likelihoods import (
     FEW_VARIABLES,
     LOGVAR_LIMIT,
