@@ -119,7 +119,7 @@ def test_a_step_that_fails_when_it_is_asked_says_who_asked_and_what_to_do(tmp_pa
     with pytest.raises(RuntimeError, match="this step needs gradients") as failed:
         watched(tmp_path, Strict(), [pictures(80, 16), pictures(64, 32)], PosteriorMetricsMonitor())
     (note,) = failed.value.__notes__
-    assert note.startswith("This was the monitor, which asked Strict.training_step in eval mode")
+    assert note.startswith("This was the monitor, which called Strict.training_step in eval mode")
     assert "Give Strict a method posterior_of(batch)" in note
 
 

@@ -13,9 +13,9 @@ from seqvae.config.flags import flags_of
 from seqvae.config.training import TrainingSettings
 from seqvae.monitors.detection.advice import Situation, advice_on
 from seqvae.monitors.detection.detector import FEWEST_IN_WINDOW, Detector
+from seqvae.monitors.detection.findings import VerdictName, line_of
 from seqvae.monitors.detection.thresholds import Thresholds
 from seqvae.monitors.detection.trends import KLSchedule
-from seqvae.monitors.detection.verdict import VerdictName, line_of
 from seqvae.monitors.reading import Reading
 from tests.support.made_curves import (
     ALWAYS,
@@ -141,9 +141,9 @@ def test_a_run_that_ends_in_nan_between_two_readings_has_diverged():
     ("why", "told"),
     [
         ("too few posteriors (7): rate 5.00", {"rate": 5.0, "posteriors": 7, "use": 9.0}),
-        ("neither clear nor gone: ", {"rate": 2.0, "information": 0.4, "use": 0.3}),
-        ("little, and not used: ", {"rate": 0.4, "information": 0.3, "use": 0.0}),
-        ("next to no information, and yet it is used: ", {"rate": 0.1, "use": 2.0}),
+        ("neither clearly there nor gone: ", {"rate": 2.0, "information": 0.4, "use": 0.3}),
+        ("a small rate, and not used: ", {"rate": 0.4, "information": 0.3, "use": 0.0}),
+        ("almost no information, and yet it is used: ", {"rate": 0.1, "use": 2.0}),
         ("there were no posteriors to read", {"rate": math.nan, "information": math.nan, "posteriors": 0}),
         ("the mutual information is beyond what can be computed", {"rate": 400.0, "information": math.nan}),
     ],

@@ -18,7 +18,7 @@ from matplotlib import colormaps
 from matplotlib.colors import to_rgb
 
 from seqvae.monitors import drawing, formulas
-from seqvae.monitors.detection.verdict import VerdictName
+from seqvae.monitors.detection.findings import VerdictName
 from seqvae.monitors.drawing import Drawing, save_posteriors
 from seqvae.monitors.figure_data import MOST_READINGS, read_history, read_posteriors, spread
 from seqvae.monitors.figure_dimensions import columns_of, heat_map

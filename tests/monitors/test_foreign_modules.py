@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
 from seqvae.monitors import PosteriorMetricsMonitor, StepOutputs, read_readings
-from seqvae.monitors.contract import from_training_step
+from seqvae.monitors.contract import step_outputs_of
 from tests.support.foreign_vaes import (
     LSTMVAE,
     QUIET,
@@ -57,7 +57,7 @@ SENTENCES = Sentences(5, 16)
 @pytest.mark.parametrize(
     ("make", "loader", "read"),
     [
-        (ImageVAE, pictures(80, 16), from_training_step),
+        (ImageVAE, pictures(80, 16), step_outputs_of),
         (LSTMVAE, SENTENCES, q_of),
         (partial(LSTMVAE, per_step=True), SENTENCES, q_of),
     ],
@@ -79,7 +79,7 @@ def test_the_rate_is_the_kl_of_all_that_the_steps_told(make, loader, read, tmp_p
 
 
 def test_the_nll_is_the_mean_of_all_that_the_steps_told(tmp_path):
-    told = Told(from_training_step)
+    told = Told(step_outputs_of)
     reading = watched(tmp_path, ImageVAE(), [pictures(80, 16)], PosteriorMetricsMonitor(), told)
     nll_N = torch.cat([one.nll for one in told.steps if one.nll is not None]).detach()
     assert len(nll_N) == 80
@@ -204,11 +204,11 @@ def shuffled_pictures() -> Any:
 @pytest.mark.parametrize(
     ("make", "read", "loaders"),
     [
-        (AskedImageVAE, from_training_step, shuffled_pictures),
-        (TellingImageVAE, from_training_step, shuffled_pictures),
-        (DirectLoggingVAE, from_training_step, shuffled_pictures),
+        (AskedImageVAE, step_outputs_of, shuffled_pictures),
+        (TellingImageVAE, step_outputs_of, shuffled_pictures),
+        (DirectLoggingVAE, step_outputs_of, shuffled_pictures),
         (LSTMVAE, q_of, lambda: [Sentences(4, 8), Sentences(2, 8)]),
-        (AskedImageVAE, from_training_step, lambda: [pictures(64, 16, shuffle=True)]),
+        (AskedImageVAE, step_outputs_of, lambda: [pictures(64, 16, shuffle=True)]),
     ],
     ids=["asked", "telling", "logging", "lstm", "no validation"],
 )

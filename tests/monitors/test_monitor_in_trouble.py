@@ -134,7 +134,7 @@ def test_a_drawing_process_that_fails_is_told_once_and_training_goes_on(tmp_path
     trainer = watch(tmp_path, quiet(plot_frequency=5), max_steps=40)
     assert trainer.global_step == 40
     told = [line for line in capsys.readouterr().out.splitlines() if "drawn" in line]
-    assert told == ["posterior: figures cannot be drawn (no paint); training goes on without"]
+    assert told == ["posterior: figures cannot be drawn (no paint); training continues without them"]
 
 
 @pytest.mark.draws

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from seqvae.files import read_rows
+from seqvae.monitors.contract import Counts, check_counts, counts_of, padding_share
 from seqvae.monitors.hardware import (
     MORE_PRODUCTS,
     FlopCount,
@@ -26,7 +27,6 @@ from seqvae.monitors.hardware import (
     product_dtype,
     product_peak,
 )
-from seqvae.monitors.step_counts import Counts, checked, from_training_step, padding_share
 from seqvae.monitors.throughput import Throughput, ThroughputMonitor
 from tests.support.scripted_training import Recorder
 from tests.support.tiny_vaes import Batches, SharedData, TinyVAE, make_batches, make_trainer
@@ -329,7 +329,7 @@ def test_a_function_may_count_for_a_module_that_does_not(tmp_path):
 )
 def test_what_is_no_count_is_refused(outputs, words):
     with pytest.raises(ValueError, match=words):
-        checked(object(), from_training_step(object(), outputs, None))
+        check_counts(object(), counts_of(object(), outputs, None))
 
 
 def test_more_real_steps_than_steps_are_refused():

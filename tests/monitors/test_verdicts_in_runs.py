@@ -9,7 +9,7 @@ import torch
 from seqvae.files import JsonLines, read_rows
 from seqvae.monitors import PosteriorCollapsed, Verdict
 from seqvae.monitors.detection.detector import Detector
-from seqvae.monitors.detection.verdict import VerdictName, line_of
+from seqvae.monitors.detection.findings import VerdictName, line_of
 from seqvae.training.callbacks.checkpoint import Checkpoints
 from seqvae.training.run_directory.checkpoint_file import HEALTHY, LAST
 from tests.support.foreign_vaes import LSTMVAE, QUIET, AskedImageVAE, Sentences, pictures, q_of
@@ -122,7 +122,7 @@ def test_a_run_that_goes_on_although_it_has_collapsed_says_so_first(tmp_path, ca
     capsys.readouterr()
     trainer = watch(tmp_path, quiet(on_collapse="stop"), ckpt_path=tmp_path / "collapsed.ckpt")
     assert trainer.global_step == LONG
-    assert capsys.readouterr().out.startswith(f"posterior: collapsed since step {step}; goes on all the same")
+    assert capsys.readouterr().out.startswith(f"posterior: collapsed since step {step}; the run continues nevertheless")
 
 
 def test_a_script_may_catch_the_end_and_go_on(tmp_path):

@@ -10,8 +10,8 @@ import train_optimized
 import train_with_collapse_detection as reference
 from seqvae.config.run import Watch
 from seqvae.monitors.detection.advice import Situation, advice_on
+from seqvae.monitors.detection.findings import VerdictName
 from seqvae.monitors.detection.thresholds import OF_SEQUENCES, OF_STEPS
-from seqvae.monitors.detection.verdict import VerdictName
 from seqvae.monitors.reading import Reading
 from tests.support.documents import ROOT, tables, text_of
 
