@@ -190,7 +190,7 @@ class EventLikelihood(nn.Module):
         return mean_BT, bounded(logvar_BT, LOGVAR_LIMIT)
 
     def knowing_gaps(self, hidden_BTW: Tensor, gaps_BT: Tensor) -> Tensor:
-        """Add to the vector of each step what the gap before it tells."""
+        """Add to the vector of each step what is known from the gap before it."""
         times_BTF = time_features(gaps_BT, self.gap_scale.shortest).to(hidden_BTW.dtype)
         return hidden_BTW + self.after_gap(torch.cat((hidden_BTW, times_BTF), dim=-1))
 

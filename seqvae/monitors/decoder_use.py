@@ -182,7 +182,9 @@ class DecoderProbe:
         if not (isinstance(module, TellsPosterior) or module.automatic_optimization):
             # A step of manual optimisation moves the weights: it cannot be taken to learn a posterior.
             if self.probe_batch is not None:
-                raise ValueError(f"to be asked about probe_batch, {type(module).__name__} needs posterior_of(batch)")
+                raise ValueError(
+                    f"to read decoder use on probe_batch, {type(module).__name__} needs posterior_of(batch)"
+                )
             return
         torch.manual_seed(NOISE_SEED)  # a loader that shuffles begins alike in a run and in its continuation
         offering = vars(trainer)["datamodule"]  # set by Lightning, None too, and declared nowhere

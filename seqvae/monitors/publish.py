@@ -58,7 +58,7 @@ class Publisher:
                 f"{unprobed} has no nll_given_z(batch, z), so decoder use is not read, and a decoder that ignores z behind a "
                 "rate that something holds up will not be found"
             )
-            if not any(row.get("event") == NOT_PROBED for row in self._events.rows()):  # a resumed run has said so
+            if not any(row.get("event") == NOT_PROBED for row in self._events.rows()):  # a resumed run has this event
                 self._event(NOT_PROBED, step, said=message)
             print(f"posterior: {message}", flush=True)
         if stops and in_force.name in COLLAPSES:

@@ -164,7 +164,7 @@ class ThroughputMonitor(Callback):
         self._time.wait()
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._time.pause()  # nothing tells when a save is done
+        self._time.pause()  # no hook is called when a save is done
         if trainer.is_global_zero:
             self._file.try_again()
 

@@ -32,12 +32,12 @@ def settings(**changes: Any) -> ModelSettings:
 
 
 def random_z(vae: SequenceVAE, batch: Any) -> Tensor:
-    """Of the shape that the model's posterior has."""
+    """Draw a z of the shape that the model's posterior has."""
     return torch.randn_like(vae.encode(batch).mean)
 
 
 def total(output: VAEOutput) -> Tensor:
-    """Something that everything a model says is part of."""
+    """Return a sum that every output of a model is part of."""
     scores = 0 if output.class_scores_BC is None else output.class_scores_BC.square().sum()
     posterior = output.posterior_mean.square() + output.posterior_logvar.square()
     return output.nll_B.sum() + (posterior * output.posterior_mask[..., None]).sum() + scores
@@ -112,7 +112,7 @@ def test_padding_changes_no_posterior(encoder, kind, scope):
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)
-def test_what_an_encoder_says_of_a_step_depends_on_every_real_step_and_on_nothing_else(encoder):
+def test_the_encoding_of_a_step_depends_on_every_real_step_and_on_nothing_else(encoder):
     torch.manual_seed(0)
     network, real_BT = Encoder(settings(encoder=encoder)), real_steps(torch.tensor([7, 4]), 7)
     steps_BTW = torch.randn(2, 7, 16, requires_grad=True)
@@ -189,7 +189,7 @@ def test_the_parallel_decoder_looks_at_positions_alone():
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_no_step_is_told_how_many_follow(decoder):
+def test_no_step_knows_how_many_follow(decoder):
     vae, longer = make_vae("tokens", decoder=decoder), make_batch("tokens", [9])
     shorter = longer._replace(tokens_BT=longer.tokens_BT[:, :4], lengths_B=torch.tensor([4]))
     z_BZ = random_z(vae, longer)
@@ -198,14 +198,14 @@ def test_no_step_is_told_how_many_follow(decoder):
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_a_prefix_is_decoded_as_in_the_whole(decoder):
-    """What drawing sequences step by step rests on."""
+    """Drawing sequences step by step rests on this."""
     torch.manual_seed(0)
     network, inputs_BTW, z_BTZ = Decoder(settings(decoder=decoder)), torch.randn(2, 9, 16), torch.randn(2, 9, 3)
     torch.testing.assert_close(network(inputs_BTW[:, :4], z_BTZ[:, :4]), network(inputs_BTW, z_BTZ)[:, :4])
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_every_decoder_layer_is_told_the_latent(decoder):
+def test_every_decoder_layer_gets_the_latent(decoder):
     network = Decoder(settings(decoder=decoder))
     network(torch.randn(2, 4, 16), torch.randn(2, 3)).square().sum().backward()
     gradient = network.latent.weight.grad

@@ -167,7 +167,7 @@ def test_small_deviations_around_large_means_are_not_lost():
     assert variance_1.item() == pytest.approx(1e-4 + 0.125**2, rel=1e-5)
 
 
-# --- How it is asked for --------------------------------------------------------------------------------------------
+# --- Arguments ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", NUMBERS)
@@ -183,7 +183,7 @@ def test_the_same_generator_fills_the_same_and_the_network_is_left_as_it_was(kin
     assert not one.mean_BTD.requires_grad
 
 
-def test_what_cannot_be_asked_for_is_refused():
+def test_impossible_requests_are_refused():
     with pytest.raises(ValueError, match="draws must be 0 or more, got -1"):
         impute(make_vae("vectors"), make_batch("vectors", [3]), draws=-1, generator=generator())
     with pytest.raises(ValueError, match="TokenLikelihood cannot fill a TokenBatch"):

@@ -130,7 +130,7 @@ def test_gaps_reach_their_entropy_in_any_unit(log_mean, log_std):
     assert nll.item() == pytest.approx(entropy, abs=0.3)
 
 
-def test_a_rare_value_far_from_the_mean_is_learnt_where_it_can_be_predicted():
+def test_a_rare_value_far_from_the_mean_is_learned_where_it_can_be_predicted():
     """1 in 4 % of the steps, else 0: 4.9 standard deviations from the mean, and what causes it stands in the input."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 32), nn.GELU(), nn.Linear(32, 2))

@@ -108,8 +108,8 @@ def test_the_same_generator_draws_what_it_draws_when_all_steps_are_read_again(ki
     vae, lengths_B = make_vae(kind, decoder=decoder), torch.tensor([12, 1, 3, 12, 0, 7, 2])
     stepwise: Any = sample_prior(vae, lengths_B, generator=torch.Generator().manual_seed(3))
     monkeypatch.setattr("seqvae.models.sampling.Stepwise", reads_all_again)
-    anew: Any = sample_prior(vae, lengths_B, generator=torch.Generator().manual_seed(3))
-    for one, other in zip(stepwise, anew, strict=True):
+    again: Any = sample_prior(vae, lengths_B, generator=torch.Generator().manual_seed(3))
+    for one, other in zip(stepwise, again, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 

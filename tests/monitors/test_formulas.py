@@ -171,7 +171,7 @@ def test_the_aggregate_kl_is_the_integral_over_the_mixture():
     assert found.item() == pytest.approx(integral.item(), abs=0.03)
 
 
-def test_infinity_is_told_of_its_dimension_and_leaves_the_information_unknown():
+def test_infinity_shows_in_its_dimension_and_leaves_the_information_unknown():
     mean_NZ, logvar_NZ = some_posteriors()
     mean_NZ[3, 1] = math.inf
     assert kl_per_dim(mean_NZ, logvar_NZ).isinf().tolist() == [False, True, False]

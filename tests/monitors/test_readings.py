@@ -86,7 +86,7 @@ def test_a_micro_batch_never_fills_more_than_its_share(shape, capacity):
 
 @pytest.mark.parametrize("shape", [(5, 3), (2000, 3), (5, 7, 3), (5, 700, 3)])
 def test_a_push_never_waits_for_the_device(shape):
-    """Tensors on the meta device have no values: whoever asks for one, or for a shape that depends on one, fails."""
+    """Tensors on the meta device have no values: code that needs one, or a shape that depends on one, fails."""
     window = PosteriorWindow()
     for _ in range(3):
         mean, mask = torch.zeros(shape, device="meta"), torch.zeros(shape[:-1], device="meta", dtype=torch.bool)
@@ -125,9 +125,9 @@ def test_a_posterior_that_is_changed_in_place_before_it_is_read_is_refused():
 
 @pytest.mark.parametrize("place", ["logvar", "nll"])
 def test_other_tensors_that_are_changed_in_place_are_refused_as_well(place):
-    window, told = PosteriorWindow(8), {"logvar": torch.zeros(2, 3), "nll": torch.zeros(2)}
-    window.push(torch.zeros(2, 3), told["logvar"], None, told["nll"])
-    told[place].add_(1.0)
+    window, pushed = PosteriorWindow(8), {"logvar": torch.zeros(2, 3), "nll": torch.zeros(2)}
+    window.push(torch.zeros(2, 3), pushed["logvar"], None, pushed["nll"])
+    pushed[place].add_(1.0)
     with pytest.raises(ValueError, match="changed in place later"):
         window.real_posteriors()
 
@@ -145,7 +145,7 @@ def test_a_learned_kl_weight_takes_no_graph_into_a_reading():
     assert reading.kl_weight == 0.5
 
 
-def test_a_window_keeps_no_graph_of_what_it_was_told():
+def test_a_window_keeps_no_graph():
     window = PosteriorWindow(8)
     window.push(
         torch.zeros(2, 3, requires_grad=True) * 2, torch.zeros(2, 3), None, torch.zeros(2, requires_grad=True) * 2
@@ -192,7 +192,7 @@ def test_a_reading_is_what_the_formulas_say():
     assert reading.effective_dimensions == pytest.approx(formulas.effective_dimensions(kl_Z).item(), rel=1e-5)
 
 
-def test_a_reading_says_what_the_step_adds_and_none_for_what_nobody_told():
+def test_a_reading_has_what_the_step_adds_and_none_for_what_is_missing():
     window = PosteriorWindow(8)
     window.push(torch.ones(2, 1), torch.ones(2, 1))
     bare = take_reading(window, 1, 0)
@@ -200,9 +200,9 @@ def test_a_reading_says_what_the_step_adds_and_none_for_what_nobody_told():
     window.push(torch.ones(2, 1), torch.ones(2, 1), None, torch.tensor([3.0, 5.0]))
     lost_B = torch.tensor([1.0, 2.0, 3.0, 4.0])
     use = DecoderUse(lost_B.sum(), lost_B.square().sum(), torch.tensor(4))
-    told = take_reading(window, 1, 0, torch.tensor(0.6), use)
-    assert (told.kl_weight, told.nll, told.decoder_use) == (0.6, 4.0, 2.5)
-    assert told.decoder_use_error == pytest.approx(float(lost_B.std() / 2), rel=1e-5)
+    full = take_reading(window, 1, 0, torch.tensor(0.6), use)
+    assert (full.kl_weight, full.nll, full.decoder_use) == (0.6, 4.0, 2.5)
+    assert full.decoder_use_error == pytest.approx(float(lost_B.std() / 2), rel=1e-5)
 
 
 def test_the_error_of_a_decoder_use_of_one_sequence_is_not_known():
@@ -423,7 +423,7 @@ def test_what_a_posterior_may_be_is_taken():
 
 
 @pytest.mark.parametrize("returned", [None, {"posterior_mean": MEAN}, (MEAN, MEAN)])
-def test_a_function_that_finds_no_step_outputs_is_told_so(returned):
+def test_a_function_that_returns_no_step_outputs_is_refused(returned):
     words = f"read_outputs returned a {type(returned).__name__}: let it return seqvae.monitors.StepOutputs"
     with pytest.raises(ValueError, match=words):
         check_step_outputs("module", returned)
@@ -432,13 +432,13 @@ def test_a_function_that_finds_no_step_outputs_is_told_so(returned):
 # --- Does the decoder listen? ---------------------------------------------------------------------------------------
 
 
-def test_every_real_sequence_is_told_the_z_of_another_real_one():
+def test_every_real_sequence_gets_the_z_of_another_real_one():
     mask_B = torch.tensor([True, False, True, True])
     swapped = z_of_another(torch.arange(4.0)[:, None], mask_B)
     assert swapped.flatten().tolist() == [3, 1, 0, 2]
 
 
-def test_every_real_step_is_told_a_real_step_of_another_sequence():
+def test_every_real_step_gets_a_real_step_of_another_sequence():
     z_BSZ = torch.tensor([[[10.0], [11.0], [12.0]], [[20.0], [-1.0], [-1.0]], [[30.0], [31.0], [-1.0]]])
     swapped_BS = z_of_another(z_BSZ, z_BSZ[..., 0] > 0).squeeze(dim=2)
     assert swapped_BS.tolist() == [[30, 31, 30], [10, 11, 12], [20, 20, 20]]
@@ -470,7 +470,7 @@ def test_a_sequence_that_is_alone_has_nothing_to_exchange(padding):
 
 
 def test_padding_has_no_part_in_decoder_use():
-    """The posterior of padding is not a number, and the module would spoil every NLL if it were told so."""
+    """The posterior of padding is not a number, and the module would spoil every NLL if it got that."""
 
     class Padded(TinyVAE):
         def nll_given_z(self, batch: Tensor, z: Tensor) -> Tensor:
@@ -488,17 +488,17 @@ def test_padding_has_no_part_in_decoder_use():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_the_decoder_is_told_a_z_of_the_type_of_the_posterior(dtype):
-    told: list[Tensor] = []
+def test_the_decoder_gets_a_z_of_the_type_of_the_posterior(dtype):
+    given_z: list[Tensor] = []
 
     class Listening(TinyVAE):
         def nll_given_z(self, batch: Tensor, z: Tensor) -> Tensor:
-            told.append(z)
+            given_z.append(z)
             return z.sum(dim=1)
 
     mean_BZ = torch.ones(4, 3, dtype=dtype)
     use = decoder_use(Listening(), None, StepOutputs(mean_BZ, mean_BZ))
-    assert [z.dtype for z in told] == [dtype, dtype]
+    assert [z.dtype for z in given_z] == [dtype, dtype]
     assert use.nll_lost.dtype == torch.float32
 
 
@@ -531,7 +531,7 @@ def test_a_probe_that_returns_no_nll_for_each_sequence_is_refused(returned, word
         ((MEAN.numpy(), MEAN), "returned a posterior_mean that is a ndarray"),
     ],
 )
-def test_a_module_that_tells_no_posterior_when_asked_is_refused(returned, words):
+def test_a_posterior_of_that_returns_no_posterior_is_refused(returned, words):
     class Wrong(TinyVAE):
         def posterior_of(self, batch: Tensor) -> Any:
             return returned

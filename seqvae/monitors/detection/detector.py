@@ -87,7 +87,7 @@ class Detector:
         self._has_been_healthy = False
         self._pending = Pending("cannot_tell", 0, 0)
         self._upheld_at = 0
-        """The step of the last reading that said what the verdict says, or for healthy the like."""
+        """The step of the last reading that agreed with the verdict; partly collapsed agrees with healthy."""
         self._unupheld = 0
         """Readings since."""
         self._early_until = 0
@@ -128,7 +128,7 @@ class Detector:
             self._upheld_at, self._unupheld = step, 0
         else:
             self._unupheld += 1
-        # Readings that have not said for long what the verdict says end it, though they do not agree on anything else either.
+        # A verdict that no reading has agreed with for long ends, though the readings do not agree on anything else either.
         patience = PATIENCE["cannot_tell"]
         is_forsaken = self._unupheld > 2 * patience.readings and step - self._upheld_at > patience.share_of_run * (
             self.schedule.total_steps or 0

@@ -39,7 +39,7 @@ VerdictName = Literal[
 ALARMS: frozenset[VerdictName] = frozenset(
     ("collapsing", "collapsed", "decoder_ignores_z", "not_variational", "diverged")
 )
-"""Verdicts that need somebody's attention. Partly collapsed is often as it should be."""
+"""Verdicts that need attention. Partly collapsed is often as it should be."""
 
 COLLAPSES: frozenset[VerdictName] = frozenset(("collapsed", "decoder_ignores_z"))
 """The latent carries nothing that is used, whether or not a remedy keeps the rate up."""

@@ -170,7 +170,7 @@ class Evidence:
         self.numbers = {name: float(f"{value:.3g}") for name, value in numbers.items() if math.isfinite(value)}
 
     def last(self, stretch: Stretch) -> list[Point]:
-        """Return the last points, as many as the stretch asks for."""
+        """Return the last points, as many as the stretch has."""
         since = self.points[-1].step - stretch.share_of_run * (self.total_steps or 0)
         within = sum(point.step >= since for point in self.points)
         return self.points[-max(stretch.readings, within) :]
