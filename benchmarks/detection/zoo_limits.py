@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from benchmarks.detection.zoo_truth import Measured
 from seqvae.inference.estimates import Estimate
-from seqvae.monitors.detection.verdict import VerdictName
+from seqvae.monitors.detection.findings import VerdictName
 
 USED, USED_ERRORS = 0.5, 4.0
 """The decoder listens: half a nat is lost with another sequence's z, and chance would do that once in 30,000 runs."""

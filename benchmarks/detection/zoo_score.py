@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from benchmarks.detection.zoo_limits import Truth
 from benchmarks.detection.zoo_replay import Record, Replayed, schedule_of
-from seqvae.monitors.detection.verdict import ALARMS, VerdictName
+from seqvae.monitors.detection.findings import ALARMS, VerdictName
 
 
 class Outcome(NamedTuple):

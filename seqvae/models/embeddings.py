@@ -1,6 +1,6 @@
 """The input embedding of each kind: a batch in, one vector for each of its steps out.
 
-Encoder and decoder share it. Padded steps get some finite vector, which nobody looks at.
+Encoder and decoder share it. Padded steps get some finite vector, which nothing looks at.
 
 Shapes: B sequences, T steps, D features, V variables, E events of the whole batch, W width, R width of an event, F time
 features, G width of given vectors.
@@ -15,19 +15,20 @@ from torch import Tensor, nn
 
 from seqvae.data.batch import EventBatch, TokenBatch, VectorBatch
 from seqvae.data.description import DataDescription
-from seqvae.models.blocks.pieces import in_float32
+from seqvae.models.functional import in_float32
 
 TIME_WAVES = 6
 """Waves over the logarithm of a time, with periods of 1, 2, ... 32: the finest tells 1 minute from 2, the widest would take
 a second to 2 million years to come round. Times count in shortest gaps of the data, so that their unit does not matter."""
+TIME_FEATURES = 1 + 2 * TIME_WAVES
 
 
 class GivenVectors(NamedTuple):
-    """What is known of the variables beforehand."""
+    """Vectors of the variables that are known before training."""
 
     vectors_VG: Tensor
     frozen: bool
-    """They stay as they are; otherwise they are only where training starts."""
+    """Whether they stay as they are; otherwise they are only where training starts."""
 
 
 def make_embedding(
@@ -80,25 +81,25 @@ class EventEmbedding(nn.Module):
         self.table = Table(variables, 2 * event_width) if given is None else ProjectedTable(given, 2 * event_width)
         self.has_value = nn.Parameter(torch.randn(event_width))
         self.from_set = nn.Linear(event_width, width)
-        self.from_time = nn.Linear(2 * time_feature_count(), width, bias=False)
+        self.from_time = nn.Linear(2 * TIME_FEATURES, width, bias=False)
 
     def forward(self, batch: EventBatch, times_BT: Tensor | None = None) -> Tensor:
-        """`times_BT` since each sequence's first step, where the batch does not begin with that."""
+        """Embed the steps; `times_BT` are times since each sequence's first step, where the batch does not begin with that.
+
+        What a value adds to its variable is added in the table, which is shorter than the events; `values_E` is 0 without.
+        """
         shape = batch.gaps_BT.shape
         offsets = step_offsets(batch.steps_E, shape.numel())
-        sets_BTR = sum_by_step(self.embed_events(batch), batch.steps_E, offsets).unflatten(0, shape)
-        times_BT = batch.gaps_BT.cumsum(dim=1) if times_BT is None else times_BT
-        times_BT2 = torch.stack((batch.gaps_BT, times_BT), dim=-1)
-        times_BTF = time_features(times_BT2, self.shortest_gap).flatten(-2)
-        return self.from_set(sets_BTR) + self.from_time(times_BTF)
-
-    def embed_events(self, batch: EventBatch) -> Tensor:
-        """What a value adds to its variable is added in the table, which is shorter than the events; `values_E` is 0 without."""
         variable_VR, slope_VR = self.table().chunk(2, dim=-1)
         without_and_with = torch.cat((variable_VR, variable_VR + self.has_value))
         variable_ER = F.embedding(batch.variables_E + len(variable_VR) * batch.has_value_E, without_and_with)
         slope_ER = F.embedding(batch.variables_E, slope_VR)
-        return F.gelu(torch.addcmul(variable_ER, squash(batch.values_E)[:, None], slope_ER))
+        events_ER = F.gelu(torch.addcmul(variable_ER, squash(batch.values_E)[:, None], slope_ER))
+        sets_BTR = sum_by_step(events_ER, batch.steps_E, offsets).unflatten(0, shape)
+        times_BT = batch.gaps_BT.cumsum(dim=1) if times_BT is None else times_BT
+        times_BT2 = torch.stack((batch.gaps_BT, times_BT), dim=-1)
+        times_BTF = time_features(times_BT2, self.shortest_gap).flatten(-2)
+        return self.from_set(sets_BTR) + self.from_time(times_BTF)
 
 
 class Table(nn.Module):
@@ -127,34 +128,32 @@ class ProjectedTable(nn.Module):
 
 
 def squash(values: Tensor) -> Tensor:
-    """Linear near 0, logarithmic far out: an outlier of 1,000 standard deviations counts 7.6 and drowns nothing."""
+    """Compress values, linear near 0, logarithmic far out: an outlier of 1,000 deviations counts 7.6 and drowns nothing."""
     return values.asinh()
 
 
 def time_features(times: Tensor, shortest: float) -> Tensor:
-    """The logarithm of a time as waves of several lengths: equal ratios are equally far apart. Shorter times than the shortest,
-    and 0, count as that."""
+    """Return the logarithm of a time as waves of several lengths, (..., F): equal ratios are equally far apart.
+
+    Shorter times than the shortest, and 0, count as that.
+    """
     log_times = (times.clamp(min=shortest).log() - math.log(shortest))[..., None]
     periods = 2.0 ** torch.arange(TIME_WAVES, device=times.device)
     angles = 2 * math.pi * log_times / periods
     return torch.cat((log_times / periods[-1], angles.sin(), angles.cos()), dim=-1)
 
 
-def time_feature_count() -> int:
-    return 1 + 2 * TIME_WAVES
-
-
 # Between the events of a batch and its steps. Events stand in the order of their steps, so a step's events are a slice.
 #
 # `embedding_bag` adds up slices 13 times as fast on a CPU as `segment_reduce` (14,549 events of 192 numbers on 2,496 steps: 0.3
-# ms instead of 3.7), and on a GPU its sums do not depend on a race of threads as those of `index_add` do. Its own way back
+# ms instead of 3.7), and on a GPU its sums do not depend on a race of threads as those of `index_add` do. Its own backward pass
 # takes 4.3 ms, where spreading takes 0.5 and is the same: each of the two functions is the adjoint of the other.
 #
 # Shapes: E events of the whole batch, N = B * T steps of the whole batch, R numbers of an event or a step.
 
 
 def step_offsets(steps_E: Tensor, step_count: int) -> Tensor:
-    """Where each step's events begin, and where the last one's end: N + 1 offsets into the events.
+    """Return where each step's events begin, and where the last one's end: N + 1 offsets into the events.
 
     >>> step_offsets(torch.tensor([0, 0, 2]), step_count=4)
     tensor([0, 2, 2, 3, 3])

@@ -1,9 +1,11 @@
-"""The likelihood of each kind: what the decoder says of each step, and what came, in; -log p of each step, in nats, out.
+"""The likelihood of each kind: the decoder's vector of each step and the batch in, -log p of each step, in nats, out.
 
 All are proper distributions: their probabilities sum, or their densities integrate, to 1. How many steps a sequence has is
 modelled for tokens alone, by their end mark; for vectors and events the number of steps is given, and so is when the first
 step happened, and which of the values that came are missing. "Gaussian" stands for one with a small share of outliers
-(`robust_nll`). Each likelihood also draws: one step of each sequence from what the decoder says of it.
+(`robust_nll`). Each likelihood also draws one step of each sequence from the decoder's vectors. Draws take a temperature, 1 for
+the distribution itself and 0 for its most likely value, and a generator on the tensors' device, so that drawing leaves the noise of
+training alone.
 
 Shapes: B sequences, T steps (S = T + 1 with the end mark), N steps of the whole batch, D features, V variables or token ids,
 E events of the whole batch, W width, R numbers of a value's code.
@@ -20,19 +22,33 @@ from torch.utils.checkpoint import checkpoint
 
 from seqvae.data.batch import EventBatch, TokenBatch, VectorBatch
 from seqvae.data.description import DataDescription
-from seqvae.models.blocks.pieces import bounded, in_float32, is_plain_cpu, real_steps
+from seqvae.models.cpu_kernels import HasCpuKernel
 from seqvae.models.cpu_kernels.cross_entropy import linear_cross_entropy, rows_at_once
-from seqvae.models.embeddings import spread_to_events, step_offsets, sum_by_step, time_feature_count, time_features
+from seqvae.models.embeddings import TIME_FEATURES, spread_to_events, step_offsets, sum_by_step, time_features
+from seqvae.models.functional import bounded, in_float32, real_steps
 
 LOGVAR_LIMIT = 7.0
 """Learned variances stay within exp(-7) and exp(7): a feature that never moves cannot pull the density to infinity."""
 
 LONGEST_LOG_GAP = 60.0
-"""Of a gap that is drawn: some thousands of them still add up within float32."""
+"""Limit of a drawn gap's logarithm: some thousands of such gaps still add up within float32."""
 
 FEW_VARIABLES = 256
-"""Up to so many variables, the means and variances of all of them are computed at each step, in one product of matrices: 8
+"""Up to this many variables, the means and variances of all of them are computed at each step, in one product of matrices: 8
 times as fast with 42 variables as a product for each event, and about as fast here."""
+
+LOG_2_PI = math.log(2 * math.pi)
+
+OUTLIER_SHARE = 1e-4
+"""One value in 10,000 counts as an outlier. A pH of 735 that was meant to be 7.35 lies 20 standard deviations out and costs
+a learned Gaussian hundreds of nats, as much as all the rest of an ICU stay. Outliers follow Student's distribution with 2 degrees
+of freedom, at the mean and scale that are learned: far out it costs logarithms, where a broad Gaussian would still cost a
+square. So 20 of the learned standard deviations cost 18 nats, 1,000 cost 30 and a million 51, for which an ordinary value pays
+0.0001. The tail hangs on the learned mean and scale so that it pulls at both: otherwise a feature that is 1 in 4 % of the steps,
+5 standard deviations from its mean, counts as an outlier for good before its cause is found."""
+
+FARTHEST = 1e9
+"""Learned standard deviations; this far from its mean a Gaussian is 0 in any case, and squares must not overflow."""
 
 
 class DrawnSet(NamedTuple):
@@ -41,6 +57,14 @@ class DrawnSet(NamedTuple):
     present_BV: Tensor
     values_BV: Tensor
     """NaN for what is not present, and for variables that never had a value in training."""
+
+
+class GapScale(NamedTuple):
+    """What gaps are measured by: `log_gap_mean`, `log_gap_std` and `shortest_gap` of the DataDescription."""
+
+    log_mean: float
+    log_std: float
+    shortest: float
 
 
 def make_likelihood(description: DataDescription, width: int) -> "TokenLikelihood | VectorLikelihood | EventLikelihood":
@@ -53,12 +77,10 @@ def make_likelihood(description: DataDescription, width: int) -> "TokenLikelihoo
             return EventLikelihood(description, width)
 
 
-class TokenLikelihood(nn.Module):
+class TokenLikelihood(HasCpuKernel, nn.Module):
     """Categorical over the ids and the end mark, whose id is the vocabulary's size."""
 
     extra_steps = 1
-    by_hand = True
-    """Whether scores and cross entropy are worked out together, slice by slice; or else by torch, all at once."""
 
     def __init__(self, vocabulary_size: int, width: int) -> None:
         super().__init__()
@@ -71,31 +93,33 @@ class TokenLikelihood(nn.Module):
         targets_BS = F.pad(batch.tokens_BT, (0, 1)).masked_fill(steps_S == lengths_B1, self.end)
         counts_BS = (steps_S <= lengths_B1) & (lengths_B1 > 0)
         hidden_NW, targets_N = hidden_BSW.flatten(0, 1), targets_BS.flatten()
-        is_trained_on_cpu = is_plain_cpu(hidden_NW) and torch.is_grad_enabled()
-        if is_trained_on_cpu and not self.by_hand:
-            nll_N = self.cross_entropy(hidden_NW, targets_N)
-        elif is_trained_on_cpu:
-            nll_N = linear_cross_entropy(
-                hidden_NW, self.scores.weight, self.scores.bias, targets_N, counts_BS.flatten()
-            )
-        else:
+        if hidden_NW.device.type != "cpu" or not torch.is_grad_enabled():
             nll_N = by_rows(self.cross_entropy, self.scores.out_features, hidden_NW, targets_N)
+        elif self.use_kernel(hidden_NW):
+            weight_VW, bias_V = self.scores.weight, self.scores.bias
+            nll_N = linear_cross_entropy(hidden_NW, weight_VW, bias_V, targets_N, counts_BS.flatten())
+        else:
+            nll_N = self.cross_entropy(hidden_NW, targets_N)
         return nll_N.view_as(targets_BS) * counts_BS
 
     def cross_entropy(self, hidden_NW: Tensor, targets_N: Tensor) -> Tensor:
         return F.cross_entropy(self.scores(hidden_NW).float(), targets_N, reduction="none")
 
     def sample(self, hidden_BW: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
-        """An id, or the end mark, for each sequence."""
-        return draw_category(self.scores(hidden_BW), temperature, generator)
+        """Draw an id, or the end mark, for each sequence."""
+        scores_BV = self.scores(hidden_BW)
+        if temperature == 0:
+            return scores_BV.argmax(dim=-1)
+        probabilities_BV = (scores_BV.float() / temperature).softmax(dim=-1)
+        return torch.multinomial(probabilities_BV, 1, generator=generator).squeeze(-1)
 
 
 class VectorLikelihood(nn.Module):
-    """One Gaussian for each feature, its variance learned; what is missing says nothing."""
+    """One Gaussian for each feature, its variance learned; what is missing adds nothing."""
 
     extra_steps = 0
     valued_D: Tensor
-    """bool: has values in the training split. What is said of others was never learned."""
+    """bool: has values in the training split. The moments of others were never learned."""
 
     def __init__(self, description: DataDescription, width: int) -> None:
         super().__init__()
@@ -109,12 +133,12 @@ class VectorLikelihood(nn.Module):
         return nll_BTD.sum(dim=-1) * real_steps(batch.lengths_B, hidden_BTW.shape[1])
 
     def predict(self, hidden_BTW: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log-variance of each feature."""
+        """Return mean and log-variance of each feature."""
         mean_BTD, logvar_BTD = in_float32(self.moments, hidden_BTW).chunk(2, dim=-1)
         return mean_BTD, bounded(logvar_BTD, LOGVAR_LIMIT)
 
     def sample(self, hidden_BW: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
-        """All features, normalised, (B, D)."""
+        """Draw all features, normalised, (B, D)."""
         return draw_gaussian(*self.predict(hidden_BW), temperature, generator)
 
 
@@ -132,9 +156,7 @@ class EventLikelihood(nn.Module):
         assert len(description.valued) == variables
         self.gap_scale = GapScale(description.log_gap_mean, description.log_gap_std, description.shortest_gap)
         self.gap_moments = nn.Linear(width, 2)
-        self.after_gap = nn.Sequential(
-            nn.Linear(width + time_feature_count(), width), nn.GELU(), nn.Linear(width, width)
-        )
+        self.after_gap = nn.Sequential(nn.Linear(width + TIME_FEATURES, width), nn.GELU(), nn.Linear(width, width))
         self.presence = nn.Linear(width, variables)
         make_moments = MomentsOfAll if variables <= FEW_VARIABLES else MomentsOfPresent
         self.value_moments = make_moments(variables, width)
@@ -144,23 +166,14 @@ class EventLikelihood(nn.Module):
         real_BT = real_steps(batch.lengths_B, hidden_BTW.shape[1])
         later_BT = torch.arange(hidden_BTW.shape[1], device=hidden_BTW.device) > 0
         hidden_NW = self.knowing_gaps(hidden_BTW, batch.gaps_BT).flatten(0, 1)
-        contents_N = self.presence_nll(hidden_NW, batch) + self.values_nll(hidden_NW, batch)
+        offsets = step_offsets(batch.steps_E, len(hidden_NW))
+        moments_E2 = self.value_moments(hidden_NW, batch.steps_E, batch.variables_E, offsets)
+        mean_E, logvar_E = moments_E2.unbind(dim=-1)
+        values_E = robust_nll(batch.values_E, mean_E, bounded(logvar_E, LOGVAR_LIMIT)) * batch.has_value_E
+        values_N = sum_by_step(values_E[:, None], batch.steps_E, offsets).squeeze(-1)
+        contents_N = self.presence_nll(hidden_NW, batch) + values_N
         gaps_BT = gap_nll(batch.gaps_BT, *self.predict_gaps(hidden_BTW), self.gap_scale)
         return (gaps_BT * later_BT + contents_N.view_as(real_BT)) * real_BT
-
-    def predict_gaps(self, hidden_BTW: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log-variance of the logarithm of each gap, standardised."""
-        mean_BT, logvar_BT = in_float32(self.gap_moments, hidden_BTW).unbind(dim=-1)
-        return mean_BT, bounded(logvar_BT, LOGVAR_LIMIT)
-
-    def predict_values(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log-variance of the value of every variable, (..., V), present or not; `hidden` knows the gap."""
-        mean, logvar = self.value_moments.of_all(hidden).unbind(dim=-1)
-        return mean, bounded(logvar, LOGVAR_LIMIT)
-
-    def knowing_gaps(self, hidden_BTW: Tensor, gaps_BT: Tensor) -> Tensor:
-        times_BTF = time_features(gaps_BT, self.gap_scale.shortest).to(hidden_BTW.dtype)
-        return hidden_BTW + self.after_gap(torch.cat((hidden_BTW, times_BTF), dim=-1))
 
     def presence_nll(self, hidden_NW: Tensor, batch: EventBatch) -> Tensor:
         present_NV = torch.zeros(len(hidden_NW), self.presence.out_features, dtype=torch.bool, device=hidden_NW.device)
@@ -171,15 +184,23 @@ class EventLikelihood(nn.Module):
         scores_NV = self.presence(hidden_NW).float()
         return (F.softplus(scores_NV) - scores_NV * present_NV).sum(dim=-1)
 
-    def values_nll(self, hidden_NW: Tensor, batch: EventBatch) -> Tensor:
-        offsets = step_offsets(batch.steps_E, len(hidden_NW))
-        moments_E2 = self.value_moments(hidden_NW, batch.steps_E, batch.variables_E, offsets)
-        mean_E, logvar_E = moments_E2.unbind(dim=-1)
-        nll_E = robust_nll(batch.values_E, mean_E, bounded(logvar_E, LOGVAR_LIMIT)) * batch.has_value_E
-        return sum_by_step(nll_E[:, None], batch.steps_E, offsets).squeeze(-1)
+    def predict_gaps(self, hidden_BTW: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and log-variance of the logarithm of each gap, standardised."""
+        mean_BT, logvar_BT = in_float32(self.gap_moments, hidden_BTW).unbind(dim=-1)
+        return mean_BT, bounded(logvar_BT, LOGVAR_LIMIT)
+
+    def knowing_gaps(self, hidden_BTW: Tensor, gaps_BT: Tensor) -> Tensor:
+        """Add to the vector of each step what is known from the gap before it."""
+        times_BTF = time_features(gaps_BT, self.gap_scale.shortest).to(hidden_BTW.dtype)
+        return hidden_BTW + self.after_gap(torch.cat((hidden_BTW, times_BTF), dim=-1))
+
+    def predict_values(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and log-variance of the value of every variable, (..., V), present or not; `hidden` knows the gap."""
+        mean, logvar = self.value_moments.of_all(hidden).unbind(dim=-1)
+        return mean, bounded(logvar, LOGVAR_LIMIT)
 
     def event_means(self, hidden_BTW: Tensor, batch: EventBatch) -> Tensor:
-        """The mean of each event's value, (E,), knowing the gap before its step."""
+        """Return the mean of each event's value, (E,), knowing the gap before its step."""
         hidden_NW = self.knowing_gaps(hidden_BTW, batch.gaps_BT).flatten(0, 1)
         offsets = step_offsets(batch.steps_E, len(hidden_NW))
         return self.value_moments(hidden_NW, batch.steps_E, batch.variables_E, offsets)[:, 0]
@@ -192,15 +213,20 @@ class EventLikelihood(nn.Module):
         generator: torch.Generator,
         present_BV: Tensor | None = None,
     ) -> DrawnSet:
-        """The events of a step, knowing the gap before it; where it is known which variables are present, their values."""
+        """Draw the events of a step, knowing the gap before it; where it is known which variables are present, their values."""
         hidden_BW = self.knowing_gaps(hidden_BW, gaps_B)
         if present_BV is None:
-            present_BV = draw_presence(self.presence(hidden_BW), temperature, generator)
+            scores_BV = self.presence(hidden_BW)
+            if temperature == 0:
+                present_BV = scores_BV > 0
+            else:
+                uniform_BV = torch.rand(scores_BV.shape, generator=generator, device=scores_BV.device)
+                present_BV = uniform_BV < (scores_BV.float() / temperature).sigmoid()
         values_BV = draw_gaussian(*self.predict_values(hidden_BW), temperature, generator)
         return DrawnSet(present_BV, values_BV.masked_fill(~(present_BV & self.valued_V), math.nan))
 
     def sample_gap(self, hidden_BW: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
-        """Time since the step before; at temperature 0 its median."""
+        """Draw the time since the step before; at temperature 0 its median."""
         drawn_B = draw_gaussian(*self.predict_gaps(hidden_BW), temperature, generator)
         log_gaps_B = drawn_B * self.gap_scale.log_std + self.gap_scale.log_mean
         return log_gaps_B.clamp(max=LONGEST_LOG_GAP).exp()
@@ -217,7 +243,7 @@ class MomentsOfAll(nn.Module):
         return self.of_all(hidden_NW)[steps_E, variables_E]
 
     def of_all(self, hidden_NW: Tensor) -> Tensor:
-        """(N, V, 2)"""
+        """Return (N, V, 2)."""
         return in_float32(self.moments, hidden_NW).unflatten(-1, (-1, 2))
 
 
@@ -240,7 +266,7 @@ class MomentsOfPresent(nn.Module):
         return (code_ER[:, None] * weights_E2R).sum(dim=-1) + self.bias(variables_E)
 
     def of_all(self, hidden_NW: Tensor) -> Tensor:
-        """(N, V, 2)"""
+        """Return (N, V, 2)."""
         code_NR = in_float32(self.code, hidden_NW)
         weights = self.weights.weight.view(-1, code_NR.shape[-1])
         return F.linear(code_NR, weights, self.bias.weight.flatten()).unflatten(-1, (-1, 2))
@@ -249,7 +275,7 @@ class MomentsOfPresent(nn.Module):
 def by_rows(function: Callable[..., Tensor], scores_per_row: int, *tensors_N: Tensor) -> Tensor:
     """Call `function` on slices of the rows, so that no more than SCORES_AT_ONCE scores exist at a time.
 
-    Each slice forgets its scores and computes them anew on the way back: one more product, but none of the memory traffic
+    Each slice forgets its scores and computes them again in the backward pass: one more product, but none of the memory traffic
     of a batch of scores, which costs more than arithmetic.
     """
     rows = rows_at_once(scores_per_row)
@@ -257,33 +283,6 @@ def by_rows(function: Callable[..., Tensor], scores_per_row: int, *tensors_N: Te
         return function(*tensors_N)
     slices = zip(*(tensor.split(rows) for tensor in tensors_N), strict=True)
     return torch.cat([checkpoint(function, *part, use_reentrant=False, preserve_rng_state=False) for part in slices])
-
-
-# The distributions that the likelihoods are made of: -log p of what came, in nats, and draws of what might.
-#
-# The densities are proper: they integrate to 1. Draws take a temperature, 1 for the distribution itself and 0 for its most
-# likely value, and a generator on the tensors' device, so that drawing leaves the noise of training alone.
-
-LOG_2_PI = math.log(2 * math.pi)
-
-OUTLIER_SHARE = 1e-4
-"""One value in 10,000 is taken for an outlier. A pH of 735 that was meant to be 7.35 lies 20 standard deviations out and costs
-a learned Gaussian hundreds of nats, as much as all the rest of an ICU stay. Outliers follow Student's distribution with 2 degrees
-of freedom, at the mean and scale that are learned: far out it costs logarithms, where a broad Gaussian would still cost a
-square. So 20 of the learned standard deviations cost 18 nats, 1,000 cost 30 and a million 51, for which an ordinary value pays
-0.0001. The tail hangs on the learned mean and scale so that it pulls at both: a feature that is 1 in 4 % of the steps, 5 standard
-deviations from its mean, is else taken for an outlier for good before its cause is found."""
-
-FARTHEST = 1e9
-"""Learned standard deviations; so far from its mean a Gaussian is 0 in any case, and squares must not overflow."""
-
-
-class GapScale(NamedTuple):
-    """What gaps are measured by: `log_gap_mean`, `log_gap_std` and `shortest_gap` of the DataDescription."""
-
-    log_mean: float
-    log_std: float
-    shortest: float
 
 
 def robust_nll(values: Tensor, mean: Tensor, logvar: Tensor) -> Tensor:
@@ -294,22 +293,15 @@ def robust_nll(values: Tensor, mean: Tensor, logvar: Tensor) -> Tensor:
     return 0.5 * logvar - torch.logaddexp(log_ordinary, log_outlier)
 
 
-def robust_nll_up_to(limit: Tensor, mean: Tensor, logvar: Tensor) -> Tensor:
-    """-log of the probability that `robust_nll` gives to all values up to a limit."""
-    deviations = (limit - mean) * torch.exp(-0.5 * logvar)
-    log_ordinary = math.log1p(-OUTLIER_SHARE) + torch.special.log_ndtr(deviations)
-    return -torch.logaddexp(log_ordinary, math.log(OUTLIER_SHARE) + student_up_to(deviations).log())
-
-
 def student_up_to(deviations: Tensor) -> Tensor:
-    """The probability of all values up to one, with 2 degrees of freedom; exact in the far tail, too."""
+    """Return the probability of all values up to one, with 2 degrees of freedom; exact in the far tail, too."""
     roots = (2 + deviations.square()).sqrt()
     beyond = 1 / (roots * (roots + deviations.abs()))
     return torch.where(deviations < 0, beyond, 1 - beyond)
 
 
 def gap_nll(gaps: Tensor, mean: Tensor, logvar: Tensor, scale: GapScale) -> Tensor:
-    """Log-normal, and as robust as a value; `mean` and `logvar` are those of a gap's standardised logarithm.
+    """Return -log p of gaps: log-normal, and as robust as a value; `mean` and `logvar` are those of a gap's standardised logarithm.
 
     Gaps up to the shortest that are told apart, 0 among them, share evenly what the log-normal has for them: the logarithm
     of 0 says nothing.
@@ -317,25 +309,13 @@ def gap_nll(gaps: Tensor, mean: Tensor, logvar: Tensor, scale: GapScale) -> Tens
     log_gaps = gaps.clamp(min=scale.shortest).log()
     standard = (log_gaps - scale.log_mean) / scale.log_std
     longer = robust_nll(standard, mean, logvar) + math.log(scale.log_std)
-    return torch.where(gaps > scale.shortest, longer, robust_nll_up_to(standard, mean, logvar)) + log_gaps
+    deviations = (standard - mean) * torch.exp(-0.5 * logvar)
+    log_ordinary = math.log1p(-OUTLIER_SHARE) + torch.special.log_ndtr(deviations)
+    up_to_shortest = -torch.logaddexp(log_ordinary, math.log(OUTLIER_SHARE) + student_up_to(deviations).log())
+    return torch.where(gaps > scale.shortest, longer, up_to_shortest) + log_gaps
 
 
 def draw_gaussian(mean: Tensor, logvar: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
-    """Without outliers: they stand for mistakes in the data, which nobody wants more of."""
+    """Draw without outliers: they stand for mistakes in the data, of which more would be no use."""
     noise = torch.randn(mean.shape, generator=generator, device=mean.device)
     return mean + temperature * torch.exp(0.5 * logvar) * noise
-
-
-def draw_category(scores_BV: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
-    if temperature == 0:
-        return scores_BV.argmax(dim=-1)
-    probabilities_BV = (scores_BV.float() / temperature).softmax(dim=-1)
-    return torch.multinomial(probabilities_BV, 1, generator=generator).squeeze(-1)
-
-
-def draw_presence(scores: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
-    if temperature == 0:
-        return scores > 0
-    return (
-        torch.rand(scores.shape, generator=generator, device=scores.device) < (scores.float() / temperature).sigmoid()
-    )

@@ -1,4 +1,4 @@
-"""The posterior q(z | x): what the encoder says in, a diagonal Gaussian in float32 out.
+"""The posterior q(z | x): the encoder's vectors in, a diagonal Gaussian in float32 out.
 
 Shapes: B sequences, S steps, W width, Z latent dimensions; `hidden` is (B, W) or (B, S, W), and so is what comes out.
 """
@@ -9,15 +9,14 @@ import torch
 import torch.distributed.nn.functional as over_processes
 from torch import Tensor, nn
 
-from seqvae.config.model import ModelSettings
-from seqvae.models.blocks.pieces import bounded, in_float32
+from seqvae.models.functional import bounded, in_float32
 
 POSTERIOR_LOGVAR_LIMIT = 12.0
 """Posterior variances stay within exp(-12) and exp(12), where float32 carries every formula on them."""
 
 DEVIATION = 0.6
-"""Of batch-normalised means. It keeps the mean KL of each dimension at 0.6^2 / 2 = 0.18 nats or more, 2.9 nats for 16 dimensions:
-enough to be worth listening to. A deviation of 1 would fill the prior with means and leave the variances nothing."""
+"""Standard deviation of batch-normalised means. It keeps the mean KL of each dimension at 0.6^2 / 2 = 0.18 nats or more, 2.9 nats
+for 16 dimensions: enough to be worth using. A deviation of 1 would fill the prior with means and leave the variances nothing."""
 
 MOMENTUM = 0.1
 """Share of the newest batch in the statistics that evaluation uses."""
@@ -35,16 +34,8 @@ class Posterior(NamedTuple):
     """bool, (B,) or (B, S): what belongs to something real. The sequence of length 0 of an empty batch does not."""
 
 
-def make_posterior(settings: ModelSettings) -> "GaussianPosterior | BatchNormPosterior":
-    match settings.posterior:
-        case "gaussian":
-            return GaussianPosterior(settings.width, settings.latent_size)
-        case "batch_norm":
-            return BatchNormPosterior(settings.width, settings.latent_size)
-
-
 class GaussianPosterior(nn.Module):
-    """Mean and log-variance are linear in what the encoder says."""
+    """Mean and log-variance are linear in the encoder's vectors."""
 
     least_sequences = 1
     """How many real sequences a training batch must hold."""
@@ -88,7 +79,7 @@ class BatchNormPosterior(nn.Module):
         return Posterior(mean, bounded(in_float32(self.logvar, hidden), POSTERIOR_LOGVAR_LIMIT), mask)
 
     def statistics(self, raw_mean: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance over what is real; the running ones where that is less than two, as in an empty batch."""
+        """Return mean and variance over what is real; the running ones where that is less than two, as in an empty batch."""
         # sync: only for a batch of one posterior, which a plan for batches of two or more makes empty.
         if mask.numel() == 1 and not self.synchronised and bool(mask.any()):
             raise ValueError(
@@ -105,9 +96,10 @@ class BatchNormPosterior(nn.Module):
         return mean_Z, variance_Z
 
     def total(self, part: Tensor) -> Tensor:
+        """Return the sum over all processes, where they are synchronised."""
         return over_processes.all_reduce(part) if self.synchronised else part
 
 
 def draw(posterior: Posterior) -> Tensor:
-    """z = mean + deviation * noise, so that gradients reach mean and deviation."""
+    """Draw z = mean + deviation * noise, so that gradients reach mean and deviation."""
     return posterior.mean + torch.exp(0.5 * posterior.logvar) * torch.randn_like(posterior.mean)

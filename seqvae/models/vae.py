@@ -10,7 +10,6 @@ decoder at its step. Where sequences have an end mark, it is a step with a laten
 Shapes: B sequences, T steps, S steps with the end mark (S = T for kinds that have none), W width, Z latent dimensions, C classes.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -21,16 +20,18 @@ from seqvae.config.model import ModelSettings
 from seqvae.data.batch import Batch
 from seqvae.data.description import DataDescription
 from seqvae.models.backbones import Decoder, Encoder
-from seqvae.models.blocks.pieces import Dropout, real_steps
+from seqvae.models.cpu_kernels import HasCpuKernel
+from seqvae.models.cpu_kernels.dropout import Dropout
 from seqvae.models.embeddings import GivenVectors, make_embedding
-from seqvae.models.likelihoods import TokenLikelihood, make_likelihood
-from seqvae.models.posteriors import Posterior, draw, make_posterior
+from seqvae.models.functional import real_steps
+from seqvae.models.likelihoods import make_likelihood
+from seqvae.models.posteriors import BatchNormPosterior, GaussianPosterior, Posterior, draw
 
 __all__ = ["Posterior", "SequenceVAE", "VAEOutput", "draw"]
 
 
 class VAEOutput(NamedTuple):
-    """What a forward pass says about a batch. Sequences of length 0 have 0 nats and 0 steps."""
+    """The result of a forward pass. Sequences of length 0 have 0 nats and 0 steps."""
 
     posterior_mean: Tensor
     """(B, Z), or (B, S, Z) with a latent for each step; as in `Posterior`, and so are the next two."""
@@ -45,7 +46,7 @@ class VAEOutput(NamedTuple):
 
 
 class SequenceVAE(nn.Module):
-    """Gaussian latents, one for each sequence or each step, and a decoder that is told them at every layer."""
+    """Gaussian latents, one for each sequence or each step, and a decoder that gets them at every layer."""
 
     def __init__(
         self, description: DataDescription, settings: ModelSettings, given: GivenVectors | None = None
@@ -57,7 +58,8 @@ class SequenceVAE(nn.Module):
         self.likelihood = make_likelihood(description, width)
         self.input_dropout = Dropout(settings.dropout)
         self.encoder = Encoder(settings)
-        self.posterior = make_posterior(settings)
+        make_posterior = GaussianPosterior if settings.posterior == "gaussian" else BatchNormPosterior
+        self.posterior = make_posterior(width, settings.latent_size)
         self.decoder = Decoder(settings)
         self.classifier = nn.Linear(settings.latent_size, len(description.classes)) if description.classes else None
         # A decoder that does not look at its inputs has no use for hiding them. Vectors that nothing looks at do not train: the
@@ -67,6 +69,58 @@ class SequenceVAE(nn.Module):
         self.begin_W = nn.Parameter(torch.randn(width))
         self.end_W = nn.Parameter(torch.randn(width), requires_grad=self.end_has_latent)
         self.dropped_W = nn.Parameter(torch.randn(width), requires_grad=self.word_dropout > 0)
+
+    def forward(self, batch: Batch, *, at_mean: bool = False) -> VAEOutput:
+        """Encode a batch, draw z, or take the posterior's mean for it, and compute the likelihood of the batch given z."""
+        steps_BTW = self.embedding(batch)
+        posterior = self._posterior(steps_BTW, batch.lengths_B)
+        z = posterior.mean if at_mean else draw(posterior)
+        nll_B = self.likelihood(self.decoder_says(steps_BTW, z), batch).sum(dim=1)
+        steps_B = (batch.lengths_B + self.likelihood.extra_steps) * (batch.lengths_B > 0)
+        class_scores_BC = None
+        if self.classifier is not None:
+            is_pooled = not self.latent_per_step
+            class_scores_BC = self.classifier(
+                posterior.mean if is_pooled else mean_over_steps(posterior.mean, posterior.mask)
+            )
+        return VAEOutput(*posterior, nll_B, steps_B, class_scores_BC)
+
+    def at_mean(self, batch: Batch) -> VAEOutput:
+        """Do as `forward` does with the posterior's mean for z: nothing is drawn."""
+        return self.forward(batch, at_mean=True)
+
+    def encode(self, batch: Batch) -> Posterior:
+        return self._posterior(self.embedding(batch), batch.lengths_B)
+
+    def _posterior(self, steps_BTW: Tensor, lengths_B: Tensor) -> Posterior:
+        # A sequence of length 0 counts as one of length 1: attention to nothing at all would be NaN.
+        seen_B = lengths_B.clamp(min=1)
+        if self.end_has_latent:  # one step more, and the end mark right behind the last real step of each sequence
+            steps_BTW = F.pad(steps_BTW, (0, 0, 0, 1))
+            is_end_BS = torch.arange(steps_BTW.shape[1], device=lengths_B.device) == seen_B[:, None]
+            steps_BTW, seen_B = torch.where(is_end_BS[..., None], self.end_W, steps_BTW), seen_B + 1
+        real_BS = real_steps(seen_B, steps_BTW.shape[1])
+        hidden_BSW = self.encoder(self.input_dropout(steps_BTW), real_BS)
+        if self.latent_per_step:
+            return self.posterior(hidden_BSW, real_BS & (lengths_B > 0)[:, None])
+        return self.posterior(mean_over_steps(hidden_BSW, real_BS), lengths_B > 0)
+
+    def decoder_says(self, steps_BTW: Tensor, z: Tensor) -> Tensor:
+        """Return the decoder's vector of each step, (B, S, W), given z and the embedded steps before it."""
+        if self.training and self.word_dropout > 0:
+            drop_BT1 = torch.rand(steps_BTW.shape[:2], device=steps_BTW.device)[..., None] < self.word_dropout
+            steps_BTW = torch.where(drop_BT1, self.dropped_W, steps_BTW)
+        begin_B1W = self.begin_W.expand(len(steps_BTW), 1, -1)
+        inputs_BSW = torch.cat((begin_B1W, steps_BTW), dim=1)[:, : steps_BTW.shape[1] + self.likelihood.extra_steps]
+        return self.decoder(self.input_dropout(inputs_BSW), z)
+
+    def decode(self, batch: Batch, z: Tensor) -> Tensor:
+        """Return -log p of each step given z and the steps before it, (B, S); 0 where padded."""
+        return self.likelihood(self.decoder_says(self.embedding(batch), z), batch)
+
+    def nll_given_z(self, batch: Batch, z: Tensor) -> Tensor:
+        """Return -log p of each sequence given z, (B,)."""
+        return self.decode(batch, z).sum(dim=1)
 
     @property
     def least_sequences(self) -> int:
@@ -82,88 +136,22 @@ class SequenceVAE(nn.Module):
     def synchronise_batch_norm(self, synchronised: bool) -> None:
         self.posterior.synchronised = synchronised
 
-    def forward(self, batch: Batch) -> VAEOutput:
-        return self._output(batch, draw)
-
-    def at_mean(self, batch: Batch) -> VAEOutput:
-        """As forward, with the posterior's mean for z: nothing is drawn."""
-        return self._output(batch, lambda posterior: posterior.mean)
-
-    def _output(self, batch: Batch, choose: Callable[[Posterior], Tensor]) -> VAEOutput:
-        steps_BTW = self.embedding(batch)
-        posterior = self._posterior(steps_BTW, batch.lengths_B)
-        nll_B = self._nll(steps_BTW, batch, choose(posterior)).sum(dim=1)
-        steps_B = (batch.lengths_B + self.likelihood.extra_steps) * (batch.lengths_B > 0)
-        return VAEOutput(*posterior, nll_B, steps_B, self._class_scores(posterior))
-
-    def encode(self, batch: Batch) -> Posterior:
-        return self._posterior(self.embedding(batch), batch.lengths_B)
-
-    def decode(self, batch: Batch, z: Tensor) -> Tensor:
-        """-log p of each step given z and the steps before it, (B, S); 0 where padded."""
-        return self._nll(self.embedding(batch), batch, z)
-
-    def nll_given_z(self, batch: Batch, z: Tensor) -> Tensor:
-        """-log p of each sequence given z, (B,)."""
-        return self.decode(batch, z).sum(dim=1)
-
-    def decoder_says(self, steps_BTW: Tensor, z: Tensor) -> Tensor:
-        """Of each step, (B, S, W), given z and the embedded steps before it: what the likelihood goes by."""
-        before_BTW = self._drop_words(steps_BTW)
-        begin_B1W = self.begin_W.expand(len(before_BTW), 1, -1)
-        inputs_BSW = torch.cat((begin_B1W, before_BTW), dim=1)[:, : steps_BTW.shape[1] + self.likelihood.extra_steps]
-        return self.decoder(self.input_dropout(inputs_BSW), z)
-
     def use_gradient_checkpointing(self) -> None:
-        """Forget the inner results of each layer and compute them anew on the way back."""
-        for backbone in (self.encoder, self.decoder):
-            backbone.blocks.forgetful = True
+        """Forget the inner results of each layer and compute them again in the backward pass."""
+        self.encoder.blocks.recomputes_activations = self.decoder.blocks.recomputes_activations = True
 
     def use_plain_operations(self) -> None:
-        """Leave to torch what is otherwise written out by hand."""
+        """Leave to torch what `cpu_kernels/` computes otherwise."""
         for module in self.modules():
-            if isinstance(module, Dropout | Encoder | Decoder | TokenLikelihood):
-                module.by_hand = False
+            if isinstance(module, HasCpuKernel):
+                module.kernel_enabled = False
 
     def compile_inner(self, mode: str) -> None:
-        """In place, so that weights keep their names."""
-        for backbone in (self.encoder, self.decoder):
-            backbone.blocks.compile_each(mode)
-
-    def _posterior(self, steps_BTW: Tensor, lengths_B: Tensor) -> Posterior:
-        # A sequence of length 0 is taken for one of length 1: attention to nothing at all would be NaN.
-        seen_B = lengths_B.clamp(min=1)
-        if self.end_has_latent:
-            steps_BTW, seen_B = with_end(steps_BTW, seen_B, self.end_W), seen_B + 1
-        real_BS = real_steps(seen_B, steps_BTW.shape[1])
-        hidden_BSW = self.encoder(self.input_dropout(steps_BTW), real_BS)
-        if self.latent_per_step:
-            return self.posterior(hidden_BSW, real_BS & (lengths_B > 0)[:, None])
-        return self.posterior(mean_over_steps(hidden_BSW, real_BS), lengths_B > 0)
-
-    def _nll(self, steps_BTW: Tensor, batch: Batch, z: Tensor) -> Tensor:
-        return self.likelihood(self.decoder_says(steps_BTW, z), batch)
-
-    def _drop_words(self, steps_BTW: Tensor) -> Tensor:
-        if not self.training or self.word_dropout == 0:
-            return steps_BTW
-        drop_BT1 = torch.rand(steps_BTW.shape[:2], device=steps_BTW.device)[..., None] < self.word_dropout
-        return torch.where(drop_BT1, self.dropped_W, steps_BTW)
-
-    def _class_scores(self, posterior: Posterior) -> Tensor | None:
-        if self.classifier is None:
-            return None
-        mean_BZ = mean_over_steps(posterior.mean, posterior.mask) if self.latent_per_step else posterior.mean
-        return self.classifier(mean_BZ)
-
-
-def with_end(steps_BTW: Tensor, lengths_B: Tensor, end_W: Tensor) -> Tensor:
-    """One step more, and `end_W` right behind the last real step of each sequence."""
-    longer_BSW = F.pad(steps_BTW, (0, 0, 0, 1))
-    is_end_BS = torch.arange(longer_BSW.shape[1], device=lengths_B.device) == lengths_B[:, None]
-    return torch.where(is_end_BS[..., None], end_W, longer_BSW)
+        """Compile the layers in place, so that weights keep their names."""
+        self.encoder.blocks.compile_each(mode)
+        self.decoder.blocks.compile_each(mode)
 
 
 def mean_over_steps(vectors_BSR: Tensor, mask_BS: Tensor) -> Tensor:
-    """Of those steps that the mask says; 0 where it says none."""
+    """Return the mean over the steps where the mask is true; 0 where it is true nowhere."""
     return (vectors_BSR * mask_BS[..., None]).sum(dim=1) / mask_BS.sum(dim=1, keepdim=True).clamp(min=1)

@@ -1,29 +1,28 @@
-"""Watching a training run: the formulas that a variational posterior is judged by, and the Lightning callbacks that read them.
+"""Monitors of a training run: the formulas that a variational posterior is judged by, and the Lightning callbacks that apply them.
 
-A library of its own: it imports nothing of the application, so any Lightning project can install and use it (as
-`posterior_monitors`).
+Any Lightning project can use them: of the rest of the package they import `files`, `text` and `errors` alone.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from seqvae.monitors.detection.findings import Verdict
 from seqvae.monitors.detection.thresholds import Thresholds
-from seqvae.monitors.detection.verdict import Verdict
 from seqvae.monitors.reading import Reading, read_readings
 
 if TYPE_CHECKING:
     from seqvae.monitors.callback import PosteriorCollapsed as PosteriorCollapsed
     from seqvae.monitors.callback import PosteriorMetricsMonitor as PosteriorMetricsMonitor
+    from seqvae.monitors.contract import Counts as Counts
     from seqvae.monitors.contract import StepOutputs as StepOutputs
     from seqvae.monitors.decoder_use import OffersProbeBatches as OffersProbeBatches
     from seqvae.monitors.decoder_use import Probeable as Probeable
     from seqvae.monitors.decoder_use import TellsPosterior as TellsPosterior
-    from seqvae.monitors.step_counts import Counts as Counts
     from seqvae.monitors.throughput import Throughput as Throughput
     from seqvae.monitors.throughput import ThroughputMonitor as ThroughputMonitor
 
 _NEED_TORCH = {
-    "Counts": ".step_counts",
+    "Counts": ".contract",
     "OffersProbeBatches": ".decoder_use",
     "PosteriorCollapsed": ".callback",
     "PosteriorMetricsMonitor": ".callback",
@@ -33,7 +32,7 @@ _NEED_TORCH = {
     "Throughput": ".throughput",
     "ThroughputMonitor": ".throughput",
 }
-"""Torch and Lightning take seconds to import; the process that draws figures, and whoever reads a run, does without."""
+"""Names whose modules import torch and Lightning, which takes seconds: drawing figures and reading a run do without."""
 
 __all__ = [
     "Counts",

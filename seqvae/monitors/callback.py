@@ -2,29 +2,62 @@
 
     Trainer(callbacks=[PosteriorMetricsMonitor(update_frequency=100)])
 
-In: what `training_step` returns (`contract.py` says what). Out: what `publisher.py` publishes, and `.verdict`. Training itself is
-the same with and without it, unless it is told to stop a run that has collapsed.
+In: what `training_step` returns (`contract.py` says what). Out: what `publish.py` publishes, and `.verdict`. Training itself is
+the same with and without it, unless the monitor is to stop a run that has collapsed.
 """
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from seqvae.monitors.contract import ReadOutputs, StepOutputs, checked, from_training_step
-from seqvae.monitors.decoder_use import DecoderProbe, DecoderUse
+from seqvae.monitors.contract import ReadOutputs, StepOutputs, check_step_outputs, step_outputs_of
+from seqvae.monitors.decoder_use import DecoderProbe, Probeable
 from seqvae.monitors.detection.detector import FEWEST_IN_WINDOW, Detector
+from seqvae.monitors.detection.findings import COLLAPSES, UNHARMED, Verdict
 from seqvae.monitors.detection.thresholds import Thresholds
 from seqvae.monitors.detection.trends import KLSchedule
-from seqvae.monitors.detection.verdict import COLLAPSES, UNHARMED, Verdict
 from seqvae.monitors.publish import Publisher
 from seqvae.monitors.reading import Reading
-from seqvae.monitors.window import Moment, PosteriorWindow, take_reading, with_decoder_use
+from seqvae.monitors.window import PosteriorWindow, take_reading, with_decoder_use
 
 DRAWING_SECONDS, HURRIED_SECONDS = 30.0, 4.0
-"""That a run's end waits for figures; the second where a signal asked it to end, and will not ask twice."""
+"""How long a run's end waits for figures; the second where a signal ended it, and will not be sent twice."""
+FEWEST_READINGS = 50
+"""Readings of a run whose length is known: a short one is read more often than `update_frequency` says."""
+COLLAPSED_EXIT_CODE = 7
+CHECKPOINT = "collapsed.ckpt"
+
+
+class PosteriorCollapsed(SystemExit):
+    """Raised out of `Trainer.fit` once a checkpoint is saved. Ends a script with exit code 7.
+
+    Processes that a Trainer spawned (`strategy="ddp_spawn"`) end with that code, too, but torch reports it in an exception of its
+    own, `ProcessExitedException`.
+    """
+
+    def __init__(self, verdict: Verdict, code: int = COLLAPSED_EXIT_CODE) -> None:
+        super().__init__(code)
+        self.verdict = verdict
+
+
+@runtime_checkable
+class KnowsKLSchedule(Protocol):
+    """A module that knows beforehand what the KL will weigh; the monitor then knows when to begin to judge."""
+
+    def kl_weight_at(self, step: int) -> float | None:
+        """Return the weight in an optimizer step; None: a controller steers it towards some KL."""
+
+
+@runtime_checkable
+class SavesLast(Protocol):
+    """A callback that saves runs where they can be resumed from."""
+
+    def save_last(self, trainer: Trainer) -> bool:
+        """Save this state; return whether it is saved now."""
 
 
 class PosteriorMetricsMonitor(Callback):
@@ -47,16 +80,16 @@ class PosteriorMetricsMonitor(Callback):
         probe_decoder: bool = True,
         probe_every_n_readings: int | None = 1,
         probe_batch: Any = None,
-        read_outputs: ReadOutputs = from_training_step,
+        read_outputs: ReadOutputs = step_outputs_of,
     ) -> None:
         """`update_frequency` and `plot_frequency` are in optimizer steps, however many micro-batches make one; `window_size`,
         what trends are judged on, is in readings. The last step is read, too, where it is known beforehand, and a run's end is
         drawn unless `plot_frequency` is None.
 
         `log_dir` is where posterior.jsonl, events.jsonl and plots/ go, by default the Trainer's default_root_dir. It belongs to
-        one run: a run that starts at step 0 starts the files anew.
-        `on_collapse="stop"` saves a checkpoint and raises `PosteriorCollapsed`. Whoever goes on from there wants to: such a run
-        is stopped again only when another verdict has come between.
+        one run: a run that starts at step 0 begins new files.
+        `on_collapse="stop"` saves a checkpoint and raises `PosteriorCollapsed`. A run that is resumed from there is meant to go
+        on: it is stopped again only when another verdict has come between.
         `probe_decoder` reads decoder use, where the module has `nll_given_z`: at every n-th reading, and whenever a suspicion
         has to be confirmed before the verdict changes; `probe_every_n_readings=None`: only then. It is read on `probe_batch`, or
         on a few sequences that are chosen from the first validation batches and then kept.
@@ -88,10 +121,10 @@ class PosteriorMetricsMonitor(Callback):
         self.reading: Reading | None = None
         """The latest."""
         self._loaded: dict[str, Any] | None = None
-        """A checkpoint's, of the detector."""
+        """The detector's state in a checkpoint."""
         self._publisher: Publisher | None = None
         """In the first process, while a run goes on."""
-        self._forget()
+        self._begin()
 
     @property
     def verdict(self) -> Verdict:
@@ -103,7 +136,7 @@ class PosteriorMetricsMonitor(Callback):
         return self.verdict.name in UNHARMED
 
     def describe(self, total_steps: int) -> str:
-        """For the header of a run of so many optimizer steps."""
+        """Describe the monitor for the header of a run of `total_steps` optimizer steps."""
         every = steps_between_readings(self.update_frequency, total_steps)
         steps = "step" if every == 1 else f"{every:,} steps"
         if every < self.update_frequency:
@@ -113,81 +146,90 @@ class PosteriorMetricsMonitor(Callback):
         if not self.probe_decoder:
             return f"{reading}, without decoder use{end}"
         nth = {None: "on suspicion", 1: "at each reading"}
-        asked = nth.get(
+        probed = nth.get(
             self.probe_every_n_readings, f"at one reading in {self.probe_every_n_readings} and on suspicion"
         )
-        return f"{reading}, decoder use {asked}{end}"
+        return f"{reading}, decoder use {probed}{end}"
 
     # --- A run ------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":  # a checkpoint is loaded after this
-            self._forget(trainer.world_size)
+            self._begin(trainer.world_size)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._last_step = planned_steps(trainer)
         self._every_n_steps = steps_between_readings(self.update_frequency, self._last_step)
         self._step_read = self._step_drawn = trainer.global_step  # a checkpoint is saved after the reading of its step
-        self._asks = self.probe_decoder and self._decoder.can_ask(pl_module)
-        self._detector = Detector(
-            self.thresholds, self.window_size, schedule_of(pl_module, self._last_step), can_probe=self._asks
-        )
+        self._probes = self.probe_decoder and isinstance(pl_module, Probeable)
+        schedule = KLSchedule(self._last_step)
+        if isinstance(pl_module, KnowsKLSchedule):
+            if pl_module.kl_weight_at(0) is None:
+                schedule = schedule._replace(is_steered=True)
+            else:
+                schedule = schedule._replace(weight_at=lambda step: float(pl_module.kl_weight_at(step) or 0.0))
+        self._detector = Detector(self.thresholds, self.window_size, schedule, can_probe=self._probes)
         if self._loaded is not None:
             self._detector.load_state_dict(self._loaded)
         if trainer.is_global_zero:
             draws = self.plot_frequency is not None
             self._publisher = Publisher(self._directory(trainer), trainer.loggers, verbose=self.verbose, draws=draws)
-            self._publisher.start_after(trainer.global_step, self.verdict.name)
-            if self.probe_decoder and not self._asks:
-                self._publisher.silence(trainer.global_step, type(pl_module).__name__)
-            if self.on_collapse == "stop" and self.verdict.name in COLLAPSES:
-                self._publisher.insistence(self.verdict)
+            self._publisher.start_after(
+                trainer.global_step,
+                self.verdict,
+                unprobed=type(pl_module).__name__ if self.probe_decoder and not self._probes else None,
+                stops=self.on_collapse == "stop",
+            )
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if not outputs and (pl_module.automatic_optimization or self._window.posteriors.rows_CW is not None):
             return  # training_step left this batch out
-        told = checked(pl_module, self.read_outputs(pl_module, outputs, batch))
-        self._window.push(told.posterior_mean, told.posterior_logvar, told.posterior_mask, told.nll)
+        step_outputs = check_step_outputs(pl_module, self.read_outputs(pl_module, outputs, batch))
+        self._window.push(
+            step_outputs.posterior_mean, step_outputs.posterior_logvar, step_outputs.posterior_mask, step_outputs.nll
+        )
         step = trainer.global_step
         if not is_due(step, self._step_read, self._every_n_steps, self._last_step):
             return
         self._step_read = step
-        reading = self._read(trainer, pl_module, batch, told)
-        before = self.verdict
-        self._detector.judge(reading)
+        reading = self._read(trainer, pl_module, batch, step_outputs)
+        before = self.verdict.name
+        verdict = self._detector.judge(reading)
         self.reading = reading
         if self._publisher is not None:
-            self._publisher.reading(reading, self.verdict)
-            self._tell_of_change(before, step)
+            self._publisher.reading(reading, verdict)
+            self._publisher.change(verdict, before, step)
             if self.plot_frequency is not None and step - self._step_drawn >= self.plot_frequency:
                 self._step_drawn = step
                 self._publisher.draw(self._window, step)
-        if self.on_collapse == "stop" and self.verdict.name in COLLAPSES and before.name not in COLLAPSES:
+        if self.on_collapse == "stop" and verdict.name in COLLAPSES and before not in COLLAPSES:
             self._stop(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._publisher is not None:
-            self._publisher.last(self.verdict if self.reading is not None or self._loaded is not None else None)
-            self._publisher.finish_files()
+            self._publisher.end(self.verdict if self.reading is not None or self._loaded is not None else None)
         self._finish()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """A run that ends in NaN may do so before a reading shows it."""
+        """Judge a run that ends in NaN before a reading shows it."""
         if self._publisher is None:
             return
         if trainer.strategy.root_device.type != "cpu" and isinstance(exception, RuntimeError):
-            self._finish(draws=False)  # a device that failed would fail again: nothing is asked of it
+            self._finish(draws=False)  # a device that failed would fail again: it is left alone
             return
-        found = self._what_is_not_finite(pl_module)
-        evidence = f"the {found} hold NaN or infinity" if found else None
-        if isinstance(exception, FloatingPointError):  # weights that such steps are kept from do not show it
-            evidence = evidence or str(exception) or type(exception).__name__
+        evidence = None
+        weights = (weight for weight in pl_module.parameters() if weight.is_floating_point())
+        if not self._window.is_finite():
+            evidence = "the last posteriors hold NaN or infinity"
+        elif not all(bool(weight.isfinite().all()) for weight in weights):
+            evidence = "the weights hold NaN or infinity"
+        elif isinstance(exception, FloatingPointError):  # weights that such steps are kept from do not show it
+            evidence = str(exception) or type(exception).__name__
         if evidence:
-            before = self.verdict
-            self._detector.diverged(trainer.global_step, evidence)
-            self._tell_of_change(before, trainer.global_step)
+            before = self.verdict.name
+            self._publisher.change(self._detector.diverged(trainer.global_step, evidence), before, trainer.global_step)
         self._finish(
             seconds=DRAWING_SECONDS if isinstance(exception, PosteriorCollapsed | Exception) else HURRIED_SECONDS
         )
@@ -202,7 +244,7 @@ class PosteriorMetricsMonitor(Callback):
         checkpoint["callbacks"][self.state_key] = {"windows": windows, "detector": self._detector.state_dict()}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Go on with the window of this process; among another number of processes windows begin empty and fill up anew."""
+        """Go on with the window of this process; among another number of processes windows begin empty."""
         state = checkpoint["callbacks"].get(self.state_key)
         if state is None:
             return
@@ -214,7 +256,7 @@ class PosteriorMetricsMonitor(Callback):
 
     # --- Parts ------------------------------------------------------------------------------------------------------
 
-    def _forget(self, world_size: int = 1) -> None:
+    def _begin(self, world_size: int = 1) -> None:
         """Begin a run. The capacity is shared out, so that N, and with it log N, is the same for any number of processes."""
         self.reading = None
         self._window = PosteriorWindow(-(-self.posteriors // world_size))
@@ -226,35 +268,29 @@ class PosteriorMetricsMonitor(Callback):
     def _directory(self, trainer: Trainer) -> Path:
         return Path(self.log_dir or trainer.default_root_dir)
 
-    def _read(self, trainer: Trainer, module: LightningModule, batch: Any, told: StepOutputs) -> Reading:
-        def ask() -> DecoderUse:
-            return self._decoder.ask(trainer, module, batch, told)
-
-        def gather(own: Tensor) -> Tensor:
-            return gathered(own, trainer)
-
+    def _read(self, trainer: Trainer, module: LightningModule, batch: Any, outputs: StepOutputs) -> Reading:
+        gather = partial(gathered, trainer=trainer)
         step, nth = trainer.global_step, self.probe_every_n_readings
-        is_due = nth is not None and (step // self._every_n_steps % nth == 0 or step == self._last_step)
-        is_due = is_due or not self._detector.has_begun  # a wrong nll_given_z is refused at once
-        use = ask() if self._asks and is_due else None
-        reading = take_reading(self._window, Moment(step, trainer.current_epoch, told.kl_weight, use), gather)
-        if self._asks and use is None and self._detector.wants_decoder_use(reading):
-            reading = with_decoder_use(reading, ask(), gather)  # sync: a second one, where there is a suspicion
+        probes_now = self._probes and (
+            (nth is not None and (step // self._every_n_steps % nth == 0 or step == self._last_step))
+            or not self._detector.points  # a wrong nll_given_z is refused at once
+        )
+        use = self._decoder.probe(trainer, module, batch, outputs) if probes_now else None
+        reading = take_reading(self._window, step, trainer.current_epoch, outputs.kl_weight, use, gather)
+        if self._probes and not probes_now and self._detector.wants_decoder_use(reading):
+            use = self._decoder.probe(trainer, module, batch, outputs)
+            reading = with_decoder_use(reading, use, gather)  # sync: a second one, where there is a suspicion
         return reading
 
-    def _what_is_not_finite(self, module: LightningModule) -> str | None:
-        if not self._window.is_finite():
-            return "last posteriors"
-        weights = [weight for weight in module.parameters() if weight.is_floating_point()]
-        return None if all(bool(weight.isfinite().all()) for weight in weights) else "weights"
-
-    def _tell_of_change(self, before: Verdict, step: int) -> None:
-        if self._publisher is not None and self.verdict.name != before.name:
-            self._publisher.change(self.verdict, before.name, step)
-
     def _stop(self, trainer: Trainer) -> None:
-        """All processes come here at the same step, since all have the same readings."""
-        saved = save(trainer, self._directory(trainer))
+        """Save and end the run. All processes come here at the same step, since all have the same readings."""
+        savers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, SavesLast)]
+        are_saved = [saver.save_last(trainer) for saver in savers]
+        saved = "is saved" if all(are_saved) else "could not be saved"
+        if not savers:
+            path = self._directory(trainer) / CHECKPOINT
+            trainer.save_checkpoint(path)
+            saved = f"is saved as {path}"
         if self._publisher is None:
             raise PosteriorCollapsed(self.verdict, code=0)  # another would make a launcher kill the first process
         self._publisher.stopped(self.verdict, trainer.global_step, saved)
@@ -266,7 +302,7 @@ class PosteriorMetricsMonitor(Callback):
         if publisher is None:
             return
         publisher.try_again()
-        publisher.finish(seconds)  # of figures begun before
+        publisher.finish(seconds)  # figures that were begun before
         if draws and self.reading is not None:
             publisher.draw(self._window, self.reading.step)
             publisher.finish(seconds)
@@ -282,20 +318,6 @@ def gathered(own: Tensor, trainer: Trainer) -> Tensor:
     rows = own.new_zeros((trainer.world_size, *own.shape), device=trainer.strategy.root_device)
     rows[trainer.global_rank] = own
     return trainer.strategy.reduce(rows, reduce_op="sum")
-
-
-# What is known of a run beforehand: how long it is, how many steps lie between two readings, what its KL will weigh.
-
-FEWEST_READINGS = 50
-"""Of a run whose length is known: a short one is read more often than asked."""
-
-
-@runtime_checkable
-class KnowsKLSchedule(Protocol):
-    """A module that can say beforehand what the KL will weigh; the monitor then knows when to begin to judge."""
-
-    def kl_weight_at(self, step: int) -> float | None:
-        """Return the weight in an optimizer step; None: a controller steers it towards some KL."""
 
 
 def planned_steps(trainer: Trainer) -> int | None:
@@ -317,17 +339,8 @@ def steps_between_readings(update_frequency: int, last_step: int | None) -> int:
     return max(1, min(update_frequency, last_step // FEWEST_READINGS))
 
 
-def schedule_of(module: LightningModule, total_steps: int | None) -> KLSchedule:
-    """What the module knows."""
-    if not isinstance(module, KnowsKLSchedule):
-        return KLSchedule(total_steps)
-    if module.kl_weight_at(0) is None:
-        return KLSchedule(total_steps, is_steered=True)
-    return KLSchedule(total_steps, lambda step: float(module.kl_weight_at(step) or 0.0))
-
-
 def is_due(step: int, before: int, every_n_steps: int, last_step: int | None) -> bool:
-    """At each multiple, or at the first step behind it that is seen, and at the last: some training steps take two optimizer steps.
+    """Whether `step` is the first one at or behind a multiple, or the last: some training steps take two optimizer steps.
 
     `before` is the step of the last time.
 
@@ -337,41 +350,3 @@ def is_due(step: int, before: int, every_n_steps: int, last_step: int | None) ->
     if step == before:
         return False
     return step // every_n_steps > before // every_n_steps or step == last_step
-
-
-# on_collapse="stop": a run that has collapsed is saved and ended.
-#
-# In: a Trainer right behind an optimizer step, in all processes alike. Out: a checkpoint to go on from, and `PosteriorCollapsed`.
-
-COLLAPSED_EXIT_CODE = 7
-CHECKPOINT = "collapsed.ckpt"
-
-
-class PosteriorCollapsed(SystemExit):
-    """Raised out of `Trainer.fit` once a checkpoint is saved. Ends a script with exit code 7.
-
-    Processes that a Trainer spawned (`strategy="ddp_spawn"`) end with that code, too, but torch tells it in an exception of its
-    own, `ProcessExitedException`.
-    """
-
-    def __init__(self, verdict: Verdict, code: int = COLLAPSED_EXIT_CODE) -> None:
-        super().__init__(code)
-        self.verdict = verdict
-
-
-@runtime_checkable
-class SavesLast(Protocol):
-    """A callback that saves runs where they can be resumed from."""
-
-    def save_last(self, trainer: Trainer) -> bool:
-        """Whether this state is saved now."""
-
-
-def save(trainer: Trainer, directory: Path) -> str:
-    """By whoever saves this run, or else as a checkpoint of its own; return what became of the step, in words."""
-    savers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, SavesLast)]
-    if not savers:
-        trainer.save_checkpoint(directory / CHECKPOINT)
-        return f"is saved as {directory / CHECKPOINT}"
-    saved = [saver.save_last(trainer) for saver in savers]
-    return "is saved" if all(saved) else "could not be saved"

@@ -1,11 +1,12 @@
 """What a module hands over at each training step, and the words for what is wrong with it.
 
-In: whatever `training_step` returned. Out: `StepOutputs`, checked. The checks look at names, types and shapes alone, so they
-wait for no device and are done at every step.
+In: what `training_step` returned. Out: `StepOutputs` for the monitor of the posterior, `Counts` for that of the speed, checked. The
+checks look at names, types and shapes alone, so they wait for no device and are done at every step.
 
 Shapes: B sequences, S steps, Z latent dimensions.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ class StepOutputs(NamedTuple):
     posterior_mean: Tensor
     """(B, Z), or (B, S, Z) where every step has a posterior of its own."""
     posterior_logvar: Tensor
-    """As large."""
+    """The same shape."""
     posterior_mask: Tensor | None = None
     """(B,) or (B, S), true for what is real; none: all of it. The real steps of a sequence come first."""
     nll: Tensor | None = None
@@ -28,10 +29,23 @@ class StepOutputs(NamedTuple):
     """The weight of the KL in the loss of this step."""
 
 
+class Counts(NamedTuple):
+    """The size of one micro-batch, or a sum of them. Whole numbers, on the device where they were computed."""
+
+    real: Tensor | int
+    """Steps (tokens) that are data."""
+    padded: Tensor | int
+    """With padding: what the network computes on."""
+    sequences: Tensor | int
+
+
 ReadOutputs = Callable[[Any, Any, Any], StepOutputs]
 """(module, what training_step returned, batch) -> StepOutputs: for modules whose training_step returns something else."""
 
-WANTED = """\
+ReadCounts = Callable[[Any, Any, Any], Counts]
+"""(module, what training_step returned, batch) -> Counts: for modules whose training_step returns something else."""
+
+STEP_OUTPUTS_HELP = """\
 Let training_step return a dict with
     "loss"
     "posterior_mean" and "posterior_logvar": (B, Z), a row for each sequence, or (B, S, Z), a row for each step
@@ -40,32 +54,35 @@ Let training_step return a dict with
     "kl_weight" (optional): a number, the weight of the KL in this step's loss
 or give the monitor read_outputs=f, where f(module, outputs, batch) returns seqvae.monitors.StepOutputs."""
 
-
-def from_training_step(module: object, outputs: object, batch: object) -> StepOutputs:
-    """Take what the dict of `training_step` says by the names of `StepOutputs`."""
-    if not isinstance(outputs, Mapping):
-        raise _refusal(module, f"a {type(outputs).__name__}")
-    missing = [name for name in ("posterior_mean", "posterior_logvar") if name not in outputs]
-    if missing:
-        found = ", ".join(f'"{name}"' for name in outputs) or "nothing"
-        raise _refusal(module, f"{found}, and no {' and no '.join(missing)}")
-    return StepOutputs(**{name: outputs[name] for name in StepOutputs._fields if name in outputs})
+COUNTS_HELP = """\
+Let training_step return a dict with, beside "loss",
+    "real_steps": how many steps (tokens) of the micro-batch are data
+    "padded_steps": how many there are with padding
+    "sequences": how many sequences
+each an int or an integer tensor of shape (), or give the monitor count=f, where f(module, outputs, batch) returns
+seqvae.monitors.Counts."""
 
 
-def checked(module: object, outputs: StepOutputs) -> StepOutputs:
+def step_outputs_of(module: object, outputs: object, batch: object) -> StepOutputs:
+    """Take from the dict of `training_step` what stands there by the names of `StepOutputs`."""
+    found = _with_names(module, outputs, ("posterior_mean", "posterior_logvar"), STEP_OUTPUTS_HELP)
+    return StepOutputs(**{name: found[name] for name in StepOutputs._fields if name in found})
+
+
+def counts_of(module: object, outputs: object, batch: object) -> Counts:
+    """Take the counts from the dict of `training_step`."""
+    names = ("real_steps", "padded_steps", "sequences")
+    found = _with_names(module, outputs, names, COUNTS_HELP)
+    return Counts(*(found[name] for name in names))
+
+
+def check_step_outputs(module: object, outputs: StepOutputs) -> StepOutputs:
     """Refuse what is no posterior."""
     if not isinstance(outputs, StepOutputs):
         raise ValueError(f"read_outputs returned a {type(outputs).__name__}: let it return seqvae.monitors.StepOutputs")
-    if not looks_right(outputs):
-        for fault in faults_of(outputs):
-            raise _refusal(module, fault)
-    return outputs
-
-
-def looks_right(outputs: StepOutputs) -> bool:
-    """What most outputs are, found out in a third of the time that it takes to look for faults: this is asked at every step."""
     mean, logvar, mask, nll, kl_weight = outputs
-    return (
+    # What most outputs are, found out in a third of the time that it takes to look for faults: this is checked at every step.
+    if not (
         type(mean) is type(logvar) is type(mask) is type(nll) is Tensor
         and mean.dim() == 2
         and (shape := mean.shape) == logvar.shape
@@ -76,41 +93,71 @@ def looks_right(outputs: StepOutputs) -> bool:
         and logvar.dtype.is_floating_point
         and nll.dtype.is_floating_point
         and type(kl_weight) is float
-    )
+    ):
+        for fault in faults_of(outputs):
+            raise _refusal(module, fault, STEP_OUTPUTS_HELP)
+    return outputs
+
+
+def check_counts(module: object, counts: Counts) -> Counts:
+    """Refuse what is no whole number."""
+    for name, value in zip(Counts._fields, counts, strict=True):
+        if isinstance(value, Tensor):
+            if value.dim() or value.is_floating_point() or value.is_complex():
+                raise _refusal(module, f"a count ({name}) of shape {tuple(value.shape)} and {value.dtype}", COUNTS_HELP)
+        elif type(value) is not int:
+            raise _refusal(module, f"a count ({name}) that is a {type(value).__name__}", COUNTS_HELP)
+    return counts
 
 
 def faults_of(outputs: StepOutputs) -> Iterator[str]:
-    """What is wrong, in words, the worst first; each fault holds as long as those before it are not there."""
+    """Yield what is wrong, in words, the worst first; each fault holds as long as those before it are not there."""
     mean, logvar, mask, nll, kl_weight = outputs
-    yield from _type_faults("posterior_mean", mean)
-    yield from _type_faults("posterior_logvar", logvar)
+    yield from _faults("posterior_mean", mean)
+    yield from _faults("posterior_logvar", logvar)
     if mean.dim() not in (2, 3) or mean.shape[-1] == 0:
         yield f"a posterior_mean of shape {tuple(mean.shape)}"
     if logvar.shape != mean.shape:
         yield f"a posterior_mean of shape {tuple(mean.shape)} and a posterior_logvar of {tuple(logvar.shape)}"
     if mask is not None:
-        yield from _type_faults("posterior_mask", mask, boolean=True)
-        yield from _shape_faults("posterior_mask", mask, mean.shape[:-1])
+        yield from _faults("posterior_mask", mask, mean.shape[:-1], boolean=True)
     if nll is not None:
-        yield from _type_faults("nll", nll)
-        yield from _shape_faults("nll", nll, mean.shape[:1])
+        yield from _faults("nll", nll, mean.shape[:1])
     if isinstance(kl_weight, Tensor):
-        yield from _shape_faults("kl_weight", kl_weight, torch.Size(()))
+        if kl_weight.dim():
+            yield f"a kl_weight of shape {tuple(kl_weight.shape)} where () is required"
     elif not isinstance(kl_weight, float | int | None):
         yield f"a kl_weight that is a {type(kl_weight).__name__}"
 
 
-def _type_faults(name: str, value: object, *, boolean: bool = False) -> Iterator[str]:
+def padding_share(real: int, padded: int) -> float:
+    """
+    >>> padding_share(60, 80)
+    0.25
+    """
+    if real > padded:
+        raise ValueError(f"{real:,} real steps among {padded:,} with padding cannot be. {COUNTS_HELP}")
+    return 1 - real / padded if padded else math.nan
+
+
+def _faults(name: str, value: object, shape: torch.Size | None = None, *, boolean: bool = False) -> Iterator[str]:
     if not isinstance(value, Tensor):
         yield f"a {name} that is a {type(value).__name__}, not a tensor"
     elif value.dtype != torch.bool if boolean else not value.is_floating_point():
         yield f"a {name} of {value.dtype}"
+    elif shape is not None and value.shape != shape:
+        yield f"a {name} of shape {tuple(value.shape)} where {tuple(shape)} is required"
 
 
-def _shape_faults(name: str, value: Tensor, shape: torch.Size) -> Iterator[str]:
-    if value.shape != shape:
-        yield f"a {name} of shape {tuple(value.shape)} where {tuple(shape)} was wanted"
+def _with_names(module: object, outputs: object, names: tuple[str, ...], remedy: str) -> Mapping[str, Any]:
+    if not isinstance(outputs, Mapping):
+        raise _refusal(module, f"a {type(outputs).__name__}", remedy)
+    missing = [name for name in names if name not in outputs]
+    if missing:
+        found = ", ".join(f'"{name}"' for name in outputs) or "nothing"
+        raise _refusal(module, f"{found}, and no {' and no '.join(missing)}", remedy)
+    return outputs
 
 
-def _refusal(module: object, found: str) -> ValueError:
-    return ValueError(f"{type(module).__name__}.training_step returned {found}. {WANTED}")
+def _refusal(module: object, found: str, remedy: str) -> ValueError:
+    return ValueError(f"{type(module).__name__}.training_step returned {found}. {remedy}")

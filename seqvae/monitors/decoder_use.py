@@ -1,13 +1,16 @@
-"""A run's decoder use: which batches are asked about, where their posteriors come from, and that nothing is left behind.
+"""Whether the decoder uses the latent: a batch and its posteriors in, the NLL that its sequences lose given another one's z out.
 
-In: the Trainer, its module, and the micro-batch at hand with its outputs. Out: the sums of a `DecoderUse`.
+    decoder use = NLL(x_i | z_j) - NLL(x_i | z_i),  j another sequence of the batch, z drawn from the posterior
 
-Asked are a few fixed batches: those the user gave, or the DataModule offers, or the first of the validation. Where there are
-none, or nobody can tell their posteriors, it is the micro-batch at hand.
+`decoder_use` computes its sums for a batch. `DecoderProbe` reads it during a run, and leaves nothing behind: on a few fixed
+batches, those the user gave, or the DataModule offers, or the first of the validation. Where there are none, or their posteriors
+cannot be had, it is the micro-batch at hand.
+
+Shapes: B sequences, S steps, Z latent dimensions, R real sequences.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -20,18 +23,18 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 
-from seqvae.monitors.contract import ReadOutputs, StepOutputs, checked, faults_of
-
-# Does the decoder listen? A batch and its posteriors in, the NLL that its sequences lose when told another one's z out.
-#
-#     decoder use = NLL(x_i | z_j) - NLL(x_i | z_i),  j another sequence of the batch, z drawn from the posterior
-#
-# `ask_decoder.py` says which batches are asked about in a run, and whose posteriors these are.
-#
-# Shapes: B sequences, S steps, Z latent dimensions, R real sequences.
+from seqvae.monitors.contract import ReadOutputs, StepOutputs, check_step_outputs, faults_of
 
 NOISE_SEED = 0
 """The same noise at every reading: what moves is the model."""
+ENOUGH_SEQUENCES = 32
+MOST_BATCHES = 8
+"""Validation batches are taken until they hold enough sequences, but no more than these."""
+
+TRAINING_STEP_NOTE = """\
+This was the monitor, which called {module}.training_step in eval mode, without gradients, for the posteriors of a batch of
+validation data, in order to read decoder use. Give {module} a method posterior_of(batch) that returns mean and
+log-variance, or give the monitor probe_batch=..., or probe_decoder=False."""
 
 
 @runtime_checkable
@@ -39,12 +42,12 @@ class Probeable(Protocol):
     """What a module offers for its decoder's use to be read. Called in eval mode, without gradients."""
 
     def nll_given_z(self, batch: Any, z: Tensor) -> Tensor:
-        """Return -log p(x | z) of each sequence, (B,), in nats, summed over its steps; z is as large as the mean."""
+        """Return -log p(x | z) of each sequence, (B,), in nats, summed over its steps; z has the shape of the mean."""
 
 
 @runtime_checkable
 class TellsPosterior(Protocol):
-    """What a module may offer beside it: cheaper than a `training_step`, and nothing else can come of it."""
+    """What a module may offer beside it: cheaper than a `training_step`, and without side effects."""
 
     def posterior_of(self, batch: Any) -> tuple[Tensor, ...]:
         """Return mean and log-variance, (B, Z) or (B, S, Z), and, if there is padding, a mask, (B,) or (B, S).
@@ -53,8 +56,16 @@ class TellsPosterior(Protocol):
         """
 
 
+@runtime_checkable
+class OffersProbeBatches(Protocol):
+    """What a LightningDataModule may offer: a small sample, where its validation batches are large, or single sequences."""
+
+    def probe_batches(self) -> Sequence[Any]:
+        """Return the same few batches in every process and after a resume; some 32 sequences in all, two or more in each."""
+
+
 class DecoderUse(NamedTuple):
-    """Sums over sequences; whoever wants the mean divides, after adding up over batches and processes."""
+    """Sums over sequences; a mean is divided after they are added up over batches and processes."""
 
     nll_lost: Tensor
     nll_lost_squared: Tensor
@@ -71,34 +82,43 @@ def decoder_use(module: Probeable, batch: Any, posterior: StepOutputs) -> Decode
     drawn = mean.float() + torch.exp(0.5 * logvar.float()) * noise
     # In the posterior's own type: that is what the decoder is used to. Padding may hold anything.
     z = torch.where(mask[..., None], drawn, 0.0).to(mean.dtype)
-    own_B, others_B = (_checked_nll(module, module.nll_given_z(batch, told), z) for told in (z, z_of_another(z, mask)))
+    nlls = []
+    for one in (z, z_of_another(z, mask)):
+        nll_B = module.nll_given_z(batch, one)
+        if not (isinstance(nll_B, Tensor) and nll_B.shape == z.shape[:1]):
+            found = f"shape {tuple(nll_B.shape)}" if isinstance(nll_B, Tensor) else f"a {type(nll_B).__name__}"
+            raise ValueError(
+                f"{type(module).__name__}.nll_given_z returned {found} for a batch of {len(z)}: "
+                f"let it return ({len(z)},), the NLL of each sequence, summed over its steps"
+            )
+        nlls.append(nll_B.float())
     counted_B = real_sequences(mask)
     counted_B = counted_B & (counted_B.sum() > 1)
-    lost_B = torch.where(counted_B, others_B.float() - own_B.float(), 0.0)
+    lost_B = torch.where(counted_B, nlls[1] - nlls[0], 0.0)
     return DecoderUse(lost_B.sum(), lost_B.square().sum(), counted_B.sum())
 
 
 def posterior_of(module: TellsPosterior, batch: Any) -> StepOutputs:
-    """Return what the module says, checked."""
-    told = module.posterior_of(batch)
+    """Return the posteriors that the module computes, checked."""
+    returned = module.posterior_of(batch)
     name = f"{type(module).__name__}.posterior_of"
-    wanted = "let it return mean and logvar, (B, Z) or (B, S, Z), and, if there is padding, a bool mask, (B,) or (B, S)"
-    if not isinstance(told, tuple) or len(told) not in (2, 3):
-        raise ValueError(f"{name} returned a {type(told).__name__}, not a tuple of two or three: {wanted}")
-    posterior = StepOutputs(*told)
+    remedy = "let it return mean and logvar, (B, Z) or (B, S, Z), and, if there is padding, a bool mask, (B,) or (B, S)"
+    if not isinstance(returned, tuple) or len(returned) not in (2, 3):
+        raise ValueError(f"{name} returned a {type(returned).__name__}, not a tuple of two or three: {remedy}")
+    posterior = StepOutputs(*returned)
     for fault in faults_of(posterior):
-        raise ValueError(f"{name} returned {fault}: {wanted}")
+        raise ValueError(f"{name} returned {fault}: {remedy}")
     return posterior
 
 
 def mask_of(posterior: StepOutputs) -> Tensor:
-    """(B,) or (B, S), true for what is real."""
+    """Return (B,) or (B, S), true for what is real."""
     mean, mask = posterior.posterior_mean, posterior.posterior_mask
     return torch.ones(mean.shape[:-1], dtype=torch.bool, device=mean.device) if mask is None else mask
 
 
 def real_sequences(mask: Tensor) -> Tensor:
-    """(B,): false for sequences that are nothing but padding."""
+    """Return (B,): false for sequences that are nothing but padding."""
     return mask.reshape(len(mask), -1).any(dim=1)
 
 
@@ -118,7 +138,7 @@ def z_of_another(z: Tensor, mask: Tensor) -> Tensor:
 
 @contextmanager
 def undisturbed(module: nn.Module, device: torch.device, precision: AbstractContextManager[Any]) -> Iterator[None]:
-    """Eval mode, no gradients, the precision of training; afterwards modes and torch's random numbers are what they were."""
+    """Enter eval mode, without gradients, in the precision of training; restore modes and torch's random numbers afterwards."""
     modes = [(part, part.training) for part in module.modules()]
     gpus = [device] if device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices=gpus), precision:
@@ -130,45 +150,19 @@ def undisturbed(module: nn.Module, device: torch.device, precision: AbstractCont
                 part.training = mode
 
 
-def _checked_nll(module: Probeable, nll: Tensor, z: Tensor) -> Tensor:
-    if isinstance(nll, Tensor) and nll.shape == z.shape[:1]:
-        return nll
-    found = f"shape {tuple(nll.shape)}" if isinstance(nll, Tensor) else f"a {type(nll).__name__}"
-    raise ValueError(
-        f"{type(module).__name__}.nll_given_z returned {found} for a batch of {len(z)}: "
-        f"let it return ({len(z)},), the NLL of each sequence, summed over its steps"
-    )
-
-
-ENOUGH_SEQUENCES = 32
-MOST_BATCHES = 8
-"""Validation batches are taken until they hold enough sequences, but no more than so many."""
-
-
-@runtime_checkable
-class OffersProbeBatches(Protocol):
-    """What a LightningDataModule may offer: a small sample, where its validation batches are large, or single sequences."""
-
-    def probe_batches(self) -> Sequence[Any]:
-        """Return the same few batches in every process and after a resume; some 32 sequences in all, two or more in each."""
-
-
 class DecoderProbe:
-    """Asks one run's module. A new run takes a new one."""
+    """Probes one run's module. A new run takes a new one."""
 
     def __init__(self, read_outputs: ReadOutputs, probe_batch: Any = None) -> None:
         self.read_outputs = read_outputs
         self.probe_batch = probe_batch
         self._fixed: list[Any] | None = None
-        """On the device, chosen at the first question."""
+        """On the device, chosen at the first probe."""
 
-    def can_ask(self, module: LightningModule) -> bool:
-        return isinstance(module, Probeable)
+    def probe(self, trainer: Trainer, module: LightningModule, batch: Any, outputs: StepOutputs) -> DecoderUse:
+        """Return this process's share of the sums; all processes have to probe.
 
-    def ask(self, trainer: Trainer, module: LightningModule, batch: Any, told: StepOutputs) -> DecoderUse:
-        """Return this process's share of the sums; all processes have to ask.
-
-        What the others find on fixed batches does not count, as these may be the same for all. They ask nevertheless: a module
+        What the others find on fixed batches does not count, as these may be the same for all. They probe nevertheless: a module
         may wait for its like in the other processes.
         """
         assert isinstance(module, Probeable)
@@ -178,7 +172,7 @@ class DecoderProbe:
                 self._fixed = list(self._choose(trainer, module))
             torch.manual_seed(NOISE_SEED)
             if not self._fixed:
-                return decoder_use(module, batch, told)
+                return decoder_use(module, batch, outputs)
             uses = [decoder_use(module, one, self._posterior(trainer, module, one)) for one in self._fixed]
         sums = DecoderUse(*(torch.stack(column).sum(dim=0) for column in zip(*uses, strict=True)))
         return sums if trainer.is_global_zero else DecoderUse(*(torch.zeros_like(total) for total in sums))
@@ -188,11 +182,22 @@ class DecoderProbe:
         if not (isinstance(module, TellsPosterior) or module.automatic_optimization):
             # A step of manual optimisation moves the weights: it cannot be taken to learn a posterior.
             if self.probe_batch is not None:
-                raise ValueError(f"to be asked about probe_batch, {type(module).__name__} needs posterior_of(batch)")
+                raise ValueError(
+                    f"to read decoder use on probe_batch, {type(module).__name__} needs posterior_of(batch)"
+                )
             return
         torch.manual_seed(NOISE_SEED)  # a loader that shuffles begins alike in a run and in its continuation
+        offering = vars(trainer)["datamodule"]  # set by Lightning, None too, and declared nowhere
+        candidates: Iterable[Any] = ()
+        if self.probe_batch is not None:
+            candidates = (self.probe_batch,)
+        elif isinstance(offering, OffersProbeBatches) and (batches := offering.probe_batches()):
+            candidates = batches
+        elif trainer.val_dataloaders is not None:
+            for loader in CombinedLoader(trainer.val_dataloaders).flattened[:1]:
+                candidates = islice(loader, MOST_BATCHES)
         found = 0
-        for raw in self._candidates(trainer):
+        for raw in candidates:
             batch = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(raw))
             sequences = int(real_sequences(mask_of(self._posterior(trainer, module, batch))).sum())
             if sequences > 1:
@@ -200,16 +205,6 @@ class DecoderProbe:
                 yield batch
             if found >= ENOUGH_SEQUENCES:
                 return
-
-    def _candidates(self, trainer: Trainer) -> Iterator[Any]:
-        offering = vars(trainer)["datamodule"]  # set by Lightning, None too, and declared nowhere
-        if self.probe_batch is not None:
-            yield self.probe_batch
-        elif isinstance(offering, OffersProbeBatches) and (batches := offering.probe_batches()):
-            yield from batches
-        elif trainer.val_dataloaders is not None:
-            for loader in CombinedLoader(trainer.val_dataloaders).flattened[:1]:
-                yield from islice(loader, MOST_BATCHES)
 
     def _posterior(self, trainer: Trainer, module: LightningModule, batch: Any) -> StepOutputs:
         if isinstance(module, TellsPosterior):
@@ -220,21 +215,15 @@ class DecoderProbe:
                 outputs = module.training_step(batch, 0) if named else module.training_step(batch)
                 if isinstance(outputs, Tensor):
                     outputs = {"loss": outputs}  # as Lightning hands it to callbacks
-                return checked(module, self.read_outputs(module, outputs, batch))
-            except Exception as error:  # whatever a module raises goes on, with a word on who had asked
-                error.add_note(_NOTE.format(module=type(module).__name__))
+                return check_step_outputs(module, self.read_outputs(module, outputs, batch))
+            except Exception as error:  # whatever a module raises goes on, with a note on the caller
+                error.add_note(TRAINING_STEP_NOTE.format(module=type(module).__name__))
                 raise
-
-
-_NOTE = """\
-This was the monitor, which asked {module}.training_step in eval mode, without gradients, for the posteriors of a batch of
-validation data, in order to read decoder use. Give {module} a method posterior_of(batch) that returns mean and
-log-variance, or give the monitor probe_batch=..., or probe_decoder=False."""
 
 
 @contextmanager
 def _restored(module: nn.Module) -> Iterator[None]:
-    """Attributes, buffers, and what lists and dicts hold, are afterwards what they were: a step may count or collect."""
+    """Restore attributes, buffers, and what lists and dicts hold: a step may count or collect."""
     attributes = [(vars(part), dict(vars(part))) for part in module.modules()]
     values = [value for _, kept in attributes for value in kept.values()]
     containers = [(value, value.copy()) for value in values if type(value) in (list, dict, set, deque)]
@@ -245,7 +234,7 @@ def _restored(module: nn.Module) -> Iterator[None]:
     finally:
         # What did not change is not touched: compiled code would notice.
         for container, content in (*attributes, *containers):
-            if _members(container) != _members(content):
+            if _identities(container) != _identities(content):
                 container.clear()
                 (container.extend if isinstance(container, list | deque) else container.update)(content)
         for tensor, version, content in copies:
@@ -253,23 +242,18 @@ def _restored(module: nn.Module) -> Iterator[None]:
                 tensor.copy_(content)
 
 
-def _members(container: Any) -> list[int]:
-    """Who is in it, whatever they are worth."""
+def _identities(container: Any) -> list[int]:
     return [id(member) for member in (*container, *(container.values() if isinstance(container, dict) else ()))]
 
 
 @contextmanager
 def _unlogged(trainer: Trainer, module: LightningModule) -> Iterator[None]:
-    """What the module logs is lost. Outside of its own step, Lightning would take it for another metric, or refuse it."""
+    """Drop what the module logs. Outside of its own step, Lightning would take it for another metric, or refuse it."""
     loggers = trainer.loggers
     with ExitStack() as afterwards:
         afterwards.callback(setattr, trainer, "loggers", loggers)
         trainer.loggers = [DummyLogger() for _ in loggers]
         for name in ("log", "log_dict"):
-            vars(module)[name] = _nothing
+            vars(module)[name] = lambda *_, **__: None
             afterwards.callback(vars(module).pop, name)
         yield
-
-
-def _nothing(*arguments: object, **named: object) -> None:
-    pass

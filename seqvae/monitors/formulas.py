@@ -1,7 +1,7 @@
 """Formulas on diagonal Gaussian posteriors: tensors in, tensors out, nothing else. Everything in nats.
 
 A posterior q(z|x) is a mean and a log-variance; the prior p(z) is the standard normal. Formulas on a set of posteriors take
-real ones only: padding is left out by whoever calls.
+real ones only: the caller leaves padding out.
 
 Shapes: B sequences, N posteriors (of sequences, or of single steps), Z latent dimensions, R rows at once.
 """
@@ -16,7 +16,7 @@ ACTIVE_VARIANCE = 0.01
 
 
 def gaussian_kl(mean_BZ: Tensor, logvar_BZ: Tensor) -> Tensor:
-    """KL(q || p) of each latent dimension, from the diagonal Gaussian q to the standard normal p, in float32 at least.
+    """Return KL(q || p) of each latent dimension, from the diagonal Gaussian q to the standard normal p, in float32 at least.
 
     0.5 * (mean^2 + exp(logvar) - 1 - logvar); an axis for steps may stand in between.
 
@@ -28,22 +28,16 @@ def gaussian_kl(mean_BZ: Tensor, logvar_BZ: Tensor) -> Tensor:
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """Half precision carries 3 digits: too few for a difference of variances near 1."""
+    """Convert half precision, whose 3 digits are too few for a difference of variances near 1."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def kl_per_dim(mean_NZ: Tensor, logvar_NZ: Tensor) -> Tensor:
-    """Return the true KL of each dimension, its mean over the posteriors: neither clamped by free bits nor weighted."""
-    return gaussian_kl(mean_NZ, logvar_NZ).mean(dim=0)
+    """Return the true KL of each dimension, its mean over the posteriors: neither clamped by free bits nor weighted.
 
-
-def rate(kl_Z: Tensor) -> Tensor:
-    """Sum the KL over dimensions: what a posterior tells about its input, at most.
-
-    >>> rate(torch.tensor([0.5, 2.0]))
-    tensor(2.5000)
+    Their sum is the rate: what a posterior tells about its input, at most.
     """
-    return kl_Z.sum()
+    return gaussian_kl(mean_NZ, logvar_NZ).mean(dim=0)
 
 
 def variance_of_means(mean_NZ: Tensor) -> Tensor:
@@ -61,16 +55,12 @@ def mean_of_variances(logvar_NZ: Tensor) -> Tensor:
     return at_least_float32(logvar_NZ).exp().mean(dim=0)
 
 
-def active_units(mean_NZ: Tensor, threshold: float = ACTIVE_VARIANCE) -> Tensor:
-    """Count the dimensions whose posterior mean moves with the input (Burda et al. 2016). One posterior alone moves nowhere.
+def count_active(variance_of_means_Z: Tensor, threshold: float = ACTIVE_VARIANCE) -> Tensor:
+    """Count the active units: dimensions whose posterior mean moves with the input (Burda et al. 2016).
 
-    >>> active_units(torch.tensor([[0.0, 1.0], [0.0, -1.0]]))
+    >>> count_active(variance_of_means(torch.tensor([[0.0, 1.0], [0.0, -1.0]])))
     tensor(1)
     """
-    return count_active(variance_of_means(mean_NZ), threshold)
-
-
-def count_active(variance_of_means_Z: Tensor, threshold: float = ACTIVE_VARIANCE) -> Tensor:
     return (variance_of_means_Z >= threshold).sum()
 
 
@@ -95,15 +85,16 @@ def mutual_information(
     every_nth_sample: int = 1,
     rows_at_once: int = 128,
 ) -> Tensor:
-    """I(x; z) under q, with q(z) the mixture of the N posteriors at hand (Hoffman & Johnson 2016); float64.
+    """Return I(x; z) under q, with q(z) the mixture of the N posteriors at hand (Hoffman & Johnson 2016); float64.
 
     mean_i(l_ii - logsumexp_j l_ij) + log N,  l_ij = log q(z_i | x_j),  z_i drawn from q(z | x_i)
 
     The same samples stand in both terms. So it is 0 at collapse, to rounding and without scatter, and never above log N, which
     is all that N posteriors can show: where it comes near, the truth may be more. It may fall a little below 0 near collapse.
     `every_nth_sample`: the mean over i can do with fewer, at a share of the time; N stays what it is, and so does its cap.
-    In float32 it read -7.6 for 7.0 at small variances. Memory: rows_at_once * N numbers; so many rows at once that these stay in
-    the processor's cache: 1.3 to 1.7 times as fast as all 1,024.
+    In float32 it read -7.6 for 7.0 at small variances. Memory: rows_at_once * N numbers, which stay in the processor's cache: 1.3
+    to 1.7 times as fast as all 1,024 rows at once. The rate minus this is the aggregate KL, KL(q(z) || p(z)): the part of the rate
+    that tells nothing about x, too high by what the cap cuts off.
     """
     count = len(mean_NZ)
     mean_NZ, logvar_NZ = mean_NZ.double(), logvar_NZ.double()
@@ -124,17 +115,8 @@ def mutual_information(
     return math.log(max(count, 1)) - surprise / -(-count // nth)
 
 
-def aggregate_kl(rate: Tensor, mutual_information: Tensor) -> Tensor:
-    """KL(q(z) || p(z)): the part of the rate that tells nothing about x. Too high by what the information's cap cuts off.
-
-    >>> aggregate_kl(torch.tensor(5.0), torch.tensor(3.5))
-    tensor(1.5000)
-    """
-    return rate - mutual_information
-
-
 def logmeanexp(values: Tensor, dim: int) -> Tensor:
-    """log of the mean of exp(values), without overflow.
+    """Return the log of the mean of exp(values), without overflow.
 
     >>> logmeanexp(torch.full((4,), 1000.0), dim=0)
     tensor(1000.)

@@ -1,6 +1,10 @@
-"""What a machine does while it trains: clocks and gauges in, time and CPU time of a stretch of training and peak memory out.
+"""What a machine does while it trains: time and CPU time of a stretch of training, peak memory, FLOPs and the peak of a device.
 
-Nothing here waits for a device.
+Nothing here waits for a device, except `product_peak`. FLOPs: a multiplication and an addition are two. Products of matrices,
+convolutions, attention and recurrent layers are counted, forward and backward, as they are done: with what padding costs, and with
+what is computed a second time to save memory. Elementwise work is not.
+
+Shapes: B sequences, H heads, Q queries, K keys, D size of a head, T steps, N of a square matrix.
 """
 
 import math
@@ -24,22 +28,22 @@ GIB = 2**30
 
 
 class Spent(NamedTuple):
-    """Seconds since anywhere, or, of a lap, in it."""
+    """Clocks: seconds since an arbitrary moment, or differences of these."""
 
     wall: float
     process: float
-    """Of this process's CPU time: all its threads, but no other process that it started."""
+    """CPU time of this process: all its threads, but no other process that it started."""
     machine_busy: float
-    """CPU time of all processes of the machine. This and the next stay 0 where the machine does not tell."""
+    """CPU time of all processes of the machine. This and the next stay 0 where they are not known."""
     machine_total: float
-    """With what its cores were idle."""
+    """The same with the time that cores were idle."""
 
 
 NOTHING = Spent(0.0, 0.0, 0.0, 0.0)
 
 
 class Machine:
-    """The real one. Tests have their own."""
+    """The machine that this process runs on. Tests have their own."""
 
     def now(self) -> float:
         return time.perf_counter()
@@ -49,11 +53,11 @@ class Machine:
         return Spent(self.now(), time.process_time(), busy, total)
 
     def cores(self) -> int:
-        """How many this process may use."""
+        """Return how many cores this process may use."""
         return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
     def peak_memory_gib(self) -> float | None:
-        """The most that this process ever had in memory."""
+        """Return the most that this process ever had in memory."""
         if OWN_STATUS.exists():  # getrusage takes over what the parent process once had
             return peak_of(OWN_STATUS.read_text(encoding="utf-8")) / GIB
         if sys.platform == "win32":
@@ -67,7 +71,7 @@ class Machine:
         return torch.cuda.max_memory_allocated(device) / GIB if device.type == "cuda" else None
 
     def gpu_utilisation(self, device: torch.device) -> float | None:
-        """The share of the last second, or less, in which the GPU was at work; torch asks a package of the vendor's for it."""
+        """Return the share of the last second, or less, in which the GPU was at work; torch needs a vendor's package for it."""
         package = "amdsmi" if torch.version.hip else "pynvml"
         if device.type != "cuda" or find_spec(package) is None:
             return None
@@ -86,7 +90,7 @@ class TrainingTime:
         self._is_paused = False
 
     def begin(self) -> None:
-        """The first time, the clock starts; then it runs already."""
+        """Start the clock, if it does not run."""
         if self._running_since is None:
             self._running_since = self._machine.spent()
             self._is_paused = False
@@ -100,12 +104,12 @@ class TrainingTime:
         self._running_since, self._is_paused = None, True
 
     def go_on(self) -> None:
-        """After a pause; else it does nothing."""
+        """End a pause, if there is one."""
         if self._is_paused:
             self.begin()
 
     def wait(self) -> None:
-        """From here on training waits, if it has begun."""
+        """Count the time from here on as waiting, if training has begun."""
         if self._running_since is not None:
             self._waiting_since = self._machine.now()
 
@@ -115,7 +119,7 @@ class TrainingTime:
             self._waiting_since = None
 
     def end_lap(self) -> tuple[Spent, float]:
-        """What the lap came to, and the seconds of it that were waited. The next one begins."""
+        """Return what the lap spent, and the seconds of it that were waited; begin the next lap."""
         self.pause()
         lap, waited = self._sum, self._waited
         self._sum, self._waited = NOTHING, 0.0
@@ -128,7 +132,7 @@ def difference(now: Spent, before: Spent) -> Spent:
 
 
 def peak_of(status: str) -> int:
-    """Bytes, from /proc/self/status.
+    """Return the peak of resident memory in bytes, from /proc/self/status.
 
     >>> peak_of("VmPeak:   900 kB\\nVmHWM:\\t  20 kB\\nVmRSS: 10 kB")
     20480
@@ -138,7 +142,7 @@ def peak_of(status: str) -> int:
 
 
 def cpu_times(stat: str) -> tuple[float, float]:
-    """Busy and total CPU time from the first line of /proc/stat, in its own unit: only their ratio has a meaning.
+    """Return busy and total CPU time from the first line of /proc/stat, in its own unit: only their ratio has a meaning.
 
     user, nice, system, idle, waiting for disks, interrupts, more of them, stolen by other virtual machines; guests, which
     come next, are counted among the users already.
@@ -150,24 +154,17 @@ def cpu_times(stat: str) -> tuple[float, float]:
     return sum(times) - times[3] - times[4], sum(times)
 
 
-# How much arithmetic training asks for, and how much a device can do: products in FLOPs, a multiplication and an addition are two.
-#
-# Products of matrices, convolutions, attention and recurrent layers are counted, forward and backward, as they are done: with
-# what padding costs, and with what is computed a second time to save memory. Elementwise work is not.
-#
-# Shapes: B sequences, H heads, Q queries, K keys, D size of a head, T steps, N of a square matrix.
-
 CPU_SIDE, GPU_SIDE = 1024, 4096
-"""Of the square product: large enough that a device comes near its best, small enough for milliseconds."""
+"""Sides of the square product: large enough that a device comes near its best, small enough for milliseconds."""
 WARM_UP, REPEATS = 2, 9
 MOST_SECONDS = 0.2
-"""After which a product is not repeated again."""
+"""Seconds after which a product is not repeated again."""
 
 Shape = Sequence[int]
 
 
 class FlopCount:
-    """Counts between `begin` and `end`, which may stand in different functions of one thread."""
+    """Counts FLOPs between `begin` and `end`, which may stand in different functions of one thread."""
 
     def __init__(self) -> None:
         self._counter: FlopCounterMode | None = None
@@ -178,7 +175,7 @@ class FlopCount:
         self._counter.__enter__()
 
     def end(self) -> int | None:
-        """FLOPs since the beginning; None: it has not begun."""
+        """Return the FLOPs since the beginning; None: it has not begun."""
         counter, self._counter = self._counter, None
         if counter is None:
             return None
@@ -198,14 +195,14 @@ def has_compiled_parts(module: nn.Module) -> bool:
 
 
 def product_dtype(precision: AbstractContextManager[Any], device: torch.device) -> torch.dtype:
-    """What matrices are multiplied in, under a precision that training is in."""
+    """Return the type that matrices are multiplied in under a precision of training."""
     with precision:
         one = torch.ones(1, 1, device=device)
         return (one @ one).dtype
 
 
 def product_peak(device: torch.device, dtype: torch.dtype, now: Callable[[], float] = time.perf_counter) -> float:
-    """FLOPs in a second of a large square product, the median of a few: what a device can do where nothing else is done.
+    """Return the FLOPs per second of a large square product, the median of a few: what a device can do where nothing else is done.
 
     Waits for the device. Where other programs are at work, what they take is missing from it.
     """
@@ -227,29 +224,29 @@ def product_peak(device: torch.device, dtype: torch.dtype, now: Callable[[], flo
 
 
 def _attention(query_BHQD: Shape, key_BHKD: Shape, value_BHKD: Shape, *_: Any, **__: Any) -> int:
-    """Scores, and values weighted by them."""
+    """Count scores, and values weighted by them."""
     pairs = math.prod(query_BHQD[:-1]) * key_BHKD[-2]
     return 2 * pairs * (query_BHQD[-1] + value_BHKD[-1])
 
 
 def _attention_backward(_: Any, query_BHQD: Shape, key_BHKD: Shape, value_BHKD: Shape, *__: Any, **___: Any) -> int:
-    """The scores anew, gradients of the weights, queries, keys and values."""
+    """Count the scores again, and gradients of the weights, queries, keys and values."""
     pairs = math.prod(query_BHQD[:-1]) * key_BHKD[-2]
     return 2 * pairs * (3 * query_BHQD[-1] + 2 * value_BHKD[-1])
 
 
 def _cpu_recurrence(steps_TBD: Shape, *weights: Any, **_: Any) -> int:
-    """One layer in one direction: each step meets the weights for its input and those for the state before."""
+    """Count one layer in one direction: each step meets the weights for its input and those for the state before."""
     return 2 * math.prod(steps_TBD[:-1]) * (math.prod(weights[0]) + math.prod(weights[1]))
 
 
 def _gpu_recurrence(steps_TBD: Shape, weights: Sequence[Shape], *_: Any, **__: Any) -> int:
-    """All layers; biases are the weights with one dimension."""
+    """Count all layers; biases are the weights with one dimension."""
     return 2 * math.prod(steps_TBD[:-1]) * sum(math.prod(shape) for shape in weights if len(shape) > 1)
 
 
 def _twice(forward: Callable[..., int]) -> Callable[..., int]:
-    """Backward, there is a product for the inputs' gradient, and one for the weights'."""
+    """Count a backward pass: a product for the inputs' gradient, and one for the weights'."""
     return lambda *arguments, **named: 2 * forward(*arguments, **named)
 
 

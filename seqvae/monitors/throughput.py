@@ -1,8 +1,8 @@
-"""How fast a run goes, as a Lightning callback: real steps a second, and where the rest of the time and of the machine goes.
+"""The speed of a run, as a Lightning callback: real steps per second, and where the rest of the time and of the machine goes.
 
     Trainer(callbacks=[..., ThroughputMonitor(every_n_steps=100)])
 
-In: how many steps each micro-batch had, from what `training_step` returns. Out: one line of throughput.jsonl a report, and
+In: how many steps each micro-batch had, from what `training_step` returns. Out: one line of throughput.jsonl per report, and
 `throughput/...` in the Trainer's loggers. Between two reports nothing waits for a device.
 """
 
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from seqvae.files import JsonLines
 from seqvae.monitors.callback import is_due, planned_steps
+from seqvae.monitors.contract import Counts, ReadCounts, check_counts, counts_of, padding_share
 from seqvae.monitors.hardware import FlopCount, Machine, TrainingTime, has_compiled_parts, product_dtype, product_peak
-from seqvae.monitors.step_counts import Count, Counts, add, checked, from_training_step, padding_share
 
 NAME = "throughput.jsonl"
 DIGITS = 6
@@ -26,35 +26,35 @@ NO_STEPS = Counts(0, 0, 0)
 class Throughput(NamedTuple):
     """A stretch of training, from the report before to this one.
 
-    Training time is all time but validation, from the beginning of a save until training goes on, and the first micro-batch
-    of a session, to which everything is new. Shares are between 0 and 1. None: this machine, or this run, does not tell.
+    Training time is all time but validation, the time from the beginning of a save until training goes on, and the first
+    micro-batch of a session, to which everything is new. Shares are between 0 and 1. None: not known of this machine or run.
     """
 
     step: int
     """Optimizer steps done."""
     seconds: float
-    """Of training."""
+    """Training time."""
     real_steps_per_second: float
-    """Of all processes, like the next two."""
+    """Over all processes, like the next two."""
     sequences_per_second: float
     padding_share: float
-    """Of the steps that were computed on."""
+    """Share of the computed steps that are padding."""
     waiting_share: float
-    """Of training time: from the end of one micro-batch to the beginning of the next. That is the loader and the way to the
+    """Share of training time from the end of one micro-batch to the beginning of the next. That is the loader and the way to the
     device, and what callbacks behind this one, loggers and schedules do there. A GPU may be at work meanwhile. From here on
     all numbers are those of the first process."""
     cpu_utilisation: float
-    """Of the cores that the process may use, by itself; other processes that it started for loading are not in it."""
+    """Share of the cores that the process may use, by itself; processes that it started for loading are not in it."""
     machine_cpu_utilisation: float | None
-    """By everybody, of all cores."""
+    """Share of all cores, by all processes of the machine."""
     gpu_utilisation: float | None
     peak_memory_gib: float | None
-    """Since the process began, like the next."""
+    """The most since the process began, like the next."""
     gpu_peak_memory_gib: float | None
     flops_per_second: float | None
     """Work on padding included."""
     share_of_peak: float | None
-    """Of what large products of matrices reached before training."""
+    """Share of what large products of matrices reached before training."""
 
 
 class ThroughputMonitor(Callback):
@@ -66,13 +66,13 @@ class ThroughputMonitor(Callback):
         every_n_steps: int = 100,
         log_dir: str | Path | None = None,
         measure_peak: bool = True,
-        count: Count | None = None,
+        count: ReadCounts | None = None,
         machine: Machine | None = None,
     ) -> None:
         """`every_n_steps` is in optimizer steps, however many micro-batches make one.
 
         `log_dir` is where throughput.jsonl goes, by default the Trainer's default_root_dir. It belongs to one run: a run that
-        starts at step 0 starts the file anew.
+        starts at step 0 begins a new file.
         `measure_peak`: time products of matrices before training (0.3 s), and count the FLOPs of a few micro-batches. Where parts
         of the module are compiled, their FLOPs cannot be counted, and there is no share of the peak.
         """
@@ -81,7 +81,7 @@ class ThroughputMonitor(Callback):
         self.every_n_steps = every_n_steps
         self.log_dir = log_dir
         self.measure_peak = measure_peak
-        self.count = count or from_training_step
+        self.count = count or counts_of
         self.machine = machine or Machine()
         self.throughput: Throughput | None = None
         """The latest."""
@@ -90,8 +90,16 @@ class ThroughputMonitor(Callback):
         self._has_counted = False
         self._begin_session()
 
+    def _begin_session(self) -> None:
+        self._time = TrainingTime(self.machine)
+        self._micro_batches = 0
+        self._sum = NO_STEPS
+        self._flops_of_batch: int | None = None
+        self._flops = 0
+        self._steps_of_flops: Tensor | int = 0
+
     def describe(self, total_steps: int) -> str:
-        """For the header of a run of so many optimizer steps."""
+        """Describe the monitor for the header of a run of `total_steps` optimizer steps."""
         every = min(self.every_n_steps, total_steps)
         steps = "step" if every == 1 else f"{every:,} steps"
         peak = ", beside the peak of the machine" if self.measure_peak else ""
@@ -131,7 +139,7 @@ class ThroughputMonitor(Callback):
     ) -> None:
         self._end_flop_count()
         if outputs or not self._has_counted:
-            counts = checked(pl_module, self.count(pl_module, outputs, batch))
+            counts = check_counts(pl_module, self.count(pl_module, outputs, batch))
             self._has_counted = True
         else:
             counts = NO_STEPS  # training_step left this batch out
@@ -139,8 +147,13 @@ class ThroughputMonitor(Callback):
             self._time.begin()
         else:
             self._time.go_on()
-            self._take_in(counts)
-            self._report_if_due(trainer)
+            self._sum = Counts(*(total + more for total, more in zip(self._sum, counts, strict=True)))  # on its device
+            if self._flops_of_batch is not None:
+                self._flops += self._flops_of_batch
+                self._steps_of_flops = self._steps_of_flops + counts.real
+                self._flops_of_batch = None
+            if is_due(trainer.global_step, self._step_reported, self.every_n_steps, self._last_step):
+                self._report(trainer)
         self._time.wait()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -151,7 +164,7 @@ class ThroughputMonitor(Callback):
         self._time.wait()
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._time.pause()  # nothing tells when a save is done
+        self._time.pause()  # no hook is called when a save is done
         if trainer.is_global_zero:
             self._file.try_again()
 
@@ -165,22 +178,6 @@ class ThroughputMonitor(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._flop_count.end()
 
-    def _begin_session(self) -> None:
-        self._time = TrainingTime(self.machine)
-        self._micro_batches = 0
-        self._sum = NO_STEPS
-        self._flops_of_batch: int | None = None
-        self._flops = 0
-        self._steps_of_flops: Tensor | int = 0
-
-    def _take_in(self, counts: Counts) -> None:
-        """Sums of tensors stay on their device."""
-        self._sum = add(self._sum, counts)
-        if self._flops_of_batch is not None:
-            self._flops += self._flops_of_batch
-            self._steps_of_flops = self._steps_of_flops + counts.real
-            self._flops_of_batch = None
-
     def _end_flop_count(self) -> None:
         flops = self._flop_count.end()
         if flops is not None:
@@ -188,30 +185,19 @@ class ThroughputMonitor(Callback):
 
     # --- Reports ----------------------------------------------------------------------------------------------------
 
-    def _report_if_due(self, trainer: Trainer) -> None:
-        step = trainer.global_step
-        if not is_due(step, self._step_reported, self.every_n_steps, self._last_step):
-            return
-        self._step_reported = step
-        self.throughput = self._take_report(trainer)
-        if trainer.is_global_zero:
-            self._file.append(self.throughput._asdict())
-            told = {name: value for name, value in self.throughput._asdict().items() if value is not None}
-            metrics = {f"throughput/{name}": value for name, value in told.items() if name != "step"}
-            for logger in trainer.loggers:
-                logger.log_metrics(metrics, step=step)
-
-    def _take_report(self, trainer: Trainer) -> Throughput:
+    def _report(self, trainer: Trainer) -> None:
+        step = self._step_reported = trainer.global_step
         device, machine = trainer.strategy.root_device, self.machine
-        own = _stacked([*self._sum, self._steps_of_flops], device)
-        everybodys = trainer.strategy.reduce(own[:3].clone(), reduce_op="sum")
-        numbers = torch.cat((everybodys, own)).tolist()  # sync: one a report, before the clock is read
+        values = [*self._sum, self._steps_of_flops]
+        own = torch.stack([torch.as_tensor(value, dtype=torch.int64, device=device) for value in values])
+        of_all = trainer.strategy.reduce(own[:3].clone(), reduce_op="sum")
+        numbers = torch.cat((of_all, own)).tolist()  # sync: one per report, before the clock is read
         real, padded, sequences, own_real, _, _, steps_of_flops = numbers
         self._sum = NO_STEPS
         lap, waited = self._time.end_lap()
         flops = own_real / lap.wall * self._flops / steps_of_flops if self._flops and steps_of_flops else None
-        return Throughput(
-            step=trainer.global_step,
+        self.throughput = Throughput(
+            step=step,
             seconds=_rounded(lap.wall),
             real_steps_per_second=_rounded(real / lap.wall),
             sequences_per_second=_rounded(sequences / lap.wall),
@@ -225,10 +211,16 @@ class ThroughputMonitor(Callback):
             flops_per_second=_rounded(flops),
             share_of_peak=_rounded(None if flops is None or self._peak is None else flops / self._peak),
         )
+        if trainer.is_global_zero:
+            row = self.throughput._asdict()
+            self._file.append(row)
+            known = {name: value for name, value in row.items() if value is not None and name != "step"}
+            for logger in trainer.loggers:
+                logger.log_metrics({f"throughput/{name}": value for name, value in known.items()}, step=step)
 
 
 def is_counted(micro_batch: int) -> bool:
-    """The 4th, 16th, 64th ... of a session: counting costs less and less, and rests on more and more batches.
+    """Whether to count the FLOPs of a session's n-th micro-batch: the 4th, 16th, 64th ..., so that counting costs ever less.
 
     A micro-batch of 400 ms takes 50 ms more, as it goes through Python operation by operation.
 
@@ -236,10 +228,6 @@ def is_counted(micro_batch: int) -> bool:
     [4, 16, 64, 256]
     """
     return micro_batch > 1 and micro_batch.bit_count() == 1 and micro_batch.bit_length() % 2 == 1
-
-
-def _stacked(values: list[Tensor | int], device: torch.device) -> Tensor:
-    return torch.stack([torch.as_tensor(value, dtype=torch.int64, device=device) for value in values])
 
 
 @overload

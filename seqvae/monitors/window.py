@@ -1,15 +1,15 @@
-"""The last posteriors of a run, kept where they were computed: micro-batches in, nothing out until a reading asks.
+"""The last posteriors of a run, kept where they were computed, and the readings that are taken of them.
 
 Taking in a micro-batch is one copy on the device, two with an NLL. It never waits for the device: padding is taken in with its
-mask and sorted out by whoever reads.
+mask and sorted out by the reading.
 
-Shapes: B sequences, S steps, Z latent dimensions, N posteriors, C rows that there is room for, W numbers in a row.
+Shapes: B sequences, S steps, Z latent dimensions, N posteriors, C rows that there is room for, W numbers in a row, R processes,
+P numbers of a process, E of them beside the window.
 """
 
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,25 @@ from seqvae.monitors.reading import Reading, Scope
 MICRO_BATCHES = 4
 """The fewest micro-batches that a full window is made of. One of them alone is no fair sample: its sequences may be of one
 length, or its posteriors those of the neighbouring steps of a few sequences."""
+
+MOST_NUMBERS_WAITING = 2**16
+"""Numbers in the means of a micro-batch that waits: it is kept whole, with all that its tensors are views of."""
+MOST_WAITING = 16
+"""Micro-batches of a CPU that are taken in together: one after the other, just after a training step, cost three times as much."""
+
+Gather = Callable[[Tensor], Tensor]
+"""A tensor of one process -> those of all, one after the other in memory."""
+
+DIGITS = 6
+"""Digits of every number in a reading. Rounded here, so that a row of posterior.jsonl is the reading itself."""
+
+MOST_PRODUCTS = 2**28
+"""N * N * Z of the mutual information, at most: 1,024 posteriors of up to 256 dimensions. A reading of a larger latent is made of
+fewer (256 of 4,096 dimensions, which takes a twentieth of the time), and its cap is lower."""
+
+ENOUGH_SAMPLES = 340
+"""Samples that the information is a mean over, each beside all N posteriors: with all 1,024 it scatters less by some hundredths of
+a nat, and the reading takes twice as long."""
 
 
 class LastRows:
@@ -59,29 +78,14 @@ class LastRows:
         return pad(rows_NW, (0, 0, missing, 0)) if missing else rows_NW
 
 
-class MicroBatch(NamedTuple):
-    """As it was handed over."""
-
-    mean: Tensor
-    logvar: Tensor
-    mask: Tensor | None
-    nll_B: Tensor | None
-
-
-MOST_NUMBERS_WAITING = 2**16
-"""In its means: what waits is kept whole, with all that its tensors are views of."""
-MOST_WAITING = 16
-"""Micro-batches of a CPU that are taken in together: one after the other, just after a training step, cost three times as much."""
-
-
 class PosteriorWindow:
     """The posteriors that a reading is made of, and the reconstruction NLL of as many sequences."""
 
     def __init__(self, capacity: int = 1024) -> None:
         self.scope: Scope = "sequence"
         self._posteriors, self._nll = LastRows(capacity), LastRows(capacity)
-        self._waiting: list[tuple[MicroBatch, list[int]]] = []
-        """With the versions of its tensors."""
+        self._waiting: list[tuple[tuple[Tensor, Tensor, Tensor | None, Tensor | None], list[int]]] = []
+        """Micro-batches as they were handed over, with the versions of their tensors, which grow when these change in place."""
         self._most = max(1, capacity // MICRO_BATCHES)
         self._pushes = 0
 
@@ -93,15 +97,15 @@ class PosteriorWindow:
 
     @property
     def nll(self) -> LastRows:
-        """Rows: nats, 1 or 0 for real or padding. Stays empty where a module does not tell its NLL."""
+        """Rows: nats, 1 or 0 for real or padding. Stays empty where a module does not return its NLL."""
         self._take_in_waiting()
         return self._nll
 
     def push(self, mean: Tensor, logvar: Tensor, mask: Tensor | None = None, nll_B: Tensor | None = None) -> None:
         """Take in (B, Z), or (B, S, Z); `mask`, (B,) or (B, S), is true for what is real."""
         self.scope = "sequence" if mean.dim() == 2 else "step"
-        batch = MicroBatch(mean.detach(), logvar.detach(), mask, None if nll_B is None else nll_B.detach())
-        self._waiting.append((batch, versions_of(batch)))
+        batch = (mean.detach(), logvar.detach(), mask, None if nll_B is None else nll_B.detach())
+        self._waiting.append((batch, [part._version for part in batch if part is not None]))
         # A GPU may use the memory of a batch again for the next one (CUDA graphs).
         may_wait = mean.device.type == "cpu" and mean.numel() <= MOST_NUMBERS_WAITING
         if len(self._waiting) >= MOST_WAITING or not may_wait:
@@ -110,25 +114,28 @@ class PosteriorWindow:
     def _take_in_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         for batch, versions in waiting:
-            if versions_of(batch) != versions:
+            if [part._version for part in batch if part is not None] != versions:
                 raise ValueError("training_step returned a posterior that was changed in place later: return a copy")
-            self._take_in(*batch)
+            mean, logvar, mask, nll_B = batch
+            if mask is None:
+                mask = torch.ones(mean.shape[:-1], dtype=torch.bool, device=mean.device)
+            parts = [self._share_of(part.flatten(0, -2)) for part in (mean, logvar, mask[..., None])]
+            self._posteriors.push(torch.cat(parts, dim=1))
+            if nll_B is not None:
+                real_B = mask if mask.dim() == 1 else mask.any(dim=1)
+                self._nll.push(torch.stack((self._share_of(nll_B), self._share_of(real_B)), dim=1))
+            self._pushes += 1
 
-    def _take_in(self, mean: Tensor, logvar: Tensor, mask: Tensor | None, nll_B: Tensor | None) -> None:
-        if mask is None:
-            mask = torch.ones(mean.shape[:-1], dtype=torch.bool, device=mean.device)
-        parts = [self._taken(part.flatten(0, -2)) for part in (mean, logvar, mask[..., None])]
-        self._posteriors.push(torch.cat(parts, dim=1))
-        if nll_B is not None:
-            real_B = mask if mask.dim() == 1 else mask.any(dim=1)
-            self._nll.push(torch.stack((self._taken(nll_B), self._taken(real_B)), dim=1))
-        self._pushes += 1
+    def _share_of(self, rows: Tensor) -> Tensor:
+        """Return all rows of a micro-batch, or, where they are too many, every n-th, beginning with another one each time."""
+        every = -(-len(rows) // self._most)
+        return rows if every <= 1 else rows[self._pushes % every :: every]
 
     def real_posteriors(self) -> tuple[Tensor, Tensor]:
         """Return means and log-variances, (N, Z), on the CPU. A window that nothing was pushed to has none."""
         rows_CW = self.posteriors.rows_CW
         assert rows_CW is not None, "nothing was pushed"
-        mean_NZ, logvar_NZ = real_rows(rows_CW.cpu()).chunk(2, dim=1)  # sync: whoever asks knows
+        mean_NZ, logvar_NZ = real_rows(rows_CW.cpu()).chunk(2, dim=1)  # sync: at drawings and at a run's end
         return mean_NZ, logvar_NZ
 
     def is_finite(self) -> bool:
@@ -136,7 +143,7 @@ class PosteriorWindow:
         return self.posteriors.rows_CW is None or all(bool(part.isfinite().all()) for part in self.real_posteriors())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything that later readings depend on; empty before the first push. Tensors only, so that it can be gathered."""
+        """Return all that later readings depend on; empty before the first push. Tensors only, so that it can be gathered."""
         posteriors_CW, nll_CW = self.posteriors.rows_CW, self.nll.rows_CW
         if posteriors_CW is None:
             return {}
@@ -158,71 +165,41 @@ class PosteriorWindow:
         self._pushes, by_step = state["numbers"].tolist()
         self.scope = "step" if by_step else "sequence"
 
-    def _taken(self, rows: Tensor) -> Tensor:
-        """Take all of a micro-batch, or, where they are too many, every n-th, from another one on each time."""
-        every = -(-len(rows) // self._most)
-        return rows if every <= 1 else rows[self._pushes % every :: every]
-
-
-def versions_of(batch: MicroBatch) -> list[int]:
-    """What changes when a tensor is changed in place."""
-    return [part._version for part in batch if part is not None]
-
 
 def real_rows(rows_NW: Tensor) -> Tensor:
     """Leave out the rows whose last number says that they are padding, and that number. Waits for a device."""
     return rows_NW[rows_NW[:, -1] > 0, :-1]
 
 
-# From a window of posteriors to a reading: the formulas, applied once for all processes.
-#
-# In: the window, what the step adds, and a way to gather over processes. Out: a `Reading`, the same in every process. One
-# wait for the device in all of it; the formulas then run in float64 on the CPU (3 ms for 1,024 x 16).
-#
-# Shapes: N posteriors, Z latent dimensions, P numbers of a process, E of them beside the window.
+def take_reading(
+    window: PosteriorWindow,
+    step: int,
+    epoch: int,
+    kl_weight: Tensor | float | None = None,
+    use: DecoderUse | None = None,
+    gather: Gather = lambda own: own,
+) -> Reading:
+    """Read the windows of all processes together; each must have been pushed to. The result is the same in every process.
 
-Gather = Callable[[Tensor], Tensor]
-"""A tensor of one process -> those of all, one after the other in memory."""
-
-DIGITS = 6
-"""Of every number in a reading. Rounded here, so that a row of posterior.jsonl is the reading itself."""
-
-MOST_PRODUCTS = 2**28
-"""N * N * Z of the mutual information, at most: 1,024 posteriors of up to 256 dimensions. A reading of a larger latent is made of
-fewer (256 of 4,096 dimensions, which takes a twentieth of the time), and its cap is lower."""
-
-
-ENOUGH_SAMPLES = 340
-"""That the information is a mean over, each beside all N posteriors: with all 1,024 it scatters less by some hundredths of a nat,
-and the reading takes twice as long."""
-
-
-class Moment(NamedTuple):
-    """What a reading says beside the window."""
-
-    step: int
-    epoch: int
-    kl_weight: Tensor | float | None = None
-    decoder_use: DecoderUse | None = None
-
-
-def take_reading(window: PosteriorWindow, moment: Moment, gather: Gather = lambda own: own) -> Reading:
-    """Read the windows of all processes together; each must have been pushed to."""
+    One wait for the device in all of it; the formulas then run in float64 on the CPU (3 ms for 1,024 x 16).
+    """
     posteriors_CW, nll_CW = window.posteriors.rows_CW, window.nll.rows_CW
     assert posteriors_CW is not None, "a window that nothing was pushed to has nothing to read"
     if nll_CW is None:
         nll_CW = posteriors_CW.new_zeros((0, 2))
-    parts = [posteriors_CW.flatten(), nll_CW.flatten(), _extras(moment, posteriors_CW)]
+    extras = [0.0 if kl_weight is None else kl_weight, *(use or (0.0, 0.0, 0.0))]
+    extras_E = torch.stack([torch.as_tensor(value).detach().to(posteriors_CW) for value in extras])
+    parts = [posteriors_CW.flatten(), nll_CW.flatten(), extras_E]
     everything = gather(torch.cat(parts)).cpu()  # sync: the only one, once a reading
     sizes = [part.numel() for part in parts]
     posteriors_RP, nll_RP, extras_RE = everything.reshape(-1, sum(sizes)).split(sizes, dim=1)
     mean_NZ, logvar_NZ = real_rows(posteriors_RP.reshape(-1, posteriors_CW.shape[1])).chunk(2, dim=1)
     nll_N = real_rows(nll_RP.reshape(-1, 2))[:, 0]
-    use, use_error = _mean_and_error(*extras_RE.double()[:, 1:].sum(dim=0).tolist())
-    return read(mean_NZ, logvar_NZ, moment.step, moment.epoch, window.scope)._replace(
-        kl_weight=None if moment.kl_weight is None else _rounded(extras_RE[0, 0]),
+    mean_use, use_error = _mean_and_error(*extras_RE.double()[:, 1:].sum(dim=0).tolist())
+    return read(mean_NZ, logvar_NZ, step, epoch, window.scope)._replace(
+        kl_weight=None if kl_weight is None else _rounded(extras_RE[0, 0]),
         nll=_rounded(nll_N.double().mean()) if len(nll_N) else None,
-        decoder_use=use,
+        decoder_use=mean_use,
         decoder_use_error=use_error,
     )
 
@@ -236,10 +213,11 @@ def with_decoder_use(reading: Reading, use: DecoderUse, gather: Gather = lambda 
 
 def read(mean_NZ: Tensor, logvar_NZ: Tensor, step: int, epoch: int, scope: Scope = "sequence") -> Reading:
     """Apply the formulas to real posteriors on the CPU. The step seeds the noise, so that the same input reads the same."""
-    every = every_nth_counts(*mean_NZ.shape)
+    most = max(1, math.isqrt(MOST_PRODUCTS // mean_NZ.shape[1]))
+    every = max(1, -(-len(mean_NZ) // most))
     mean_NZ, logvar_NZ = mean_NZ[::every].double(), logvar_NZ[::every].double()
     kl_Z = formulas.kl_per_dim(mean_NZ, logvar_NZ)
-    rate = formulas.rate(kl_Z)
+    rate = kl_Z.sum()
     information = formulas.mutual_information(
         mean_NZ,
         logvar_NZ,
@@ -253,34 +231,19 @@ def read(mean_NZ: Tensor, logvar_NZ: Tensor, step: int, epoch: int, scope: Scope
         scope=scope,
         posteriors=len(mean_NZ),
         rate=_rounded(rate),
-        kl_per_dim=_all_rounded(kl_Z),
+        kl_per_dim=tuple(map(_rounded, kl_Z.tolist())),
         active_units=None if variance_Z.isnan().any() else int(formulas.count_active(variance_Z)),
         mutual_information=_rounded(information),
         mutual_information_cap=_rounded(math.log(len(mean_NZ))) if len(mean_NZ) else math.nan,
-        aggregate_kl=_rounded(formulas.aggregate_kl(rate, information)),
-        variance_of_means=_all_rounded(variance_Z),
-        mean_of_variances=_all_rounded(formulas.mean_of_variances(logvar_NZ)),
+        aggregate_kl=_rounded(rate - information),
+        variance_of_means=tuple(map(_rounded, variance_Z.tolist())),
+        mean_of_variances=tuple(map(_rounded, formulas.mean_of_variances(logvar_NZ).tolist())),
         effective_dimensions=_rounded(formulas.effective_dimensions(kl_Z)),
     )
 
 
-def every_nth_counts(posteriors: int, dimensions: int) -> int:
-    """
-    >>> every_nth_counts(1024, 256), every_nth_counts(1024, 257), every_nth_counts(1024, 4096), every_nth_counts(0, 16)
-    (1, 2, 4, 1)
-    """
-    most = max(1, math.isqrt(MOST_PRODUCTS // dimensions))
-    return max(1, -(-posteriors // most))
-
-
-def _extras(moment: Moment, like: Tensor) -> Tensor:
-    """KL weight and the sums of the decoder's probe; zeros for what there is none of."""
-    told = [moment.kl_weight, *(moment.decoder_use or (0.0, 0.0, 0.0))]
-    return torch.stack([torch.as_tensor(0.0 if value is None else value).detach().to(like) for value in told])
-
-
 def _mean_and_error(total: float, squares: float, count: float) -> tuple[float | None, float | None]:
-    """A mean and its standard error, from sums; of nothing neither."""
+    """Return a mean and its standard error, from sums; of nothing neither."""
     if not count:
         return None, None
     mean = total / count
@@ -290,7 +253,3 @@ def _mean_and_error(total: float, squares: float, count: float) -> tuple[float |
 
 def _rounded(value: Tensor | float) -> float:
     return float(f"{float(value):.{DIGITS}g}")
-
-
-def _all_rounded(values_Z: Tensor) -> tuple[float, ...]:
-    return tuple(_rounded(value) for value in values_Z.tolist())

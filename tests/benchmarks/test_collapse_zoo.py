@@ -31,7 +31,7 @@ from benchmarks.detection.zoo_score import Outcome, changes, first_right, score
 from benchmarks.detection.zoo_species import Species, all_species
 from benchmarks.detection.zoo_truth import Measured
 from seqvae.config.training import ObjectiveSettings
-from seqvae.monitors.detection.verdict import Verdict, VerdictName
+from seqvae.monitors.detection.findings import Verdict, VerdictName
 from seqvae.monitors.reading import Reading, to_row
 from tests.support.zoo_numbers import UNUSED, measured
 

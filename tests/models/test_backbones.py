@@ -16,8 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from seqvae.config.model import ModelSettings
 from seqvae.models.backbones import Decoder, Encoder, position_waves
 from seqvae.models.blocks.lstm import BidirectionalBlock, opposite_steps
-from seqvae.models.blocks.pieces import real_steps
 from seqvae.models.blocks.tcn import Convolution, ConvolutionBlock
+from seqvae.models.cpu_kernels import HasCpuKernel
+from seqvae.models.functional import real_steps
 from seqvae.models.vae import SequenceVAE, VAEOutput
 from tests.support.small_models import DESCRIPTIONS, KINDS, SMALL, change_step, make_batch, make_vae
 
@@ -31,12 +32,12 @@ def settings(**changes: Any) -> ModelSettings:
 
 
 def random_z(vae: SequenceVAE, batch: Any) -> Tensor:
-    """Of the shape that the model's posterior has."""
+    """Draw a z of the shape that the model's posterior has."""
     return torch.randn_like(vae.encode(batch).mean)
 
 
 def total(output: VAEOutput) -> Tensor:
-    """Something that everything a model says is part of."""
+    """Return a sum that every output of a model is part of."""
     scores = 0 if output.class_scores_BC is None else output.class_scores_BC.square().sum()
     posterior = output.posterior_mean.square() + output.posterior_logvar.square()
     return output.nll_B.sum() + (posterior * output.posterior_mask[..., None]).sum() + scores
@@ -70,12 +71,11 @@ def test_every_parameter_of_every_network_learns(encoder, decoder, kind, scope):
     ],
 )
 def test_no_shape_depends_on_the_data(encoder, decoder, posterior, kind, scope, monkeypatch):
-    """Held by tensors that have a shape and no data: whoever asks for data, and would make a GPU wait, fails.
+    """Tensors here have a shape and no data: code that looks at data, and would make a GPU wait, fails.
 
-    What is written out for a CPU may ask.
+    The kernels for CPUs may look.
     """
-    for module in ("blocks.pieces", "cpu_kernels.attention", "likelihoods"):
-        monkeypatch.setattr(f"seqvae.models.{module}.is_plain_cpu", lambda tensor: False)
+    monkeypatch.setattr(HasCpuKernel, "use_kernel", lambda self, tensor: False)
     batch = make_batch(kind, [8, 5, 3])
     with FakeTensorMode() as mode:
         vae = make_vae(kind, encoder=encoder, decoder=decoder, latent_scope=scope, posterior=posterior).train()
@@ -112,7 +112,7 @@ def test_padding_changes_no_posterior(encoder, kind, scope):
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)
-def test_what_an_encoder_says_of_a_step_depends_on_every_real_step_and_on_nothing_else(encoder):
+def test_the_encoding_of_a_step_depends_on_every_real_step_and_on_nothing_else(encoder):
     torch.manual_seed(0)
     network, real_BT = Encoder(settings(encoder=encoder)), real_steps(torch.tensor([7, 4]), 7)
     steps_BTW = torch.randn(2, 7, 16, requires_grad=True)
@@ -189,7 +189,7 @@ def test_the_parallel_decoder_looks_at_positions_alone():
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_no_step_is_told_how_many_follow(decoder):
+def test_no_step_knows_how_many_follow(decoder):
     vae, longer = make_vae("tokens", decoder=decoder), make_batch("tokens", [9])
     shorter = longer._replace(tokens_BT=longer.tokens_BT[:, :4], lengths_B=torch.tensor([4]))
     z_BZ = random_z(vae, longer)
@@ -198,14 +198,14 @@ def test_no_step_is_told_how_many_follow(decoder):
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_a_prefix_is_decoded_as_in_the_whole(decoder):
-    """What drawing sequences step by step rests on."""
+    """Drawing sequences step by step rests on this."""
     torch.manual_seed(0)
     network, inputs_BTW, z_BTZ = Decoder(settings(decoder=decoder)), torch.randn(2, 9, 16), torch.randn(2, 9, 3)
     torch.testing.assert_close(network(inputs_BTW[:, :4], z_BTZ[:, :4]), network(inputs_BTW, z_BTZ)[:, :4])
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_every_decoder_layer_is_told_the_latent(decoder):
+def test_every_decoder_layer_gets_the_latent(decoder):
     network = Decoder(settings(decoder=decoder))
     network(torch.randn(2, 4, 16), torch.randn(2, 3)).square().sum().backward()
     gradient = network.latent.weight.grad

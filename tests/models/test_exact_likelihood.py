@@ -23,7 +23,7 @@ COPIES = 400
 
 
 def copies(batch: Batch, count: int) -> Batch:
-    """The whole batch so many times, so that one pass of the network is many."""
+    """Repeat the whole batch, so that one pass of the network is many."""
     tensors = {name: value for name, value in batch._asdict().items() if isinstance(value, torch.Tensor)}
     repeated: dict[str, Any] = {name: value.repeat(count, *[1] * (value.dim() - 1)) for name, value in tensors.items()}
     if isinstance(batch, EventBatch):

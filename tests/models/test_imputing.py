@@ -15,7 +15,7 @@ from seqvae.config.model import ModelSettings
 from seqvae.data.batch import VectorBatch, part_of
 from seqvae.data.demo.processes import LengthLaw, VectorTruth
 from seqvae.data.description import DataDescription
-from seqvae.models.imputation import Imputed, Prediction, impute, mixture
+from seqvae.models.imputation import Imputed, impute, mixture
 from seqvae.models.posteriors import Posterior
 from seqvae.models.vae import SequenceVAE
 from tests.support.small_models import make_batch, make_vae
@@ -160,13 +160,13 @@ def test_without_draws_the_posterior_mean_stands_for_all():
 
 
 def test_small_deviations_around_large_means_are_not_lost():
-    parts = [Prediction(torch.tensor([1e4 + away]), torch.tensor([1e-4])) for away in (-0.125, 0.125)]
+    parts = [(torch.tensor([1e4 + away]), torch.tensor([1e-4])) for away in (-0.125, 0.125)]
     mean_1, variance_1 = mixture(parts)
     assert mean_1.item() == 1e4
     assert variance_1.item() == pytest.approx(1e-4 + 0.125**2, rel=1e-5)
 
 
-# --- How it is asked for --------------------------------------------------------------------------------------------
+# --- Arguments ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", NUMBERS)
@@ -182,7 +182,7 @@ def test_the_same_generator_fills_the_same_and_the_network_is_left_as_it_was(kin
     assert not one.mean_BTD.requires_grad
 
 
-def test_what_cannot_be_asked_for_is_refused():
+def test_impossible_requests_are_refused():
     with pytest.raises(ValueError, match="draws must be 0 or more, got -1"):
         impute(make_vae("vectors"), make_batch("vectors", [3]), draws=-1, generator=generator())
     with pytest.raises(ValueError, match="TokenLikelihood cannot fill a TokenBatch"):

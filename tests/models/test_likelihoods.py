@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from seqvae.data.batch import TokenBatch
 from seqvae.data.building.finishing import gap_moments
 from seqvae.data.description import DataDescription
-from seqvae.models.blocks.pieces import bounded
 from seqvae.models.embeddings import (
     EventEmbedding,
     GivenVectors,
@@ -22,6 +21,7 @@ from seqvae.models.embeddings import (
     sum_by_step,
     time_features,
 )
+from seqvae.models.functional import bounded
 from seqvae.models.likelihoods import (
     FEW_VARIABLES,
     LOGVAR_LIMIT,
@@ -130,7 +130,7 @@ def test_gaps_reach_their_entropy_in_any_unit(log_mean, log_std):
     assert nll.item() == pytest.approx(entropy, abs=0.3)
 
 
-def test_a_rare_value_far_from_the_mean_is_learnt_where_it_can_be_predicted():
+def test_a_rare_value_far_from_the_mean_is_learned_where_it_can_be_predicted():
     """1 in 4 % of the steps, else 0: 4.9 standard deviations from the mean, and what causes it stands in the input."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 32), nn.GELU(), nn.Linear(32, 2))

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from seqvae.config.model import ModelSettings
-from seqvae.models.blocks.pieces import Dropout
-from seqvae.models.blocks.transformer import Block
-from seqvae.models.cpu_kernels.attention import rotate, sight
+from seqvae.models.blocks.transformer import Block, attention, attention_context, rotate
+from seqvae.models.cpu_kernels.dropout import Dropout
 from seqvae.models.embeddings import GivenVectors
 from seqvae.models.vae import SequenceVAE
 from tests.support.small_models import DESCRIPTIONS, KINDS, NAMES, SMALL, change_step, make_batch, make_vae
@@ -80,9 +79,9 @@ def test_predicted_steps_count_the_end_mark_of_tokens(kind, steps):
 
 
 def test_products_of_rotated_vectors_depend_on_their_distance_alone():
-    seen = sight(torch.zeros(1, 30, 16), heads=2)
+    context = attention_context(torch.zeros(1, 30, 16), heads=2)
     query_K, key_K = torch.randn(2, 8)
-    queries_TK, keys_TK = rotate(query_K.expand(30, 8), seen), rotate(key_K.expand(30, 8), seen)
+    queries_TK, keys_TK = rotate(query_K.expand(30, 8), context), rotate(key_K.expand(30, 8), context)
     products_TT = queries_TK @ keys_TK.T
     torch.testing.assert_close(products_TT.diagonal(3), products_TT[0, 3].expand(27), rtol=0, atol=1e-4)
     assert products_TT.diagonal(3)[0] != products_TT.diagonal(4)[0]
@@ -91,12 +90,14 @@ def test_products_of_rotated_vectors_depend_on_their_distance_alone():
 def test_causal_attention_is_the_softmax_of_scaled_products_over_the_steps_so_far():
     torch.manual_seed(0)
     block, hidden_BTW = Block(ModelSettings(width=8, heads=1, depth=1, dropout=0.0)), torch.randn(1, 5, 8)
-    seen = sight(hidden_BTW, heads=1)
-    query_TK, key_TK, value_TK = block.queries_keys_values(hidden_BTW)[0].chunk(3, dim=-1)
-    scores_TT = rotate(query_TK, seen) @ rotate(key_TK, seen).T / math.sqrt(8)
+    context = attention_context(hidden_BTW, heads=1)
+    packed_BTX = block.queries_keys_values(hidden_BTW)
+    query_TK, key_TK, value_TK = packed_BTX[0].chunk(3, dim=-1)
+    scores_TT = rotate(query_TK, context) @ rotate(key_TK, context).T / math.sqrt(8)
     weights_TT = scores_TT.masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf).softmax(dim=-1)
-    expected_TW = block.attention_out(weights_TT @ value_TK)
-    torch.testing.assert_close(block.attend(hidden_BTW, seen)[0], expected_TW)
+    for use_kernel in (True, False):
+        context = attention_context(hidden_BTW, heads=1, use_kernel=use_kernel)
+        torch.testing.assert_close(attention(packed_BTX, context, heads=1)[0], weights_TT @ value_TK)
 
 
 # --- Settings -------------------------------------------------------------------------------------------------------

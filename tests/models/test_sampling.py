@@ -118,13 +118,13 @@ def test_drawn_tokens_cost_as_much_as_the_mean_over_all_sequences():
     )
 
 
-# --- How it is asked for ------------------------------------------------------------------------------------------------
+# --- Arguments ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scope", ["sequence", "step"])
 @pytest.mark.parametrize("decoder", ["transformer", "lstm", "tcn", "parallel"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_network_draws_finite_sequences_of_the_lengths_asked_for(kind, decoder, scope):
+def test_every_network_draws_finite_sequences_of_the_requested_lengths(kind, decoder, scope):
     vae, lengths_B = make_vae(kind, decoder=decoder, latent_scope=scope), torch.tensor([4, 1, 6])
     batch = sample_prior(vae, lengths_B, generator=generator())
     assert (batch.lengths_B <= lengths_B).all() if kind == "tokens" else torch.equal(batch.lengths_B, lengths_B)

@@ -1,8 +1,9 @@
-"""Decoding step by step says what decoding all at once does, whoever is left out of it.
+"""Decoding step by step returns what decoding all at once does, whichever sequences are left out of it.
 
 Shapes: B sequences, T steps, W width, Z latent dimensions.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from seqvae.models.backbones import Decoder
-from seqvae.models.sampling import Reader, Stepwise, reader, sample, sample_prior
+from seqvae.models.sampling import Stepwise, sample, sample_prior
 from tests.support.small_models import KINDS, make_vae
 
 DECODERS = ("transformer", "lstm", "tcn", "parallel")
@@ -24,7 +25,7 @@ def all_at_once(vae, z: Tensor, inputs_BTW: Tensor) -> Tensor:
 
 @torch.no_grad()
 def step_by_step(vae, z: Tensor, inputs_BTW: Tensor, lengths_B: Tensor) -> Tensor:
-    read = reader(vae.decoder, vae.begin_W, z, inputs_BTW.shape[1])
+    read = Stepwise(vae.decoder, vae.begin_W, z, inputs_BTW.shape[1])
     return torch.stack(
         [read(before_BW, step < lengths_B) for step, before_BW in enumerate(inputs_BTW.unbind(1))], dim=1
     )
@@ -55,7 +56,7 @@ def test_sequences_that_have_ended_change_nothing_for_the_others(decoder, scope)
 @torch.no_grad()
 def test_sequences_that_have_ended_are_left_out_of_the_computation():
     vae = make_vae("tokens")
-    read, sizes = Stepwise(vae.decoder, torch.randn(8, 3)), []
+    read, sizes = Stepwise(vae.decoder, vae.begin_W, torch.randn(8, 3), 6), []
     for going in (8, 7, 6, 5, 1, 0):
         read(vae.begin_W.expand(8, -1), torch.arange(8) < going)
         sizes.append(len(read.pasts[0][0]))
@@ -102,17 +103,17 @@ def test_at_temperature_zero_each_step_is_the_most_likely_after_those_that_were_
 
 @pytest.mark.parametrize("decoder", ["transformer", "lstm", "tcn"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_generator_draws_what_it_draws_when_all_steps_are_read_anew(kind, decoder, monkeypatch):
-    """Whoever has ended and is left out: the others' noise stays theirs."""
+def test_the_same_generator_draws_what_it_draws_when_all_steps_are_read_again(kind, decoder, monkeypatch):
+    """Sequences that have ended and are left out change nothing in the noise of the others."""
     vae, lengths_B = make_vae(kind, decoder=decoder), torch.tensor([12, 1, 3, 12, 0, 7, 2])
     stepwise: Any = sample_prior(vae, lengths_B, generator=torch.Generator().manual_seed(3))
-    monkeypatch.setattr("seqvae.models.sampling.reader", reads_anew)
-    anew: Any = sample_prior(vae, lengths_B, generator=torch.Generator().manual_seed(3))
-    for one, other in zip(stepwise, anew, strict=True):
+    monkeypatch.setattr("seqvae.models.sampling.Stepwise", reads_all_again)
+    again: Any = sample_prior(vae, lengths_B, generator=torch.Generator().manual_seed(3))
+    for one, other in zip(stepwise, again, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-def reads_anew(decoder: Decoder, begin_W: Tensor, z: Tensor, steps: int) -> Reader:
+def reads_all_again(decoder: Decoder, begin_W: Tensor, z: Tensor, steps: int) -> Callable[[Tensor, Tensor], Tensor]:
     inputs: list[Tensor] = []
 
     def read(before_BW: Tensor, going_B: Tensor) -> Tensor:

@@ -13,9 +13,9 @@ from seqvae.config.flags import flags_of
 from seqvae.config.training import TrainingSettings
 from seqvae.monitors.detection.advice import Situation, advice_on
 from seqvae.monitors.detection.detector import FEWEST_IN_WINDOW, Detector
+from seqvae.monitors.detection.findings import VerdictName, line_of
 from seqvae.monitors.detection.thresholds import Thresholds
 from seqvae.monitors.detection.trends import KLSchedule
-from seqvae.monitors.detection.verdict import VerdictName, line_of
 from seqvae.monitors.reading import Reading
 from tests.support.made_curves import (
     ALWAYS,
@@ -80,7 +80,7 @@ def test_a_fall_that_leads_to_nothing_is_collapsing_and_tells_when_it_will_be_de
     watched = watch(falling, cadence)
     dead_by = {step: verdict.dead_by_step for step, verdict in watched.verdicts if verdict.name == "collapsing"}
     assert min(dead_by) < 400
-    assert all(told == pytest.approx(476, abs=40) for step, told in dead_by.items() if step < 440)
+    assert all(predicted == pytest.approx(476, abs=40) for step, predicted in dead_by.items() if step < 440)
     assert watched.last.name == "collapsed"
 
 
@@ -134,22 +134,22 @@ def test_a_run_that_ends_in_nan_between_two_readings_has_diverged():
     assert (said.name, said.since_step, said.evidence) == ("diverged", 70, "the loss is nan")
 
 
-# --- What cannot be told, and why ---------------------------------------------------------------------------------------
+# --- What cannot be judged, and why--------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("why", "told"),
+    ("why", "numbers"),
     [
         ("too few posteriors (7): rate 5.00", {"rate": 5.0, "posteriors": 7, "use": 9.0}),
-        ("neither clear nor gone: ", {"rate": 2.0, "information": 0.4, "use": 0.3}),
-        ("little, and not used: ", {"rate": 0.4, "information": 0.3, "use": 0.0}),
-        ("next to no information, and yet it is used: ", {"rate": 0.1, "use": 2.0}),
+        ("neither clearly there nor gone: ", {"rate": 2.0, "information": 0.4, "use": 0.3}),
+        ("a small rate, and not used: ", {"rate": 0.4, "information": 0.3, "use": 0.0}),
+        ("almost no information, and yet it is used: ", {"rate": 0.1, "use": 2.0}),
         ("there were no posteriors to read", {"rate": math.nan, "information": math.nan, "posteriors": 0}),
         ("the mutual information is beyond what can be computed", {"rate": 400.0, "information": math.nan}),
     ],
 )
-def test_what_cannot_be_told_says_why(why, told):
-    watched = watch(lambda step: reading(step, **told))
+def test_what_cannot_be_judged_has_its_reason(why, numbers):
+    watched = watch(lambda step: reading(step, **numbers))
     assert {verdict.name for _, verdict in watched.verdicts} == {"cannot_tell"}
     assert watched.last.evidence.startswith(why)
 
@@ -162,7 +162,7 @@ def test_a_faint_dimension_that_stands_out_is_waited_for_but_not_for_ever():
     assert watched.last.name == "collapsed"
 
 
-def test_the_beginning_of_a_run_and_of_its_full_weight_cannot_be_told():
+def test_the_beginning_of_a_run_and_of_its_full_weight_cannot_be_judged():
     run = [verdict.evidence for _, verdict in watch(dead, LONG_RUN).verdicts[:4]]
     assert run[:2] == ["the run has only begun: step 10 of 1,000", "the run has only begun: step 20 of 1,000"]
     first = watch(dead, LONG_RUN, KLSchedule()).verdicts[0][1]
@@ -239,7 +239,7 @@ def test_a_run_that_falls_silent_and_wakes_up_again_is_not_called_collapsed(cade
 
 @at_each_cadence
 def test_a_run_that_falls_silent_for_good_is_called_within_a_fifth_of_the_run(cadence):
-    """Within an eighth, where the decoder is also asked unbidden: otherwise its last answer is of better days."""
+    """Within an eighth, where the decoder is probed regularly: otherwise its last use is that of better days."""
     alive = interpolated([(0, 3.0), (100, 3.0), (140, 0.08), (1000, 0.08)])
     watched = watch(lambda step: reading(step, rate=alive(step), use=alive(step) - 0.08), cadence)
     assert 140 < watched.first("collapsed") <= (340 if cadence.probe_every_n_readings is None else 260)
@@ -277,7 +277,7 @@ def test_a_state_that_went_through_json_changes_no_verdict(kinds, cadence, sched
     assert verdicts == whole.verdicts
 
 
-def test_a_step_that_is_read_anew_takes_the_place_of_its_reading():
+def test_a_step_that_is_read_again_takes_the_place_of_its_reading():
     plain, repeated = Detector(schedule=ALWAYS), Detector(schedule=ALWAYS)
     for step in range(10, 310, 10):
         plain.judge(healthy(step))
@@ -298,7 +298,7 @@ def test_a_kl_of_exactly_zero_is_collapsed(cadence):
 
 
 @at_each_cadence
-def test_of_single_posteriors_only_a_rate_that_is_gone_can_be_told(cadence):
+def test_of_single_posteriors_only_a_rate_that_is_gone_can_be_judged(cadence):
     def single(rate):
         return lambda step: reading(step, rate=rate, information=math.nan, posteriors=1, active=0, use=None)
 
@@ -363,13 +363,13 @@ def test_an_answer_without_a_finite_error_is_none(use, error):
     assert "decoder use" not in watched.last.evidence
 
 
-def test_without_a_decoder_to_ask_nobody_says_that_it_ignores_z():
+def test_a_decoder_that_cannot_be_probed_is_never_said_to_ignore_z():
     watched = watch(ignored, can_probe=False)
     assert (watched.asked, {verdict.name for _, verdict in watched.verdicts}) == ([], {"cannot_tell"})
 
 
 @pytest.mark.parametrize(("curve", "expected"), [(healthy, "healthy"), (dead, "collapsed"), (falling, "collapsed")])
-def test_without_a_decoder_to_ask_the_rest_is_still_told(curve, expected):
+def test_all_other_verdicts_come_without_probes(curve, expected):
     assert watch(curve, can_probe=False).last.name == expected
 
 
@@ -382,7 +382,7 @@ def test_clear_information_is_enough_unless_the_decoder_is_found_not_to_use_it(u
     assert watched.last.name == expected
 
 
-def test_a_run_is_not_said_to_use_what_nobody_asked_about():
+def test_a_run_is_not_said_to_use_a_latent_that_was_not_probed():
     assert "whether the decoder uses it" in watch(healthy, can_probe=False).last.evidence
     assert "the decoder uses it" in watch(healthy).last.evidence
 
@@ -471,7 +471,7 @@ def test_no_verdict_on_the_decoder_comes_without_a_fresh_answer(curve, every_n_s
     assert {step for step, name in watched.changes if name in settled} <= set(watched.asked)
 
 
-def test_nobody_asks_while_the_answer_would_change_nothing():
+def test_there_is_no_probe_while_its_result_would_change_nothing():
     warming = watch(dead, Cadence(10, None), LINEAR)
     assert min(warming.asked) > 190
     assert watch(lambda step: reading(step, rate=math.nan, information=math.nan), Cadence(10, None)).asked == []
@@ -491,7 +491,7 @@ def cycles(step: int) -> float:
     ("name", "schedule", "weight_at", "expected"),
     [
         ("known", LINEAR, LINEAR.weight_at, [(10, "warming_up"), (200, "cannot_tell"), (260, "collapsed")]),
-        ("known, but not told", LINEAR, None, [(10, "warming_up"), (200, "cannot_tell"), (260, "collapsed")]),
+        ("known, but not returned", LINEAR, None, [(10, "warming_up"), (200, "cannot_tell"), (260, "collapsed")]),
         (
             "known cycles",
             KLSchedule(STEPS, cycles),
@@ -507,14 +507,14 @@ def test_a_known_weight_is_waited_for(name, schedule, weight_at, expected):
     assert watch(curve, LONG_RUN, schedule).changes == expected
 
 
-def test_a_weight_that_is_told_but_not_known_is_waited_for():
+def test_a_weight_that_is_returned_but_not_known_beforehand_is_waited_for():
     watched = watch(lambda step: dead(step)._replace(kl_weight=min(1.0, step / 200)), LONG_RUN, KLSchedule(STEPS))
     assert (10, "warming_up") in watched.changes or (20, "warming_up") in watched.changes
     assert 200 < watched.first("collapsed") <= 200 + 5 * 10 + 10 * 10
 
 
 @pytest.mark.parametrize("schedule", [KLSchedule(STEPS), KLSchedule()], ids=["length known", "length unknown"])
-def test_where_nothing_is_told_of_the_weight_it_counts_as_full(schedule):
+def test_a_weight_of_which_nothing_is_known_counts_as_full(schedule):
     watched = watch(lambda step: dead(step)._replace(kl_weight=None), LONG_RUN, schedule)
     assert watched.first("collapsed") <= 140
 
@@ -556,7 +556,7 @@ def test_a_steered_weight_is_judged_at_once_and_not_advised_again():
     assert not any("--target_kl" in line or "--kl_schedule" in line for line in watched.last.advice)
 
 
-def test_a_schedule_is_asked_only_when_a_run_starts():
+def test_a_schedule_is_evaluated_only_when_a_run_starts():
     asked = []
 
     def weight_at(step):

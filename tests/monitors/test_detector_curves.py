@@ -136,7 +136,7 @@ class Recorded(NamedTuple):
     """By a run that ended because it had diverged."""
     diverged_at_step: int | None
     readings: dict[str, list[Any]]
-    """Columns; null: NaN, or not told."""
+    """Columns; null: NaN, or not known."""
 
     def curve(self) -> Curve:
         columns = [self.readings[name] for name in ("step", "rate", "information", "use", "use_error", "active")]

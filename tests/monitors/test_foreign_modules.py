@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
 from seqvae.monitors import PosteriorMetricsMonitor, StepOutputs, read_readings
-from seqvae.monitors.contract import from_training_step
+from seqvae.monitors.contract import step_outputs_of
 from tests.support.foreign_vaes import (
     LSTMVAE,
     QUIET,
@@ -38,8 +38,8 @@ def same_weights() -> None:
     torch.manual_seed(0)
 
 
-class Told(Callback):
-    """Keeps what each step told."""
+class Recorded(Callback):
+    """Keeps the outputs of each step."""
 
     def __init__(self, read: Callable[..., StepOutputs]) -> None:
         self.read = read
@@ -57,31 +57,33 @@ SENTENCES = Sentences(5, 16)
 @pytest.mark.parametrize(
     ("make", "loader", "read"),
     [
-        (ImageVAE, pictures(80, 16), from_training_step),
+        (ImageVAE, pictures(80, 16), step_outputs_of),
         (LSTMVAE, SENTENCES, q_of),
         (partial(LSTMVAE, per_step=True), SENTENCES, q_of),
     ],
     ids=["images", "lstm", "lstm per step"],
 )
-def test_the_rate_is_the_kl_of_all_that_the_steps_told(make, loader, read, tmp_path):
-    told = Told(read)
+def test_the_rate_is_the_kl_of_all_posteriors_of_the_steps(make, loader, read, tmp_path):
+    recorded = Recorded(read)
     monitor = PosteriorMetricsMonitor(read_outputs=read, probe_decoder=False)
-    reading = watched(tmp_path, make(), [loader], monitor, told)
-    masks = [... if one.posterior_mask is None else one.posterior_mask for one in told.steps]
-    mean_NZ = torch.cat([one.posterior_mean[mask] for one, mask in zip(told.steps, masks, strict=True)]).detach()
-    logvar_NZ = torch.cat([one.posterior_logvar[mask] for one, mask in zip(told.steps, masks, strict=True)]).detach()
+    reading = watched(tmp_path, make(), [loader], monitor, recorded)
+    masks = [... if one.posterior_mask is None else one.posterior_mask for one in recorded.steps]
+    mean_NZ = torch.cat([one.posterior_mean[mask] for one, mask in zip(recorded.steps, masks, strict=True)]).detach()
+    logvar_NZ = torch.cat(
+        [one.posterior_logvar[mask] for one, mask in zip(recorded.steps, masks, strict=True)]
+    ).detach()
     kl_NZ = kl_divergence(Normal(mean_NZ, (0.5 * logvar_NZ).exp()), Normal(0.0, 1.0))
     assert reading.posteriors == len(kl_NZ)
     assert reading.kl_per_dim == pytest.approx(kl_NZ.mean(dim=0).tolist(), rel=1e-4)
     assert reading.rate == pytest.approx(float(kl_NZ.sum(dim=1).mean()), rel=1e-4)
     assert reading.active_units == int((mean_NZ.var(dim=0) >= 0.01).sum())
-    assert reading.kl_weight == pytest.approx(told.steps[-1].kl_weight)
+    assert reading.kl_weight == pytest.approx(recorded.steps[-1].kl_weight)
 
 
-def test_the_nll_is_the_mean_of_all_that_the_steps_told(tmp_path):
-    told = Told(from_training_step)
-    reading = watched(tmp_path, ImageVAE(), [pictures(80, 16)], PosteriorMetricsMonitor(), told)
-    nll_N = torch.cat([one.nll for one in told.steps if one.nll is not None]).detach()
+def test_the_nll_is_the_mean_over_all_steps(tmp_path):
+    recorded = Recorded(step_outputs_of)
+    reading = watched(tmp_path, ImageVAE(), [pictures(80, 16)], PosteriorMetricsMonitor(), recorded)
+    nll_N = torch.cat([one.nll for one in recorded.steps if one.nll is not None]).detach()
     assert len(nll_N) == 80
     assert reading.nll == pytest.approx(float(nll_N.mean()), rel=1e-5)
 
@@ -131,14 +133,14 @@ class DeafVAE(AskedImageVAE):
 
 def test_a_module_that_has_learnt_the_factor_reads_so_and_a_deaf_decoder_reads_zero(tmp_path):
     loaders = [pictures(512, 32), pictures(64, 32)]
-    learnt, deaf = (
+    trained, deaf = (
         watched(tmp_path, module, loaders, PosteriorMetricsMonitor(posteriors=256), max_steps=150)
         for module in (AskedImageVAE(), DeafVAE())
     )
-    assert learnt.decoder_use is not None
-    assert learnt.decoder_use_error is not None
-    assert learnt.decoder_use > 5 * learnt.decoder_use_error > 0
-    assert learnt.mutual_information > 1
+    assert trained.decoder_use is not None
+    assert trained.decoder_use_error is not None
+    assert trained.decoder_use > 5 * trained.decoder_use_error > 0
+    assert trained.mutual_information > 1
     assert (deaf.decoder_use, deaf.decoder_use_error) == (0.0, 0.0)
 
 
@@ -204,11 +206,11 @@ def shuffled_pictures() -> Any:
 @pytest.mark.parametrize(
     ("make", "read", "loaders"),
     [
-        (AskedImageVAE, from_training_step, shuffled_pictures),
-        (TellingImageVAE, from_training_step, shuffled_pictures),
-        (DirectLoggingVAE, from_training_step, shuffled_pictures),
+        (AskedImageVAE, step_outputs_of, shuffled_pictures),
+        (TellingImageVAE, step_outputs_of, shuffled_pictures),
+        (DirectLoggingVAE, step_outputs_of, shuffled_pictures),
         (LSTMVAE, q_of, lambda: [Sentences(4, 8), Sentences(2, 8)]),
-        (AskedImageVAE, from_training_step, lambda: [pictures(64, 16, shuffle=True)]),
+        (AskedImageVAE, step_outputs_of, lambda: [pictures(64, 16, shuffle=True)]),
     ],
     ids=["asked", "telling", "logging", "lstm", "no validation"],
 )
@@ -221,16 +223,16 @@ def test_a_run_is_the_same_to_the_last_bit_with_and_without_the_monitor(make, re
 
 
 def test_the_fixed_batches_are_the_same_whenever_they_are_chosen_from_a_shuffled_validation(tmp_path):
-    asked: list[Tensor] = []
+    probed: list[Tensor] = []
 
     class Noting(TellingImageVAE):
         def nll_given_z(self, batch: Any, z: Tensor) -> Tensor:
-            asked.append(batch[1])
+            probed.append(batch[1])
             return super().nll_given_z(batch, z)
 
     for seed in (1, 2):
         torch.manual_seed(seed)
         loaders = [pictures(64, 16), pictures(64, 32, shuffle=True)]
         watched(tmp_path, Noting(), loaders, PosteriorMetricsMonitor(), max_steps=1)
-    first, _, second, _ = asked
+    first, _, second, _ = probed
     assert torch.equal(first, second)

@@ -10,15 +10,13 @@ from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
 from seqvae.monitors.formulas import (
-    active_units,
-    aggregate_kl,
+    count_active,
     effective_dimensions,
     gaussian_kl,
     kl_per_dim,
     logmeanexp,
     mean_of_variances,
     mutual_information,
-    rate,
     variance_of_means,
 )
 
@@ -61,7 +59,7 @@ def test_the_kl_of_half_precision_does_not_overflow():
 def test_the_rate_is_the_sum_over_dimensions():
     mean_NZ, logvar_NZ = some_posteriors()
     expected = sum(gaussian_kl(mean_NZ[i], logvar_NZ[i]).sum() for i in range(40)) / 40
-    torch.testing.assert_close(rate(kl_per_dim(mean_NZ, logvar_NZ)), expected)
+    torch.testing.assert_close(kl_per_dim(mean_NZ, logvar_NZ).sum(), expected)
 
 
 def slow_mutual_information(mean_NZ: Tensor, logvar_NZ: Tensor, generator: torch.Generator) -> float:
@@ -156,8 +154,8 @@ def test_a_nan_makes_information_nan_and_the_kl_of_its_dimension_alone(where):
 def test_the_aggregate_kl_is_what_the_rate_has_beyond_the_information():
     """All posteriors one: they tell nothing, and all of the rate is the distance of q(z) from the prior."""
     mean_NZ, logvar_NZ = torch.full((50, 2), 2.0), torch.zeros(50, 2)
-    paid = rate(kl_per_dim(mean_NZ, logvar_NZ))
-    assert aggregate_kl(paid, mutual_information(mean_NZ, logvar_NZ, seeded())).item() == pytest.approx(4.0)
+    paid = kl_per_dim(mean_NZ, logvar_NZ).sum()
+    assert (paid - mutual_information(mean_NZ, logvar_NZ, seeded())).item() == pytest.approx(4.0)
 
 
 def test_the_aggregate_kl_is_the_integral_over_the_mixture():
@@ -168,12 +166,12 @@ def test_the_aggregate_kl_is_the_integral_over_the_mixture():
     log_q_G4 = Normal(mean_N1[:4, 0], (0.5 * logvar_N1[:4, 0]).exp()).log_prob(z_G1)
     log_q_G, log_p_G = logmeanexp(log_q_G4, dim=1), Normal(0.0, 1.0).log_prob(z_G1[:, 0])
     integral = torch.trapezoid(log_q_G.exp() * (log_q_G - log_p_G), z_G1[:, 0])
-    paid = rate(kl_per_dim(mean_N1, logvar_N1))
-    found = aggregate_kl(paid, mutual_information(mean_N1, logvar_N1, seeded()))
+    paid = kl_per_dim(mean_N1, logvar_N1).sum()
+    found = paid - mutual_information(mean_N1, logvar_N1, seeded())
     assert found.item() == pytest.approx(integral.item(), abs=0.03)
 
 
-def test_infinity_is_told_of_its_dimension_and_leaves_the_information_unknown():
+def test_infinity_shows_in_its_dimension_and_leaves_the_information_unknown():
     mean_NZ, logvar_NZ = some_posteriors()
     mean_NZ[3, 1] = math.inf
     assert kl_per_dim(mean_NZ, logvar_NZ).isinf().tolist() == [False, True, False]
@@ -198,12 +196,12 @@ def test_the_variance_of_one_mean_is_not_known():
 def test_active_units_count_dimensions_whose_mean_has_the_threshold_or_more():
     alternating_N1 = torch.tensor([1.0, -1.0]).repeat(50)[:, None] * math.sqrt(99 / 100)  # a variance of 1
     deviations_Z = torch.tensor([0.0, 0.0999, 0.1001, 1.0])
-    assert active_units(alternating_N1 * deviations_Z).item() == 2
-    assert active_units(alternating_N1 * deviations_Z, threshold=0.5).item() == 1
+    assert count_active(variance_of_means(alternating_N1 * deviations_Z)).item() == 2
+    assert count_active(variance_of_means(alternating_N1 * deviations_Z), threshold=0.5).item() == 1
 
 
 def test_active_units_are_none_at_collapse_however_wide_the_posteriors_are():
-    assert active_units(torch.zeros(100, 4)).item() == 0
+    assert count_active(variance_of_means(torch.zeros(100, 4))).item() == 0
 
 
 @pytest.mark.parametrize(

@@ -30,13 +30,13 @@ class BreaksDown(ScriptedVAE):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         if self.global_step == self.step:
             raise self.error
-        told = super().training_step(batch, batch_idx)
+        outputs = super().training_step(batch, batch_idx)
         if self.global_step == self.step - 1:
             if self.spoils == "the posterior":
-                told["posterior_mean"] = told["posterior_mean"] * torch.nan
+                outputs["posterior_mean"] = outputs["posterior_mean"] * torch.nan
             if self.spoils == "the weights":
-                told["loss"] = told["loss"] * torch.nan
-        return told
+                outputs["loss"] = outputs["loss"] * torch.nan
+        return outputs
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ class Spoiler(Callback):
             pl_module.weight.data.fill_(torch.nan)
 
 
-def test_nothing_is_asked_of_a_device_that_failed(tmp_path, monkeypatch):
+def test_a_device_that_failed_is_left_alone(tmp_path, monkeypatch):
     monitor = quiet(plot_frequency=1000)
     failed: Any = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cuda")), global_step=20)
 
@@ -84,7 +84,7 @@ def test_nothing_is_asked_of_a_device_that_failed(tmp_path, monkeypatch):
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
             if trainer.global_step == 20:
                 with monkeypatch.context() as patch:
-                    patch.setattr(PosteriorWindow, "real_posteriors", lambda *_: pytest.fail("it was asked"))
+                    patch.setattr(PosteriorWindow, "real_posteriors", lambda *_: pytest.fail("it was used"))
                     monitor.on_exception(failed, Untouchable(), RuntimeError("CUDA error"))
 
     watch(tmp_path, monitor, Fails(), max_steps=30)
@@ -93,7 +93,7 @@ def test_nothing_is_asked_of_a_device_that_failed(tmp_path, monkeypatch):
 
 class Untouchable(ScriptedVAE):
     def parameters(self, recurse: bool = True) -> Iterator[Any]:
-        pytest.fail("it was asked")
+        pytest.fail("it was used")
 
 
 # --- What a run must not end of -------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def test_batches_that_a_module_leaves_out_are_no_reason_to_end(update_frequency,
 
 
 @pytest.mark.draws
-def test_figures_that_cannot_be_drawn_are_told_once_and_training_goes_on(tmp_path, capsys):
+def test_figures_that_cannot_be_drawn_are_reported_once_and_training_goes_on(tmp_path, capsys):
     (tmp_path / "plots").write_text("in the way")
     trainer = watch(tmp_path, quiet(plot_frequency=5), max_steps=40)
     assert trainer.global_step == 40
@@ -126,19 +126,19 @@ def test_figures_that_cannot_be_drawn_are_told_once_and_training_goes_on(tmp_pat
 
 
 @pytest.mark.draws
-def test_a_drawing_process_that_fails_is_told_once_and_training_goes_on(tmp_path, capsys, monkeypatch):
+def test_a_drawing_process_that_fails_is_reported_once_and_training_goes_on(tmp_path, capsys, monkeypatch):
     def fails(directory: Path, module: str, *, is_urgent: bool) -> subprocess.Popen[str]:
         return subprocess.Popen(["sh", "-c", "echo no paint >&2; exit 3"], stderr=subprocess.PIPE, text=True)
 
     monkeypatch.setattr("seqvae.monitors.drawing.begin", fails)
     trainer = watch(tmp_path, quiet(plot_frequency=5), max_steps=40)
     assert trainer.global_step == 40
-    told = [line for line in capsys.readouterr().out.splitlines() if "drawn" in line]
-    assert told == ["posterior: figures cannot be drawn (no paint); training goes on without"]
+    printed = [line for line in capsys.readouterr().out.splitlines() if "drawn" in line]
+    assert printed == ["posterior: figures cannot be drawn (no paint); training continues without them"]
 
 
 @pytest.mark.draws
-def test_plots_that_are_removed_meanwhile_are_made_anew(tmp_path):
+def test_plots_that_are_removed_meanwhile_are_made_again(tmp_path):
     class Removes(Callback):
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             if trainer.global_step == 20:

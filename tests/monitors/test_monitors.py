@@ -102,7 +102,7 @@ def test_posteriors_of_steps_are_read_without_their_padding(tmp_path):
     assert last.decoder_use > 0
 
 
-def test_a_module_that_returns_nothing_is_told_at_the_first_step_what_to_return(tmp_path):
+def test_a_module_that_returns_nothing_learns_at_the_first_step_what_to_return(tmp_path):
     trainer = make_trainer(tmp_path, [PosteriorMetricsMonitor()], max_steps=4, accumulate_grad_batches=3)
     with pytest.raises(
         ValueError, match=r"SilentVAE.training_step returned .*Let training_step return a dict with"
@@ -164,7 +164,7 @@ def test_among_another_number_of_processes_a_window_begins_empty(tmp_path):
     assert [reading.posteriors for reading in rows_of(tmp_path)] == [16, 32, 16, 32]
 
 
-def test_a_new_run_in_the_directory_of_another_starts_the_file_anew(tmp_path):
+def test_a_new_run_in_the_directory_of_another_begins_a_new_file(tmp_path):
     monitor = PosteriorMetricsMonitor(log_dir=tmp_path / "elsewhere")
     for _ in range(2):
         make_trainer(tmp_path, [monitor], max_steps=3).fit(TinyVAE(), Batches(make_batches(4)))
@@ -193,7 +193,7 @@ def test_a_given_batch_is_probed_on_without_any_validation(tmp_path):
     assert all(reading.decoder_use is not None for reading in rows_of(tmp_path))
 
 
-def test_readings_go_to_the_logger_in_one_call_each_and_to_the_console_when_asked(tmp_path, capsys):
+def test_readings_go_to_the_logger_in_one_call_each_and_to_the_console_when_verbose(tmp_path, capsys):
     calls: list[tuple[dict[str, float], int | None]] = []
 
     class Spy(CSVLogger):
@@ -214,7 +214,7 @@ def test_readings_go_to_the_logger_in_one_call_each_and_to_the_console_when_aske
     ]
 
 
-def test_a_module_without_the_method_for_it_is_told_once_what_is_not_offered(tmp_path, capsys):
+def test_it_is_reported_once_that_a_module_has_no_method_for_decoder_use(tmp_path, capsys):
     trainer = make_trainer(tmp_path, [PosteriorMetricsMonitor()], max_steps=2)
     trainer.fit(OpaqueVAE(), Batches(make_batches(4)), Batches(make_batches(1)))
     said = "OpaqueVAE has no nll_given_z(batch, z), so decoder use is not read"

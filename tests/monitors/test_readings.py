@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from seqvae.monitors import StepOutputs, formulas, read_readings
-from seqvae.monitors.contract import checked, from_training_step
+from seqvae.monitors import StepOutputs, Verdict, formulas, read_readings
+from seqvae.monitors.contract import check_step_outputs, step_outputs_of
 from seqvae.monitors.decoder_use import DecoderUse, decoder_use, posterior_of, z_of_another
-from seqvae.monitors.reading import ReadingsFile, from_row, line_of, to_row
-from seqvae.monitors.window import MICRO_BATCHES, LastRows, Moment, PosteriorWindow, read, take_reading
+from seqvae.monitors.publish import Publisher
+from seqvae.monitors.reading import NAME, from_row, line_of, to_row
+from seqvae.monitors.window import MICRO_BATCHES, LastRows, PosteriorWindow, read, take_reading
 from tests.support.tiny_vaes import TinyVAE, make_batches
 
 # --- The window -----------------------------------------------------------------------------------------------------
@@ -46,7 +47,7 @@ def test_padding_is_taken_in_and_left_out_at_the_reading():
     window = PosteriorWindow(12)
     mean_BZ = torch.tensor([[1.0], [math.nan], [3.0]])
     window.push(mean_BZ, -mean_BZ, torch.tensor([True, False, True]), torch.tensor([10.0, math.nan, 30.0]))
-    reading = take_reading(window, Moment(1, 0))
+    reading = take_reading(window, 1, 0)
     assert contents(window).tolist() == [[1.0, -1.0], [3.0, -3.0]]
     assert (reading.posteriors, reading.nll) == (2, 20.0)
 
@@ -68,7 +69,7 @@ def test_of_many_posteriors_every_nth_is_taken_and_each_in_its_turn():
         window.push(mean_BSZ, mean_BSZ, mask_BS)
     seen = contents(window)[:, 0].tolist()
     assert seen == [0, 3, 6, 9, 1, 4, 7, 2, 5, 8]  # 12 / 4 allowed = every third; 10 and 11 are padding
-    assert take_reading(window, Moment(1, 0)).scope == "step"
+    assert take_reading(window, 1, 0).scope == "step"
 
 
 @given(
@@ -85,7 +86,7 @@ def test_a_micro_batch_never_fills_more_than_its_share(shape, capacity):
 
 @pytest.mark.parametrize("shape", [(5, 3), (2000, 3), (5, 7, 3), (5, 700, 3)])
 def test_a_push_never_waits_for_the_device(shape):
-    """Tensors on the meta device have no values: whoever asks for one, or for a shape that depends on one, fails."""
+    """Tensors on the meta device have no values: code that needs one, or a shape that depends on one, fails."""
     window = PosteriorWindow()
     for _ in range(3):
         mean, mask = torch.zeros(shape, device="meta"), torch.zeros(shape[:-1], device="meta", dtype=torch.bool)
@@ -102,7 +103,7 @@ def test_a_window_goes_on_from_its_state_as_if_it_had_never_stopped(before, afte
     for window in (unbroken, resumed):
         for batch in batches[before:]:
             window.push(batch, batch - 1, None, batch.flatten(1).sum(dim=1))
-    assert repr(take_reading(resumed, Moment(7, 1))) == repr(take_reading(unbroken, Moment(7, 1)))  # NaN is not itself
+    assert repr(take_reading(resumed, 7, 1)) == repr(take_reading(unbroken, 7, 1))  # NaN is not itself
 
 
 def test_a_window_holds_no_more_memory_than_its_rows_and_a_micro_batch_need():
@@ -124,9 +125,9 @@ def test_a_posterior_that_is_changed_in_place_before_it_is_read_is_refused():
 
 @pytest.mark.parametrize("place", ["logvar", "nll"])
 def test_other_tensors_that_are_changed_in_place_are_refused_as_well(place):
-    window, told = PosteriorWindow(8), {"logvar": torch.zeros(2, 3), "nll": torch.zeros(2)}
-    window.push(torch.zeros(2, 3), told["logvar"], None, told["nll"])
-    told[place].add_(1.0)
+    window, pushed = PosteriorWindow(8), {"logvar": torch.zeros(2, 3), "nll": torch.zeros(2)}
+    window.push(torch.zeros(2, 3), pushed["logvar"], None, pushed["nll"])
+    pushed[place].add_(1.0)
     with pytest.raises(ValueError, match="changed in place later"):
         window.real_posteriors()
 
@@ -140,11 +141,11 @@ def test_large_posteriors_do_not_wait():
 def test_a_learned_kl_weight_takes_no_graph_into_a_reading():
     window = PosteriorWindow(8)
     window.push(torch.ones(2, 1), torch.ones(2, 1))
-    reading = take_reading(window, Moment(1, 0, torch.tensor(0.5, requires_grad=True)))
+    reading = take_reading(window, 1, 0, torch.tensor(0.5, requires_grad=True))
     assert reading.kl_weight == 0.5
 
 
-def test_a_window_keeps_no_graph_of_what_it_was_told():
+def test_a_window_keeps_no_graph():
     window = PosteriorWindow(8)
     window.push(
         torch.zeros(2, 3, requires_grad=True) * 2, torch.zeros(2, 3), None, torch.zeros(2, requires_grad=True) * 2
@@ -191,24 +192,24 @@ def test_a_reading_is_what_the_formulas_say():
     assert reading.effective_dimensions == pytest.approx(formulas.effective_dimensions(kl_Z).item(), rel=1e-5)
 
 
-def test_a_reading_says_what_the_step_adds_and_none_for_what_nobody_told():
+def test_a_reading_has_what_the_step_adds_and_none_for_what_is_missing():
     window = PosteriorWindow(8)
     window.push(torch.ones(2, 1), torch.ones(2, 1))
-    bare = take_reading(window, Moment(1, 0))
+    bare = take_reading(window, 1, 0)
     assert (bare.kl_weight, bare.nll, bare.decoder_use) == (None, None, None)
     window.push(torch.ones(2, 1), torch.ones(2, 1), None, torch.tensor([3.0, 5.0]))
     lost_B = torch.tensor([1.0, 2.0, 3.0, 4.0])
     use = DecoderUse(lost_B.sum(), lost_B.square().sum(), torch.tensor(4))
-    told = take_reading(window, Moment(1, 0, torch.tensor(0.6), use))
-    assert (told.kl_weight, told.nll, told.decoder_use) == (0.6, 4.0, 2.5)
-    assert told.decoder_use_error == pytest.approx(float(lost_B.std() / 2), rel=1e-5)
+    full = take_reading(window, 1, 0, torch.tensor(0.6), use)
+    assert (full.kl_weight, full.nll, full.decoder_use) == (0.6, 4.0, 2.5)
+    assert full.decoder_use_error == pytest.approx(float(lost_B.std() / 2), rel=1e-5)
 
 
 def test_the_error_of_a_decoder_use_of_one_sequence_is_not_known():
     window = PosteriorWindow(8)
     window.push(torch.ones(2, 1), torch.ones(2, 1))
     use = DecoderUse(torch.tensor(3.0), torch.tensor(9.0), torch.tensor(1))
-    reading = take_reading(window, Moment(1, 0, None, use))
+    reading = take_reading(window, 1, 0, None, use)
     assert reading.decoder_use == 3.0
     assert reading.decoder_use_error is not None
     assert math.isnan(reading.decoder_use_error)
@@ -227,9 +228,9 @@ def test_windows_of_several_processes_are_read_as_one():
         return own
 
     for window, probe in zip(apart, probes, strict=True):
-        take_reading(window, Moment(9, 1, 0.5, probe), send)
-    both = [take_reading(window, Moment(9, 1, 0.5), lambda _: torch.stack(sent)) for window in apart]
-    expected = take_reading(together, Moment(9, 1, 0.5, DecoderUse(*torch.tensor([7.0, 29.0, 7.0]))))
+        take_reading(window, 9, 1, 0.5, probe, send)
+    both = [take_reading(window, 9, 1, 0.5, gather=lambda _: torch.stack(sent)) for window in apart]
+    expected = take_reading(together, 9, 1, 0.5, DecoderUse(*torch.tensor([7.0, 29.0, 7.0])))
     assert both == [expected, expected]
 
 
@@ -243,7 +244,7 @@ def test_one_posterior_has_no_information_and_no_variance_that_could_be_known():
 def test_nothing_but_padding_reads_as_not_known():
     window = PosteriorWindow(4)
     window.push(torch.ones(2, 1), torch.ones(2, 1), torch.zeros(2, dtype=torch.bool), torch.ones(2))
-    reading = take_reading(window, Moment(1, 0))
+    reading = take_reading(window, 1, 0)
     assert reading.posteriors == 0
     assert all(math.isnan(value) for value in (reading.rate, reading.mutual_information, reading.effective_dimensions))
     assert (reading.active_units, reading.nll) == (None, None)
@@ -268,7 +269,7 @@ def test_posteriors_that_are_the_prior_read_as_exactly_nothing():
     window = PosteriorWindow(1024)
     for _ in range(9):
         window.push(torch.zeros(120, 16), torch.zeros(120, 16))
-    reading = take_reading(window, Moment(1, 0))
+    reading = take_reading(window, 1, 0)
     assert (reading.posteriors, reading.rate, reading.active_units, reading.effective_dimensions) == (1024, 0.0, 0, 0.0)
     assert reading.mutual_information == pytest.approx(0, abs=1e-12)
 
@@ -277,7 +278,7 @@ def test_a_window_of_one_sequence_knows_its_rate_and_no_more():
     window = PosteriorWindow(1)
     for _ in range(3):
         window.push(torch.ones(8, 2), torch.zeros(8, 2), None, torch.ones(8))
-    reading = take_reading(window, Moment(1, 0))
+    reading = take_reading(window, 1, 0)
     assert (reading.posteriors, reading.rate, reading.mutual_information_cap, reading.nll) == (1, 1.0, 0.0, 1.0)
     assert reading.active_units is None
 
@@ -295,7 +296,7 @@ def test_half_precision_reads_like_the_same_numbers_in_full(dtype):
     logvar_NZ = torch.tensor([12.0, -12.0]).expand(100, 2).to(dtype)
     halved = PosteriorWindow(400)
     halved.push(mean_NZ, logvar_NZ)
-    reading = take_reading(halved, Moment(1, 0))
+    reading = take_reading(halved, 1, 0)
     assert reading == read(mean_NZ.double(), logvar_NZ.double(), step=1, epoch=0)
     assert math.isfinite(reading.mutual_information)
     assert reading.rate > 45_000
@@ -305,7 +306,7 @@ def test_precisions_may_change_from_one_micro_batch_to_the_next():
     window = PosteriorWindow(20)
     for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.float32):
         window.push(torch.ones(2, 1, dtype=dtype), torch.zeros(2, 1), None, torch.ones(2, dtype=dtype))
-    reading = take_reading(window, Moment(1, 0))
+    reading = take_reading(window, 1, 0)
     assert (reading.posteriors, reading.rate, reading.nll) == (8, 0.5, 1.0)
 
 
@@ -332,20 +333,24 @@ def test_a_line_says_what_is_known():
 # --- The file -------------------------------------------------------------------------------------------------------
 
 
+HEALTHY = Verdict("healthy", 1, "")
+
+
 def test_a_row_is_strict_json_and_gives_the_reading_back(tmp_path):
     mean_NZ = torch.randn(10, 2)
     readings = [read(mean_NZ, torch.zeros(10, 2), step=1, epoch=0)._replace(nll=0.1, decoder_use=math.nan)]
     mean_NZ[0, 0] = math.nan
     readings.append(read(mean_NZ, torch.zeros(10, 2), step=2, epoch=0))
-    file = ReadingsFile(tmp_path)
+    publisher = Publisher(tmp_path, [], verbose=False, draws=False)
     for reading in readings:
-        file.append(reading, "healthy")
-    rows = [json.loads(line, parse_constant=pytest.fail) for line in file.path.read_text().splitlines()]
+        publisher.reading(reading, HEALTHY)
+    path = tmp_path / NAME
+    rows = [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
     assert [row["verdict"] for row in rows] == ["healthy", "healthy"]
     assert rows[0]["decoder_use"] is None
     assert "kl_weight" not in rows[0]
     assert rows[1]["kl_per_dim"][0] is None
-    assert [repr(reading) for reading in read_readings(file.path)] == [repr(reading) for reading in readings]
+    assert [repr(reading) for reading in read_readings(path)] == [repr(reading) for reading in readings]
 
 
 def test_infinity_comes_back_as_not_a_number():
@@ -355,15 +360,15 @@ def test_infinity_comes_back_as_not_a_number():
 
 
 def test_rows_beyond_a_step_and_half_a_line_are_dropped(tmp_path):
-    file = ReadingsFile(tmp_path / "new")
-    file.start_after(0)
+    publisher, path = Publisher(tmp_path / "new", [], verbose=False, draws=False), tmp_path / "new" / NAME
+    publisher.start_after(0, HEALTHY, unprobed=None, stops=False)
     for step in (10, 20, 30):
-        file.append(read(torch.ones(2, 1), torch.ones(2, 1), step=step, epoch=0), "collapsed")
-    with file.path.open("a") as stream:
+        publisher.reading(read(torch.ones(2, 1), torch.ones(2, 1), step=step, epoch=0), HEALTHY)
+    with path.open("a") as stream:
         stream.write('{"step": 40, "ep')
-    file.start_after(20)
-    file.append(read(torch.ones(2, 1), torch.ones(2, 1), step=30, epoch=0), "collapsed")
-    assert [reading.step for reading in read_readings(file.path)] == [10, 20, 30]
+    publisher.start_after(20, HEALTHY, unprobed=None, stops=False)
+    publisher.reading(read(torch.ones(2, 1), torch.ones(2, 1), step=30, epoch=0), HEALTHY)
+    assert [reading.step for reading in read_readings(path)] == [10, 20, 30]
 
 
 # --- What a module hands over ---------------------------------------------------------------------------------------
@@ -386,22 +391,22 @@ MEAN = torch.zeros(4, 5, 3)
         ({"posterior_mean": MEAN[0, 0], "posterior_logvar": MEAN[0, 0]}, r"posterior_mean of shape \(3,\)"),
         ({"posterior_mean": MEAN, "posterior_logvar": MEAN[:3]}, r"a posterior_logvar of \(3, 5, 3\)"),
         (StepOutputs(MEAN, MEAN, MEAN[..., 0])._asdict(), "posterior_mask of torch.float32"),
-        (StepOutputs(MEAN, MEAN, MEAN[:, 0, 0] == 0)._asdict(), r"\(4,\) where \(4, 5\) was wanted"),
+        (StepOutputs(MEAN, MEAN, MEAN[:, 0, 0] == 0)._asdict(), r"\(4,\) where \(4, 5\) is required"),
         ({"posterior_mean": MEAN[..., :0], "posterior_logvar": MEAN[..., :0]}, r"posterior_mean of shape \(4, 5, 0\)"),
         ({"posterior_mean": MEAN[None], "posterior_logvar": MEAN[None]}, r"posterior_mean of shape \(1, 4, 5, 3\)"),
         (StepOutputs(MEAN, MEAN, nll=MEAN.sum().long())._asdict(), "nll of torch.int64"),
-        (StepOutputs(MEAN, MEAN, nll=MEAN.sum())._asdict(), r"nll of shape \(\) where \(4,\) was wanted"),
-        (StepOutputs(MEAN, MEAN, nll=MEAN[..., 0])._asdict(), r"nll of shape \(4, 5\) where \(4,\) was wanted"),
+        (StepOutputs(MEAN, MEAN, nll=MEAN.sum())._asdict(), r"nll of shape \(\) where \(4,\) is required"),
+        (StepOutputs(MEAN, MEAN, nll=MEAN[..., 0])._asdict(), r"nll of shape \(4, 5\) where \(4,\) is required"),
         (
             StepOutputs(MEAN, MEAN, kl_weight=torch.ones(1))._asdict(),
-            r"kl_weight of shape \(1,\) where \(\) was wanted",
+            r"kl_weight of shape \(1,\) where \(\) is required",
         ),
         ({"posterior_mean": MEAN, "posterior_logvar": MEAN, "kl_weight": "1.0"}, "kl_weight that is a str"),
     ],
 )
 def test_what_is_no_posterior_is_refused_with_what_to_return(outputs, words):
     with pytest.raises(ValueError, match=words) as refused:
-        checked("module", from_training_step("module", outputs, None))
+        check_step_outputs("module", step_outputs_of("module", outputs, None))
     assert "Let training_step return a dict with" in str(refused.value)
 
 
@@ -413,27 +418,27 @@ def test_what_a_posterior_may_be_is_taken():
         StepOutputs(MEAN[0], MEAN[0]),
         StepOutputs(MEAN[0] / 0, MEAN[0]),  # not a number: that is for the reading to say
     ):
-        taken = checked("module", from_training_step("module", outputs._asdict() | {"loss": 1.0}, None))
+        taken = check_step_outputs("module", step_outputs_of("module", outputs._asdict() | {"loss": 1.0}, None))
         assert all(part is given for part, given in zip(taken, outputs, strict=True))
 
 
 @pytest.mark.parametrize("returned", [None, {"posterior_mean": MEAN}, (MEAN, MEAN)])
-def test_a_function_that_finds_no_step_outputs_is_told_so(returned):
+def test_a_function_that_returns_no_step_outputs_is_refused(returned):
     words = f"read_outputs returned a {type(returned).__name__}: let it return seqvae.monitors.StepOutputs"
     with pytest.raises(ValueError, match=words):
-        checked("module", returned)
+        check_step_outputs("module", returned)
 
 
 # --- Does the decoder listen? ---------------------------------------------------------------------------------------
 
 
-def test_every_real_sequence_is_told_the_z_of_another_real_one():
+def test_every_real_sequence_gets_the_z_of_another_real_one():
     mask_B = torch.tensor([True, False, True, True])
     swapped = z_of_another(torch.arange(4.0)[:, None], mask_B)
     assert swapped.flatten().tolist() == [3, 1, 0, 2]
 
 
-def test_every_real_step_is_told_a_real_step_of_another_sequence():
+def test_every_real_step_gets_a_real_step_of_another_sequence():
     z_BSZ = torch.tensor([[[10.0], [11.0], [12.0]], [[20.0], [-1.0], [-1.0]], [[30.0], [31.0], [-1.0]]])
     swapped_BS = z_of_another(z_BSZ, z_BSZ[..., 0] > 0).squeeze(dim=2)
     assert swapped_BS.tolist() == [[30, 31, 30], [10, 11, 12], [20, 20, 20]]
@@ -465,7 +470,7 @@ def test_a_sequence_that_is_alone_has_nothing_to_exchange(padding):
 
 
 def test_padding_has_no_part_in_decoder_use():
-    """The posterior of padding is not a number, and the module would spoil every NLL if it were told so."""
+    """The posterior of padding is not a number, and the module would spoil every NLL if it got that."""
 
     class Padded(TinyVAE):
         def nll_given_z(self, batch: Tensor, z: Tensor) -> Tensor:
@@ -483,17 +488,17 @@ def test_padding_has_no_part_in_decoder_use():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_the_decoder_is_told_a_z_of_the_type_of_the_posterior(dtype):
-    told: list[Tensor] = []
+def test_the_decoder_gets_a_z_of_the_type_of_the_posterior(dtype):
+    given_z: list[Tensor] = []
 
     class Listening(TinyVAE):
         def nll_given_z(self, batch: Tensor, z: Tensor) -> Tensor:
-            told.append(z)
+            given_z.append(z)
             return z.sum(dim=1)
 
     mean_BZ = torch.ones(4, 3, dtype=dtype)
     use = decoder_use(Listening(), None, StepOutputs(mean_BZ, mean_BZ))
-    assert [z.dtype for z in told] == [dtype, dtype]
+    assert [z.dtype for z in given_z] == [dtype, dtype]
     assert use.nll_lost.dtype == torch.float32
 
 
@@ -522,11 +527,11 @@ def test_a_probe_that_returns_no_nll_for_each_sequence_is_refused(returned, word
         (MEAN, "returned a Tensor, not a tuple of two or three"),
         ((MEAN,), "returned a tuple, not a tuple of two or three"),
         ((MEAN, MEAN[:3]), r"returned a posterior_mean of shape \(4, 5, 3\) and a posterior_logvar of \(3, 5, 3\)"),
-        ((MEAN, MEAN, MEAN[:, 0, 0] == 0), r"returned a posterior_mask of shape \(4,\) where \(4, 5\) was wanted"),
+        ((MEAN, MEAN, MEAN[:, 0, 0] == 0), r"returned a posterior_mask of shape \(4,\) where \(4, 5\) is required"),
         ((MEAN.numpy(), MEAN), "returned a posterior_mean that is a ndarray"),
     ],
 )
-def test_a_module_that_tells_no_posterior_when_asked_is_refused(returned, words):
+def test_a_posterior_of_that_returns_no_posterior_is_refused(returned, words):
     class Wrong(TinyVAE):
         def posterior_of(self, batch: Tensor) -> Any:
             return returned

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from seqvae.files import read_rows
+from seqvae.monitors.contract import Counts, check_counts, counts_of, padding_share
 from seqvae.monitors.hardware import (
     MORE_PRODUCTS,
     FlopCount,
@@ -26,7 +27,6 @@ from seqvae.monitors.hardware import (
     product_dtype,
     product_peak,
 )
-from seqvae.monitors.step_counts import Counts, checked, from_training_step, padding_share
 from seqvae.monitors.throughput import Throughput, ThroughputMonitor
 from tests.support.scripted_training import Recorder
 from tests.support.tiny_vaes import Batches, SharedData, TinyVAE, make_batches, make_trainer
@@ -44,7 +44,7 @@ LOADING, STEP, VALIDATION, SAVING, FIRST = 1.0, 3.0, 1000.0, 500.0, 50.0
 
 
 class ScriptedMachine(Machine):
-    """Four cores. This process keeps two of them at work, everybody together three, of which one was busy to begin with."""
+    """Four cores. This process keeps two of them at work, all processes together three, of which one was busy to begin with."""
 
     seconds = 1e6
 
@@ -163,9 +163,9 @@ def test_a_report_is_exact_on_a_clock_of_its_own(tmp_path):
     )
     assert (first.seconds, first.real_steps_per_second) == (12.0, (5 + 6 + 7) / 12)  # the very first one is left out
     assert last.seconds == 8.0
-    told = [(step, set(row)) for step, row in recorder.rows if any(name.startswith("throughput/") for name in row)]
+    logged = [(step, set(row)) for step, row in recorder.rows if any(name.startswith("throughput/") for name in row)]
     names = {f"throughput/{name}" for name, value in second._asdict().items() if value is not None and name != "step"}
-    assert told == [(4, names), (8, names), (10, names)]
+    assert logged == [(4, names), (8, names), (10, names)]
 
 
 def test_steps_are_optimizer_steps_whatever_the_accumulation(tmp_path):
@@ -236,7 +236,7 @@ def test_a_resumed_run_drops_the_rows_beyond_its_checkpoint_and_counts_its_own_t
     assert (after[1].seconds, after[2].seconds) == (4.0, 16.0)  # step 7 is the first of the session
 
 
-def test_a_new_run_starts_the_file_anew(tmp_path):
+def test_a_new_run_begins_a_new_file(tmp_path):
     train(tmp_path, 8, limit_val_batches=0)
     train(tmp_path, 4, limit_val_batches=0)
     assert [row.step for row in rows_of(tmp_path)] == [4]
@@ -278,7 +278,7 @@ def test_two_processes_report_the_steps_of_both_in_one_file(tmp_path):
 # --- What a module hands over ---------------------------------------------------------------------------------------
 
 
-def test_a_module_that_tells_no_counts_is_told_at_the_first_step_what_to_return(tmp_path):
+def test_a_module_that_returns_no_counts_learns_at_the_first_step_what_to_return(tmp_path):
     trainer = make_trainer(tmp_path, [ThroughputMonitor(measure_peak=False)], 4)
     with pytest.raises(ValueError, match=r'TinyVAE.training_step returned "loss".* and no real_steps') as refused:
         trainer.fit(TinyVAE(), Batches(make_batches(4)))
@@ -329,7 +329,7 @@ def test_a_function_may_count_for_a_module_that_does_not(tmp_path):
 )
 def test_what_is_no_count_is_refused(outputs, words):
     with pytest.raises(ValueError, match=words):
-        checked(object(), from_training_step(object(), outputs, None))
+        check_counts(object(), counts_of(object(), outputs, None))
 
 
 def test_more_real_steps_than_steps_are_refused():
@@ -352,11 +352,11 @@ def test_between_two_reports_nothing_waits_for_the_device_and_a_report_waits_onc
     module: Any = SimpleNamespace(named_modules=list, automatic_optimization=True)
     monitor.on_fit_start(trainer, module)
     monitor.on_train_start(trainer, module)
-    asked: list[str] = []
+    calls: list[str] = []
 
     def listened_to(name: str, original: Any) -> Any:
         def call(*arguments: Any, **named: Any) -> Any:
-            asked.append(name)
+            calls.append(name)
             return original(*arguments, **named)
 
         return call
@@ -365,7 +365,7 @@ def test_between_two_reports_nothing_waits_for_the_device_and_a_report_waits_onc
         monkeypatch.setattr(Tensor, name, listened_to(name, getattr(Tensor, name)))
     for expected in (0, 0, 0, 0, 1, 1, 1, 1, 1, 2):
         step_through(monitor, trainer, module)
-        assert asked == ["tolist"] * expected
+        assert calls == ["tolist"] * expected
     assert monitor.throughput is not None
     assert monitor.throughput.share_of_peak is not None  # the FLOPs of the 4th micro-batch were counted
 
@@ -416,10 +416,10 @@ def test_the_real_machine_tells_what_it_spends():
 
 @pytest.mark.parametrize(("package", "expected"), [("pynvml", 0.37), ("another", None)])
 def test_a_gpu_tells_its_utilisation_where_the_package_for_it_is_installed(monkeypatch, package, expected):
-    asked: list[torch.device] = []
+    calls: list[torch.device] = []
 
     def utilisation(device: torch.device) -> int:
-        asked.append(device)
+        calls.append(device)
         return 37
 
     monkeypatch.setattr("seqvae.monitors.hardware.find_spec", lambda name: name if name == package else None)
@@ -427,7 +427,7 @@ def test_a_gpu_tells_its_utilisation_where_the_package_for_it_is_installed(monke
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 2**29)
     gpu = torch.device("cuda", 1)
     assert Machine().gpu_utilisation(gpu) == expected
-    assert asked == [gpu] * (expected is not None)
+    assert calls == [gpu] * (expected is not None)
     assert Machine().gpu_peak_memory_gib(gpu) == 0.5
     assert (Machine().gpu_utilisation(CPU), Machine().gpu_peak_memory_gib(CPU)) == (None, None)
 

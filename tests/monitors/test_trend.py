@@ -100,14 +100,14 @@ def test_a_weight_that_ends_low_is_full_from_where_it_was_at_its_height_for_the_
     assert KLSchedule(1000, lambda step: 0.0).full_from() == 0
 
 
-def test_a_weight_that_is_known_need_not_be_told():
+def test_a_weight_that_is_known_beforehand_need_not_be_returned():
     known = schedule(kl_schedule="linear", kl_warmup=0.2)
     assert why_not_full(100, [None], known, known.full_from()) == "the KL weight will be full from step 190"
     assert why_not_full(200, [None], known, known.full_from()) is None
 
 
 @pytest.mark.parametrize("weight", [math.inf, math.nan])
-def test_a_weight_that_is_no_number_says_nothing(weight):
+def test_a_weight_that_is_no_number_counts_for_nothing(weight):
     unknown = KLSchedule()
     assert why_not_full(100, [1.0, weight], unknown, None) is None
     assert why_not_full(100, [weight, 1.0, 1.0], unknown, None) is None

@@ -9,7 +9,7 @@ import torch
 from seqvae.files import JsonLines, read_rows
 from seqvae.monitors import PosteriorCollapsed, Verdict
 from seqvae.monitors.detection.detector import Detector
-from seqvae.monitors.detection.verdict import VerdictName, line_of
+from seqvae.monitors.detection.findings import VerdictName, line_of
 from seqvae.training.callbacks.checkpoint import Checkpoints
 from seqvae.training.run_directory.checkpoint_file import HEALTHY, LAST
 from tests.support.foreign_vaes import LSTMVAE, QUIET, AskedImageVAE, Sentences, pictures, q_of
@@ -30,13 +30,13 @@ from tests.support.tiny_vaes import OpaqueVAE, make_batches, make_trainer
 
 pytestmark = QUIET
 STORY = ["cannot_tell", "healthy", "collapsing", "collapsed"]
-"""What `ScriptedVAE` goes through; between the last two nobody can tell for a while."""
+"""What `ScriptedVAE` goes through; between the last two the verdict is open for a while."""
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def warned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An unbroken run of the whole story."""
-    directory = tmp_path_factory.mktemp("told")
+    directory = tmp_path_factory.mktemp("warned")
     watch(directory, quiet())
     return directory
 
@@ -50,38 +50,38 @@ def test_each_change_of_verdict_is_an_event_and_a_line_and_the_last_is_said_agai
     assert list(dict.fromkeys(["cannot_tell", *(change["verdict"] for change in changes)])) == STORY
     assert [change["was"] for change in changes] == ["cannot_tell", *(change["verdict"] for change in changes[:-1])]
     *lines, last = capsys.readouterr().out.splitlines()
-    assert lines == [f"posterior: {line_of(*told_in(change))}" for change in changes]
+    assert lines == [f"posterior: {line_of(*change_in(change))}" for change in changes]
     assert last.startswith(
         f"posterior: collapsed since step {step_of('collapsed', tmp_path)}: the decoder models the data"
     )
 
 
-def told_in(change: dict[str, Any]) -> tuple[Verdict, VerdictName | None, int]:
+def change_in(change: dict[str, Any]) -> tuple[Verdict, VerdictName | None, int]:
     """What a line tells of an event; that nothing was known before is not worth a word."""
     names = {"name": "verdict", **{name: name for name in Verdict._fields[1:]}}
     verdict = Verdict(**{name: change[key] for name, key in names.items() if key in change})
     return verdict, None if change["was"] == "cannot_tell" else change["was"], change["step"]
 
 
-def test_a_verdict_in_the_events_has_its_reason_its_numbers_and_its_advice(told):
+def test_a_verdict_in_the_events_has_its_reason_its_numbers_and_its_advice(warned):
     fields = {"step", "event", "verdict", "was", "since_step", "evidence", "advice", "numbers"}
-    for change in verdicts_of(told):
+    for change in verdicts_of(warned):
         assert set(change) - {"dead_by_step"} == fields
         assert change["since_step"] == change["step"]
         assert set(change["numbers"]) == {"rate", "mutual_information", "decoder_use"}
         assert bool(change["advice"]) == (change["verdict"] in ("collapsing", "collapsed"))
         assert ("dead_by_step" in change) == (change["verdict"] == "collapsing")
     assert (
-        step_of("collapsing", told)
-        < next(change["dead_by_step"] for change in verdicts_of(told) if "dead_by_step" in change)
+        step_of("collapsing", warned)
+        < next(change["dead_by_step"] for change in verdicts_of(warned) if "dead_by_step" in change)
         < LONG
     )
 
 
-def test_each_row_of_a_reading_carries_the_verdict_in_force(told):
-    changes = {change["step"]: change["verdict"] for change in verdicts_of(told)}
+def test_each_row_of_a_reading_carries_the_verdict_in_force(warned):
+    changes = {change["step"]: change["verdict"] for change in verdicts_of(warned)}
     in_force = "cannot_tell"
-    for row in read_rows(told / "posterior.jsonl"):
+    for row in read_rows(warned / "posterior.jsonl"):
         in_force = changes.get(row["step"], in_force)
         assert row["verdict"] == in_force
 
@@ -95,9 +95,9 @@ def test_a_talkative_run_prints_each_reading_besides(tmp_path, capsys):
 # --- Stopping -------------------------------------------------------------------------------------------------------
 
 
-def test_a_script_that_asked_for_it_ends_with_code_7_and_a_checkpoint_to_go_on_from(tmp_path, told):
+def test_a_script_with_on_collapse_stop_ends_with_code_7_and_a_checkpoint_to_go_on_from(tmp_path, warned):
     ended = script(tmp_path, "draw")
-    step = step_of("collapsed", told)
+    step = step_of("collapsed", warned)
     saved = tmp_path / "collapsed.ckpt"
     assert ended.returncode == 7
     assert ended.stderr.splitlines()[-1] == (
@@ -111,8 +111,8 @@ def test_a_script_that_asked_for_it_ends_with_code_7_and_a_checkpoint_to_go_on_f
     }
     assert len(list((tmp_path / "plots").glob("*.png"))) == 5
     watch(tmp_path, quiet(on_collapse="stop"), ckpt_path=saved)  # it is not stopped once more
-    assert read_rows(tmp_path / "posterior.jsonl") == read_rows(told / "posterior.jsonl")
-    assert verdicts_of(tmp_path) == verdicts_of(told)
+    assert read_rows(tmp_path / "posterior.jsonl") == read_rows(warned / "posterior.jsonl")
+    assert verdicts_of(tmp_path) == verdicts_of(warned)
 
 
 def test_a_run_that_goes_on_although_it_has_collapsed_says_so_first(tmp_path, capsys):
@@ -122,7 +122,7 @@ def test_a_run_that_goes_on_although_it_has_collapsed_says_so_first(tmp_path, ca
     capsys.readouterr()
     trainer = watch(tmp_path, quiet(on_collapse="stop"), ckpt_path=tmp_path / "collapsed.ckpt")
     assert trainer.global_step == LONG
-    assert capsys.readouterr().out.startswith(f"posterior: collapsed since step {step}; goes on all the same")
+    assert capsys.readouterr().out.startswith(f"posterior: collapsed since step {step}; the run continues nevertheless")
 
 
 def test_a_script_may_catch_the_end_and_go_on(tmp_path):
@@ -224,7 +224,7 @@ def test_a_run_broken_anywhere_tells_the_story_of_an_unbroken_one(way, tmp_path)
         assert verdicts_of(tmp_path) == changes, step
 
 
-def test_what_others_wrote_into_the_events_stays_and_a_new_run_starts_its_own_anew(tmp_path):
+def test_what_others_wrote_into_the_events_stays_and_a_new_run_begins_its_own(tmp_path):
     other = {"time": "2020-01-01T00:00:00.000Z", "step": 90, "event": "resumed"}
     JsonLines(tmp_path / "events.jsonl").append(other)
     JsonLines(tmp_path / "events.jsonl").append(other | {"step": 0, "event": "verdict", "verdict": "diverged"})
@@ -250,20 +250,20 @@ class WeighedImageVAE(AskedImageVAE):
     weighs = 1.0
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        told = super().training_step(batch, batch_idx)
-        mean, logvar = told["posterior_mean"], told["posterior_logvar"]
+        outputs = super().training_step(batch, batch_idx)
+        mean, logvar = outputs["posterior_mean"], outputs["posterior_logvar"]
         kl = 0.5 * (mean**2 + logvar.exp() - 1 - logvar).sum(dim=1).mean()
-        return told | {"loss": told["loss"] + (self.weighs - told["kl_weight"]) * kl, "kl_weight": self.weighs}
+        return outputs | {"loss": outputs["loss"] + (self.weighs - outputs["kl_weight"]) * kl, "kl_weight": self.weighs}
 
 
 class WeighedLSTMVAE(LSTMVAE):
     weighs = 1.0
 
     def training_step(self, batch: Any) -> Any:
-        told = super().training_step(batch)
-        mean, sigma = told["q"]
+        outputs = super().training_step(batch)
+        mean, sigma = outputs["q"]
         kl = (0.5 * (mean**2 + sigma**2 - 1) - sigma.log()).sum(dim=1).mean()
-        return told | {"loss": told["loss"] + (self.weighs - 0.3) * kl}
+        return outputs | {"loss": outputs["loss"] + (self.weighs - 0.3) * kl}
 
 
 WEIGHTS = {("images", "little"): 1.0, ("images", "much"): 100.0, ("lstm", "little"): 0.1, ("lstm", "much"): 10.0}

@@ -9,8 +9,8 @@ import pytest
 from seqvae.config.run import Watch
 from seqvae.config.training import OptimizedSettings, ReferenceSettings
 from seqvae.monitors.detection.advice import Situation, advice_on
+from seqvae.monitors.detection.findings import VerdictName
 from seqvae.monitors.detection.thresholds import OF_SEQUENCES, OF_STEPS
-from seqvae.monitors.detection.verdict import VerdictName
 from seqvae.monitors.reading import Reading
 from tests.support.documents import ROOT, tables, text_of
 

@@ -2,7 +2,7 @@
 
 Nothing is packed: packing wants the lengths on the CPU, for which a GPU would have to wait. Padding stands behind all real steps,
 so reading forwards never meets it in time to matter; reading backwards starts at each sequence's own last step, because the
-sequence is turned round within its length first.
+sequence is reversed within its length first.
 
 Shapes: B sequences, T steps, W width, N = B * T steps of the whole batch.
 """
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from seqvae.config.model import ModelSettings
-from seqvae.models.blocks.pieces import Dropout
+from seqvae.models.cpu_kernels.dropout import Dropout
 
 
 class RecurrentBlock(nn.Module):
@@ -32,22 +32,22 @@ class RecurrentBlock(nn.Module):
         self.out = nn.Linear(width, width)
         self.dropout = Dropout(settings.dropout)
 
-    def forward(self, hidden_BTW: Tensor, _: None) -> Tensor:
+    def forward(self, hidden_BTW: Tensor, context: None) -> Tensor:
         normed_BTW = self.norm(hidden_BTW)
-        read_BTW, _last = self.lstm(normed_BTW, self.start(normed_BTW[:, 0]))
+        read_BTW, _last = self.lstm(normed_BTW, self.initial_state(normed_BTW[:, 0]))
         return hidden_BTW + self.dropout(self.out(read_BTW))
 
     def step(
-        self, hidden_BW: Tensor, step: int, around: None, past: tuple[Tensor, ...]
+        self, hidden_BW: Tensor, step: int, context: None, past: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """As `forward` has it for one step; the past are state and cell, (B, W) each."""
+        """Return what `forward` does for one step, and the past of the next one: state and cell, (B, W) each."""
         normed_BW = self.norm(hidden_BW)
-        state_and_cell = tuple(kept[None] for kept in past) or self.start(normed_BW)
+        state_and_cell = tuple(kept[None] for kept in past) or self.initial_state(normed_BW)
         read_B1W, after = self.lstm(normed_BW[:, None], state_and_cell)
         return hidden_BW + self.dropout(self.out(read_B1W[:, 0])), tuple(kept[0] for kept in after)
 
-    def start(self, normed_BW: Tensor) -> tuple[Tensor, Tensor]:
-        """State and cell before the first step, (1, B, W) each."""
+    def initial_state(self, normed_BW: Tensor) -> tuple[Tensor, Tensor]:
+        """Return state and cell before the first step, (1, B, W) each."""
         # Under autocast the two differ in type, which torch's LSTM refuses on a GPU.
         state_BW, cell_BW = self.initial(normed_BW).to(normed_BW.dtype).chunk(2, dim=-1)
         return state_BW.tanh()[None].contiguous(), cell_BW[None].contiguous()
@@ -68,13 +68,13 @@ class BidirectionalBlock(nn.Module):
     def forward(self, hidden_BTW: Tensor, opposite_N: Tensor) -> Tensor:
         normed_BTW = self.norm(hidden_BTW)
         forwards_BTW, _ = self.forwards(normed_BTW)
-        backwards_BTW, _ = self.backwards(turned_round(normed_BTW, opposite_N))
-        both = torch.cat((forwards_BTW, turned_round(backwards_BTW, opposite_N)), dim=-1)
+        backwards_BTW, _ = self.backwards(_Reversed.apply(normed_BTW, opposite_N))
+        both = torch.cat((forwards_BTW, _Reversed.apply(backwards_BTW, opposite_N)), dim=-1)
         return hidden_BTW + self.dropout(self.out(both))
 
 
 def opposite_steps(real_BT: Tensor) -> Tensor:
-    """For each step of the batch the one as far from the other end of its sequence, as a flat index; padding stays put.
+    """Return for each step of the batch the one as far from the other end of its sequence, as a flat index; padding stays put.
 
     >>> opposite_steps(torch.tensor([[True, True, True], [True, True, False]]))
     tensor([2, 1, 0, 4, 3, 5])
@@ -85,13 +85,9 @@ def opposite_steps(real_BT: Tensor) -> Tensor:
     return (opposite_BT + length * torch.arange(sequences, device=real_BT.device)[:, None]).flatten()
 
 
-def turned_round(steps_BTW: Tensor, opposite_N: Tensor) -> Tensor:
-    """Each sequence from its last real step to its first."""
-    return _TurnedRound.apply(steps_BTW, opposite_N)
-
-
-class _TurnedRound(torch.autograd.Function):
-    """Turning round is its own way back. Torch does not know that, and would add the gradients up one at a time."""
+class _Reversed(torch.autograd.Function):
+    """Each sequence from its last real step to its first. The backward pass is the same operation, which torch does not know:
+    it would add the gradients up one at a time."""
 
     @staticmethod
     def forward(ctx: Any, steps_BTW: Tensor, opposite_N: Tensor) -> Tensor:

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqvae.config.model import ModelSettings
-from seqvae.models.blocks.pieces import Dropout, room_like, with_room
+from seqvae.models.cpu_kernels.dropout import Dropout
+from seqvae.models.functional import with_room
 
-CONVOLUTIONS = 3
-"""Of a block."""
+CONVOLUTIONS_PER_BLOCK = 3
 
 DISTANCES = tuple(3**power for power in range(6))
 """Up to 243; deeper networks begin again at 1, since what is farther away than a sequence is long teaches nothing."""
@@ -28,8 +28,8 @@ class ConvolutionBlock(nn.Module):
 
     def __init__(self, settings: ModelSettings, layer: int, *, causal: bool) -> None:
         super().__init__()
-        first = CONVOLUTIONS * layer
-        distances = [DISTANCES[number % len(DISTANCES)] for number in range(first, first + CONVOLUTIONS)]
+        first = CONVOLUTIONS_PER_BLOCK * layer
+        distances = [DISTANCES[number % len(DISTANCES)] for number in range(first, first + CONVOLUTIONS_PER_BLOCK)]
         self.convolutions = nn.ModuleList(Convolution(settings, distance, causal=causal) for distance in distances)
 
     def forward(self, hidden_BTW: Tensor, real_BT1: Tensor | None) -> Tensor:
@@ -38,9 +38,9 @@ class ConvolutionBlock(nn.Module):
         return hidden_BTW
 
     def step(
-        self, hidden_BW: Tensor, step: int, around: None, past: tuple[Tensor, ...]
+        self, hidden_BW: Tensor, step: int, context: None, past: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """As `forward` has it for one step; the past is what each convolution has seen, as far back as it looks."""
+        """Return what `forward` does for one step, and what each convolution has seen, as far back as it looks."""
         seen: list[Tensor] = []
         for number, convolution in enumerate(self.convolutions):
             assert isinstance(convolution, Convolution)
@@ -66,30 +66,28 @@ class Convolution(nn.Module):
         self.dropout = Dropout(settings.dropout)
 
     def forward(self, hidden_BTW: Tensor, real_BT1: Tensor | None) -> Tensor:
-        """`real_BT1` is needed by those who look ahead: padding then counts as what lies beyond the ends, which is 0."""
+        """Convolve. A block that looks ahead needs `real_BT1`: padding then counts as what lies beyond the ends, which is 0."""
         normed_BTW = self.norm(hidden_BTW)
         if real_BT1 is not None:
             normed_BTW = normed_BTW * real_BT1
-        return hidden_BTW + self.change(side_by_side(normed_BTW, self.shifts))
+        around = side_by_side(normed_BTW, self.shifts)
+        return hidden_BTW + self.dropout(self.out(F.gelu(self.around(around))))
 
     def step(self, hidden_BW: Tensor, step: int, seen_BTW: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Steps that are too far back to be seen again make room for newer ones."""
+        """Convolve at one step; steps that are too far back to be seen again make room for newer ones."""
         normed_BW = self.norm(hidden_BW)
-        reach = self.shifts[0] + 1
-        seen_BTW = room_like(normed_BW[:, None]) if seen_BTW is None else with_room(seen_BTW, step, reach)
+        seen_BTW = with_room(seen_BTW, normed_BW[:, None], step, most=self.shifts[0] + 1)
         seen_BTW[:, step % seen_BTW.shape[1]] = normed_BW
         none_BW = torch.zeros_like(normed_BW)
-        before = [
-            seen_BTW[:, (step - shift) % seen_BTW.shape[1]] if shift <= step else none_BW for shift in self.shifts
-        ]
-        return hidden_BW + self.change(torch.cat(before, dim=-1)), seen_BTW
-
-    def change(self, around: Tensor) -> Tensor:
-        return self.dropout(self.out(F.gelu(self.around(around))))
+        around = torch.cat(
+            [seen_BTW[:, (step - shift) % seen_BTW.shape[1]] if shift <= step else none_BW for shift in self.shifts],
+            dim=-1,
+        )
+        return hidden_BW + self.dropout(self.out(F.gelu(self.around(around)))), seen_BTW
 
 
 def side_by_side(steps_BTW: Tensor, shifts: Sequence[int]) -> Tensor:
-    """For each step the vectors of the steps so far before it (negative: behind it), zeros where there are none.
+    """Return for each step the vectors of the steps that far before it (negative: behind it), zeros where there are none.
 
     >>> side_by_side(torch.tensor([[[1.0], [2.0], [3.0]]]), shifts=(1, 0))
     tensor([[[0., 1.],
@@ -100,7 +98,7 @@ def side_by_side(steps_BTW: Tensor, shifts: Sequence[int]) -> Tensor:
     starts = list(shifts)
     if not torch.compiler.is_compiling():
         # No further than the sequence is long, or most of a short one's copy would be zeros. Compiled code makes no such copy, and
-        # would be compiled anew for lengths on either side of a shift.
+        # would be compiled again for lengths on either side of a shift.
         starts = [max(-length, min(shift, length)) for shift in shifts]
     padded = F.pad(steps_BTW, (0, 0, starts[0], -starts[-1]))
     return torch.cat([padded[:, starts[0] - start : starts[0] - start + length] for start in starts], dim=-1)

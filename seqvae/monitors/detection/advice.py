@@ -1,25 +1,11 @@
-"""Why a run is as a verdict says, and what to try: words for people, with the flags of the training commands.
+"""What to try after a verdict: the flags of the training commands, in words for people.
 
-The flags are this product's; what each does is said beside it, for those who have others.
+The flags are this product's; what each does stands beside it, for those who have others.
 """
 
 from typing import NamedTuple
 
-from seqvae.monitors.detection.verdict import VerdictName
-
-UNHEARD = "the latent carries something, and whether the decoder uses it is not known for certain"
-"""In place of the reason for healthy where the decoder could not be asked, or its answer is not clear."""
-
-REASONS: dict[VerdictName, str] = {
-    "healthy": "the latent carries something and the decoder uses it",
-    "collapsing": "what the latent carries is going, and a rescue is cheap now",
-    "collapsed": "the decoder models the data without the latent",
-    "decoder_ignores_z": "the rate is paid and not used: something holds it up (free bits, normalised means, a fixed variance) and "
-    "hides a collapse",
-    "partly_collapsed": "most dimensions are dead and the rest carry everything, which is often as it should be",
-    "not_variational": "the posteriors are next to points, so samples from the prior meet a decoder that never saw their like",
-    "diverged": "the posteriors hold NaN or infinity",
-}
+from seqvae.monitors.detection.findings import VerdictName
 
 _FREE_BITS = "--free_bits 0.25 (the first nats of each dimension are free)"
 _CYCLICAL = "--kl_schedule cyclical (the KL weight starts from 0 again and again)"
@@ -29,7 +15,7 @@ _WEAKER = "a weaker decoder (--depth 1, a smaller --width, or --decoder parallel
 _FULL = "--beta 1 (the full weight of the KL)"
 _RISING = "--kl_schedule linear (a weight that rises and stays)"
 _LOWER_TARGET = "a lower --target_kl (the controller gives the KL more weight)"
-_GO_BACK = "--init_from the run's healthy.ckpt (goes back to when it was well; with one of these)"
+_GO_BACK = "--init_from the run's healthy.ckpt (starts from the last healthy checkpoint; with one of these)"
 
 _REMEDIES: dict[VerdictName, tuple[str, ...]] = {
     "collapsing": (_FREE_BITS, _CYCLICAL, _WORD_DROPOUT, _TARGET),
@@ -53,34 +39,27 @@ class Situation(NamedTuple):
 
     has_been_healthy: bool = False
     is_steered: bool = False
-    """--target_kl is in force, and --kl_schedule and --beta have no say."""
+    """--target_kl is in force, and --kl_schedule and --beta have no effect."""
     is_cyclical: bool = False
     """The KL weight falls again."""
     kl_weight: float | None = None
-    """The one last told."""
+    """The last one that is known."""
 
 
 def advice_on(verdict: VerdictName, situation: Situation, active: int) -> tuple[str, ...]:
-    """What to try, the most promising first, without what is in force already or would change nothing."""
+    """Return what to try, the most promising first, without what is in force already or would change nothing."""
     if verdict == "partly_collapsed":
-        return (f"--latent_size {max(active, 1)} (so many dimensions carry something)", _FREE_BITS)
-    idle = _idle(situation)
-    remedies = tuple(remedy for remedy in _REMEDIES.get(verdict, ()) if remedy not in idle)
+        return (f"--latent_size {max(active, 1)} (the number of dimensions that carry something)", _FREE_BITS)
     weight = situation.kl_weight
+    if situation.is_steered:
+        without_effect = {_TARGET, _CYCLICAL, _RISING, _FULL}
+    else:
+        without_effect = {_LOWER_TARGET, _CYCLICAL if situation.is_cyclical else _RISING}
+        if weight is not None and weight >= 1:
+            without_effect.add(_FULL)
+    remedies = tuple(remedy for remedy in _REMEDIES.get(verdict, ()) if remedy not in without_effect)
     if verdict in ("collapsing", "collapsed") and weight is not None and weight > HEAVY and not situation.is_steered:
         remedies = (f"--beta 1 (the KL weighs {weight:.3g} now)", *remedies)
     if situation.has_been_healthy and verdict in ("collapsing", "collapsed", "decoder_ignores_z"):
         return (*remedies, _GO_BACK)
     return remedies
-
-
-def _idle(situation: Situation) -> set[str]:
-    """Remedies that would change nothing."""
-    if situation.is_steered:
-        return {_TARGET, _CYCLICAL, _RISING, _FULL}
-    weighs_enough = situation.kl_weight is not None and situation.kl_weight >= 1
-    return {
-        _LOWER_TARGET,
-        _CYCLICAL if situation.is_cyclical else _RISING,
-        *([_FULL] if weighs_enough else []),
-    }

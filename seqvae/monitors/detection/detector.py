@@ -8,11 +8,10 @@ adds memory. The same readings give the same verdicts, also across a checkpoint.
 from typing import Any, NamedTuple
 
 from seqvae.monitors.detection.advice import Situation, advice_on
-from seqvae.monitors.detection.findings import Finding, find
+from seqvae.monitors.detection.findings import UNHARMED, Finding, Verdict, VerdictName, find, spoken
 from seqvae.monitors.detection.thresholds import OF_SEQUENCES, OF_STEPS, Thresholds
 from seqvae.monitors.detection.trends import LONG, KLSchedule, Point, is_faint, point_of, why_not_full
-from seqvae.monitors.detection.verdict import UNHARMED, Verdict, VerdictName, spoken
-from seqvae.monitors.reading import Reading, Scope
+from seqvae.monitors.reading import Reading
 
 
 class Patience(NamedTuple):
@@ -22,10 +21,10 @@ class Patience(NamedTuple):
     share_of_run: float = 0.0
     """Where the run's length is known. Readings that follow each other closely are made of the same posteriors."""
     share_of_past: float = 0.0
-    """Of the time under the full weight until readings began to say it. Some models fall silent while their decoder learns the
+    """Share of the time under the full weight until readings began to say it. Some models fall silent while the decoder learns the
     simplest things, and come to life after it: the later that happens, the longer it takes."""
     steps: int = 0
-    """However many readings that are; a tenth of a run that is too short for so many."""
+    """However many readings that are; a tenth of a run that is shorter than ten times this."""
 
 
 PATIENCE: dict[VerdictName, Patience] = {
@@ -40,7 +39,7 @@ PATIENCE: dict[VerdictName, Patience] = {
     "cannot_tell": Patience(8, 0.08),
 }
 LONGEST_LEAST_STEPS = 500
-"""That `share_of_run` can demand at most: in a long run, too, readings are soon made of other posteriors."""
+"""Limit of `share_of_run`: in a long run, too, readings are soon made of other posteriors."""
 MOST_OF_SHORT_RUN = 0.1
 """Share of a run that `steps` can demand at most."""
 LONGEST_PATIENCE, LONGEST_ONCE_HEALTHY = 0.15, 0.06
@@ -48,10 +47,10 @@ LONGEST_PATIENCE, LONGEST_ONCE_HEALTHY = 0.15, 0.06
 FEWEST_IN_WINDOW = LONG.readings
 """Readings that a detector has to remember."""
 
-UNHEARD_READINGS = 10
-"""A verdict that rests on the decoder's use is worth nothing once nobody has asked the decoder for so many readings."""
+UNPROBED_READINGS = 10
+"""A verdict that rests on the decoder's use is worth nothing once it was not probed at this many readings."""
 UNDECIDED_READINGS = 5
-"""And while there is no verdict, the decoder is asked as often as this."""
+"""While there is no verdict, the decoder is probed as often as this."""
 
 
 class Pending(NamedTuple):
@@ -64,7 +63,7 @@ class Pending(NamedTuple):
 
 
 class Detector:
-    """Of one run."""
+    """Judges the readings of one run."""
 
     def __init__(
         self,
@@ -74,108 +73,108 @@ class Detector:
         *,
         can_probe: bool = True,
     ) -> None:
-        """`window_size` is in readings. `can_probe`: decoder use can be had; without, `decoder_ignores_z` is not offered."""
+        """`window_size` is in readings. `can_probe`: decoder use can be read; without, `decoder_ignores_z` is not offered."""
         self.thresholds = thresholds
         """None: the defaults, those for sequences or those for steps."""
         self.window_size = window_size
         self.schedule = schedule or KLSchedule()
         self.can_probe = can_probe
         self.verdict = Verdict("cannot_tell", 0, "there is no reading yet")
+        self.points: list[Point] = []
+        """What is remembered of the last readings, oldest first."""
         self._full_from = self.schedule.full_from()
         self._is_cyclical = self.schedule.falls()
         self._has_been_healthy = False
-        self._points: list[Point] = []
-        """The last ones, oldest first."""
         self._pending = Pending("cannot_tell", 0, 0)
         self._upheld_at = 0
-        """The step of the last reading that said what the verdict says, or for healthy the like."""
+        """The step of the last reading that agreed with the verdict; partly collapsed agrees with healthy."""
         self._unupheld = 0
         """Readings since."""
         self._early_until = 0
         """The last step whose KL weight was not full."""
         self._faint_since: int | None = None
         """The step from which all readings were faint, also those under a smaller weight: under the full one it is no better."""
-        self._unheard = 0
-        """Readings since the decoder was last asked."""
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether there was a reading."""
-        return bool(self._points)
+        self._unprobed = 0
+        """Readings since the decoder was last probed."""
 
     def wants_decoder_use(self, reading: Reading) -> bool:
-        """Whether the decoder should be asked before this reading is judged: because the verdict is about to change, because
-        there is none, or because nobody has asked for long."""
+        """Whether the decoder should be probed before this reading is judged: because the verdict is about to change, because
+        there is none, or because the last probe is too old."""
         if not self.can_probe or reading.decoder_use is not None:
             return False
-        finding = self._find(self._points_with(reading), reading.scope)
+        _, finding = self._look_at(reading)
         if not finding.decoder_matters:
             return False
         if finding.contradicts:
             return True
         if finding.name != "cannot_tell" and self._is_enough(self._pending_after(finding, reading.step), reading.step):
             return True
-        return self._unheard + 1 >= (UNDECIDED_READINGS if finding.name == "cannot_tell" else UNHEARD_READINGS)
+        return self._unprobed + 1 >= (UNDECIDED_READINGS if finding.name == "cannot_tell" else UNPROBED_READINGS)
 
     def judge(self, reading: Reading) -> Verdict:
         """Take in a reading; return the verdict now in force."""
-        self._unheard = 0 if reading.decoder_use is not None else self._unheard + 1
-        self._points = self._points_with(reading)
-        if self._points[-1].early:
-            self._early_until = reading.step
-        if not is_faint(self._points[-1], self._thresholds(reading.scope)):
+        step = reading.step
+        self._unprobed = 0 if reading.decoder_use is not None else self._unprobed + 1
+        self.points, finding = self._look_at(reading)
+        if self.points[-1].early:
+            self._early_until = step
+        if not is_faint(self.points[-1], self._thresholds_for(reading)):
             self._faint_since = None
         elif self._faint_since is None:
-            self._faint_since = reading.step
-        finding = self._find(self._points, reading.scope)
-        self._pending = self._pending_after(finding, reading.step)
-        if finding.name == self.verdict.name or {finding.name, self.verdict.name} <= UNHARMED:
-            self._upheld_at, self._unupheld = reading.step, 0
+            self._faint_since = step
+        self._pending = self._pending_after(finding, step)
+        before = self.verdict.name
+        if finding.name == before or {finding.name, before} <= UNHARMED:
+            self._upheld_at, self._unupheld = step, 0
         else:
             self._unupheld += 1
-        if finding.name == self.verdict.name:
+        # A verdict that no reading has agreed with for long ends, though the readings do not agree on anything else either.
+        patience = PATIENCE["cannot_tell"]
+        is_forsaken = self._unupheld > 2 * patience.readings and step - self._upheld_at > patience.share_of_run * (
+            self.schedule.total_steps or 0
+        )
+        if finding.name == before:
             self._pronounce(finding, self.verdict.since_step)
-        elif self._is_enough(self._pending, reading.step):
-            self._pronounce(finding, reading.step)
-        elif self.verdict.name != "cannot_tell" and self._is_forsaken(reading.step):
-            said = (
-                f"for {self._unupheld} readings it was no longer {spoken(self.verdict.name)}, and nothing else for long"
-            )
-            self._pronounce(Finding("cannot_tell", f"{said}: {finding.evidence}", finding.numbers), reading.step)
-        elif self.verdict.name == "cannot_tell":
-            said = f"perhaps {spoken(finding.name)}, but not for long enough (since step {self._pending.since_step:,})"
-            self._pronounce(Finding("cannot_tell", said, finding.numbers), self.verdict.since_step)
+        elif self._is_enough(self._pending, step):
+            self._pronounce(finding, step)
+        elif before != "cannot_tell" and is_forsaken:
+            why = f"the last {self._unupheld} readings were not {spoken(before)}, and do not agree on anything else"
+            self._pronounce(Finding("cannot_tell", f"{why}: {finding.evidence}", finding.numbers), step)
+        elif before == "cannot_tell":
+            why = f"perhaps {spoken(finding.name)}, but not for long enough (since step {self._pending.since_step:,})"
+            self._pronounce(Finding("cannot_tell", why, finding.numbers), self.verdict.since_step)
         return self.verdict
 
     def diverged(self, step: int, said: str) -> Verdict:
-        """A run has ended in NaN or infinity before a reading could show it."""
+        """Judge a run that has ended in NaN or infinity before a reading could show it; `said` becomes the evidence."""
         if self.verdict.name != "diverged":
             self._pronounce(Finding("diverged", said), step)
         return self.verdict
 
     def _pronounce(self, finding: Finding, since_step: int) -> None:
         self._has_been_healthy |= finding.name in UNHARMED
-        active, weight = (self._points[-1].active, self._points[-1].weight) if self._points else (0, None)
+        active, weight = (self.points[-1].active, self.points[-1].weight) if self.points else (0, None)
         situation = Situation(self._has_been_healthy, self.schedule.is_steered, self._is_cyclical, weight)
         advice = advice_on(finding.name, situation, active)
         self.verdict = Verdict(
             finding.name, since_step, finding.evidence, advice, finding.numbers, finding.dead_by_step
         )
 
-    def _find(self, points: list[Point], scope: Scope) -> Finding:
-        return find(points, self._thresholds(scope), self.schedule.total_steps, self.verdict.name)
+    def _look_at(self, reading: Reading) -> tuple[list[Point], Finding]:
+        """Return the last points with that of the reading, and what they look like.
 
-    def _points_with(self, reading: Reading) -> list[Point]:
-        """The last ones and that of the reading, which takes the place of those that were taken at its step or later: a run may
-        have gone back."""
-        points = [point for point in self._points if point.step < reading.step]
+        A reading takes the place of those that were taken at its step or later: a run may have gone back.
+        """
+        thresholds = self._thresholds_for(reading)
+        points = [point for point in self.points if point.step < reading.step]
         weights = [*(point.weight for point in points), reading.kl_weight]
         early = why_not_full(reading.step, weights, self.schedule, self._full_from)
         before = points[-1] if points else None
-        return [*points, point_of(reading, early, self._thresholds(reading.scope), before)][-self.window_size :]
+        points = [*points, point_of(reading, early, thresholds, before)][-self.window_size :]
+        return points, find(points, thresholds, self.schedule.total_steps, self.verdict.name)
 
-    def _thresholds(self, scope: Scope) -> Thresholds:
-        return self.thresholds or (OF_STEPS if scope == "step" else OF_SEQUENCES)
+    def _thresholds_for(self, reading: Reading) -> Thresholds:
+        return self.thresholds or (OF_STEPS if reading.scope == "step" else OF_SEQUENCES)
 
     def _pending_after(self, finding: Finding, step: int) -> Pending:
         if finding.name == self.verdict.name:
@@ -206,16 +205,10 @@ class Detector:
             steps = max(least, min(steps, longest * total_steps))
         return pending.readings >= patience.readings and step - since_step >= steps
 
-    def _is_forsaken(self, step: int) -> bool:
-        """Whether no reading has said for long what the verdict says, though they do not agree on anything else either."""
-        patience = PATIENCE["cannot_tell"]
-        steps = patience.share_of_run * (self.schedule.total_steps or 0)
-        return self._unupheld > 2 * patience.readings and step - self._upheld_at > steps
-
     def state_dict(self) -> dict[str, Any]:
-        """All that later verdicts depend on, in types of JSON."""
+        """Return all that later verdicts depend on, in types of JSON."""
         return {
-            "points": [list(point) for point in self._points],
+            "points": [list(point) for point in self.points],
             "verdict": self.verdict._asdict()
             | {"advice": list(self.verdict.advice), "numbers": dict(self.verdict.numbers)},
             "pending": list(self._pending),
@@ -223,16 +216,16 @@ class Detector:
             "unupheld": self._unupheld,
             "early_until": self._early_until,
             "faint_since": self._faint_since,
-            "unheard": self._unheard,
+            "unheard": self._unprobed,
             "has_been_healthy": self._has_been_healthy,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._points = [Point(*point) for point in state["points"]][-self.window_size :]
+        self.points = [Point(*point) for point in state["points"]][-self.window_size :]
         self.verdict = Verdict(**state["verdict"] | {"advice": tuple(state["verdict"]["advice"])})
         self._pending = Pending(*state["pending"])
         self._upheld_at, self._unupheld = state["upheld_at"], state["unupheld"]
         self._early_until = state["early_until"]
         self._faint_since = state["faint_since"]
-        self._unheard = state["unheard"]
+        self._unprobed = state["unheard"]
         self._has_been_healthy = state["has_been_healthy"]

@@ -1,4 +1,4 @@
-"""Which batches a decoder is asked about, and what is said where it cannot be asked."""
+"""Which batches decoder use is read on, and the messages where it cannot be read."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ pytestmark = QUIET
 
 
 class CountingVAE(TellingImageVAE):
-    """Notes the size of each batch that its decoder is asked about."""
+    """Notes the size of each batch that its decoder is probed with."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ PROBE_BATCH = next(iter(pictures(5, 5)))
         ([OfferingNothing()], None, [64]),
     ],
 )
-def test_asked_about_are_given_batches_or_offered_ones_or_the_first_of_validation_or_the_one_at_hand(
+def test_probes_take_given_batches_or_offered_ones_or_the_first_of_validation_or_the_one_at_hand(
     loaders, probe_batch, expected, tmp_path
 ):
     module, monitor = CountingVAE(), PosteriorMetricsMonitor(probe_batch=probe_batch)
@@ -71,7 +71,7 @@ def test_asked_about_are_given_batches_or_offered_ones_or_the_first_of_validatio
         trainer.fit(module, datamodule=loaders[0])
     else:
         trainer.fit(module, *loaders)
-    assert module.sizes[::2] == module.sizes[1::2] == expected  # each is asked twice, with its own z and another's
+    assert module.sizes[::2] == module.sizes[1::2] == expected  # each is probed twice, with its own z and another's
 
 
 class ManualVAE(AskedImageVAE):
@@ -83,19 +83,19 @@ class ManualVAE(AskedImageVAE):
         self.sizes: list[int] = []
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        told = super().training_step(batch, batch_idx)
+        outputs = super().training_step(batch, batch_idx)
         optimizer: Any = self.optimizers()
         optimizer.zero_grad()
-        self.manual_backward(told["loss"])
+        self.manual_backward(outputs["loss"])
         optimizer.step()
-        return told
+        return outputs
 
     def nll_given_z(self, batch: Any, z: Tensor) -> Tensor:
         self.sizes.append(len(batch[0]))
         return super().nll_given_z(batch, z)
 
 
-def test_a_module_that_optimizes_by_hand_is_asked_about_the_batch_at_hand(tmp_path):
+def test_a_module_that_optimizes_by_hand_is_probed_with_the_batch_at_hand(tmp_path):
     module = ManualVAE()
     reading = watched(tmp_path, module, [pictures(80, 16), pictures(64, 32)], PosteriorMetricsMonitor())
     assert module.steps_taken == 5
@@ -103,13 +103,13 @@ def test_a_module_that_optimizes_by_hand_is_asked_about_the_batch_at_hand(tmp_pa
     assert reading.decoder_use is not None
 
 
-def test_a_module_that_optimizes_by_hand_cannot_be_asked_about_a_given_batch_alone(tmp_path):
+def test_a_module_that_optimizes_by_hand_cannot_be_probed_with_a_given_batch_alone(tmp_path):
     monitor = PosteriorMetricsMonitor(probe_batch=PROBE_BATCH)
-    with pytest.raises(ValueError, match=r"to be asked about probe_batch, ManualVAE needs posterior_of\(batch\)"):
+    with pytest.raises(ValueError, match=r"to read decoder use on probe_batch, ManualVAE needs posterior_of\(batch\)"):
         watched(tmp_path, ManualVAE(), [pictures(80, 16)], monitor)
 
 
-def test_a_step_that_fails_when_it_is_asked_says_who_asked_and_what_to_do(tmp_path):
+def test_a_step_that_fails_in_a_probe_names_the_monitor_and_the_remedy(tmp_path):
     class Strict(AskedImageVAE):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             if not torch.is_grad_enabled():
@@ -119,12 +119,12 @@ def test_a_step_that_fails_when_it_is_asked_says_who_asked_and_what_to_do(tmp_pa
     with pytest.raises(RuntimeError, match="this step needs gradients") as failed:
         watched(tmp_path, Strict(), [pictures(80, 16), pictures(64, 32)], PosteriorMetricsMonitor())
     (note,) = failed.value.__notes__
-    assert note.startswith("This was the monitor, which asked Strict.training_step in eval mode")
+    assert note.startswith("This was the monitor, which called Strict.training_step in eval mode")
     assert "Give Strict a method posterior_of(batch)" in note
 
 
 class MeanVAE(AskedImageVAE):
-    """Forgets which sequence is which."""
+    """Returns one NLL for all sequences."""
 
     def nll_given_z(self, batch: Any, z: Tensor) -> Tensor:
         return super().nll_given_z(batch, z).mean()
