@@ -23,7 +23,7 @@ that it is measured against is train_with_collapse_detection.py.
 #   --fused_optimizer true                     AdamW in one pass over the weights: it shows on GPUs
 #   --use_dynamic_padding true                 each batch is as long as its longest sequence
 #
-# With --fast_detection the posterior is read every 200 steps, not every 100, at the cost of one device sync each.
+# How closely the posterior is watched stands in callbacks(), without and with --fast_detection.
 
 import sys
 from typing import TYPE_CHECKING, Any
@@ -108,11 +108,11 @@ def callbacks(settings: TrainingSettings) -> "list[Callback]":
     watch = settings.watch
     if watch is None:  # --disable_metrics_monitoring
         return []
-    monitor = PosteriorMetricsMonitor(
-        update_frequency=watch.every_n_steps,  # 100, with --fast_detection 200: one device sync each
-        plot_frequency=watch.plot_every_n_steps,  # 1000, or 2000: figures are drawn by a process of their own
-        window_size=watch.window,  # 50: readings that a trend is judged on
-        probe_every_n_readings=watch.probe_every_n_readings,  # 4, or None: ask the decoder only to confirm a suspicion
+    monitor = PosteriorMetricsMonitor(  # values: without, or with --fast_detection
+        update_frequency=watch.every_n_steps,  # 100, or 200 steps between two readings: one device sync each
+        plot_frequency=watch.plot_every_n_steps,  # 1000, or 2000: figures are drawn by another process
+        window_size=watch.window,  # 50, or 50 readings that a trend is judged on
+        probe_every_n_readings=watch.probe_every_n_readings,  # 4, or None: only to confirm a suspicion
         on_collapse=settings.monitoring.on_collapse,
     )
     return [monitor, ThroughputMonitor(every_n_steps=settings.run.log_every_n_steps)]
