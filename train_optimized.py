@@ -11,7 +11,7 @@ validation ten times an epoch on a tenth of the validation data, and a posterior
 that it is measured against is train_with_collapse_detection.py.
 """
 
-# What is fast about it, and what a run of the demo's tokens loses without (docs/performance.md, two CPU cores):
+# What is fast about it, and how much faster a run of tokens is with it (docs/performance.md, two CPU cores with bf16 units):
 #
 #   --bucketing true                    3.0 x  sequences of similar length together: little padding is computed
 #   --plain_operations false            2.4 x  attention, cross entropy and dropout written out for a CPU
@@ -40,10 +40,8 @@ PROG = "train_optimized.py"
 
 
 def main() -> None:
-    settings: TrainingSettings = parse_command_line(
-        OptimizedSettings, sys.argv[1:], prog=PROG, description=__doc__ or ""
-    )
-    share_machine()  # before torch is imported, which takes seconds that --help must not
+    settings = parse_command_line(OptimizedSettings, sys.argv[1:], prog=PROG, description=__doc__ or "")
+    share_machine()  # before torch is imported; that takes seconds, so --help comes first
 
     import torch
 
@@ -51,7 +49,7 @@ def main() -> None:
     from seqvae.training.distributed import resolve_devices
     from seqvae.training.fit import fit, prepare_settings
     from seqvae.training.network import build_network
-    from seqvae.training.trainer import NoProfiler, make_previews, validation_cadence
+    from seqvae.training.trainer import NoProfiler, make_previews, validation_cadence, wants_benchmark
 
     set_up_output()  # after Lightning, which sets the levels of its loggers when it is imported
     settings = prepare_settings(settings)  # what depends on this machine; refuses before data are read
@@ -87,10 +85,7 @@ def main() -> None:
         "check_val_every_n_epoch": cadence.epochs,
         "limit_val_batches": 1.0 if validation.limit_val_batches else 0,  # the data module takes the tenth
         "num_sanity_val_steps": validation.sanity_checks,
-        # cuDNN tries out algorithms for each shape, which pays only where the same shape comes again and again.
-        "benchmark": not settings.batches.use_dynamic_padding
-        if compute.cudnn_benchmark is None
-        else compute.cudnn_benchmark,
+        "benchmark": wants_benchmark(settings),  # cuDNN tries algorithms only where shapes repeat
         "deterministic": compute.deterministic,
         "detect_anomaly": compute.detect_anomaly,
         "profiler": NoProfiler(),  # Lightning's own that does nothing takes 30 us per micro-batch
