@@ -71,7 +71,7 @@ def two_steps(name: str, directory: str) -> "Trained":
     words = ["--data_dir", str(Path(folder) / name), *SETS[name], "--output_dir", directory, "--run_name", name]
     words += ["--max_steps", "2", "--limit_val_batches", "0"]
     settings = parse_command_line(OptimizedSettings, words, prog="benchmarks.speed.encoding", description="")
-    return open_trained(str(fit(settings).directory))
+    return open_trained(str(fit(settings, []).directory))
 
 
 def speed_of(name: str, trained: "Trained", directory: Path, rounds: int) -> dict[str, Any]:
