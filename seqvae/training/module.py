@@ -15,8 +15,8 @@ from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from torchmetrics import Metric, MetricCollection
-from torchmetrics.classification import MulticlassAUROC, MulticlassAveragePrecision
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAUROC, MulticlassAveragePrecision, MulticlassStatScores
 
 from seqvae.config.training import RATE_TOKENS, ObjectiveSettings, OptimizerSettings
 from seqvae.data.batch import Batch, padded_steps
@@ -271,23 +271,6 @@ def noise_seed(seed: int, stream: int, position: int, part: int = 0) -> int:
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
 
-class ClassCounts(Metric):
-    """How often each class came, over batches and processes."""
-
-    counts_C: Tensor
-
-    def __init__(self, classes: int, **options: Any) -> None:
-        super().__init__(**options)
-        self.add_state("counts_C", torch.zeros(classes, dtype=torch.long), dist_reduce_fx="sum")
-
-    def update(self, scores_BC: Tensor, labels_B: Tensor) -> None:
-        classes_C = torch.arange(len(self.counts_C), device=labels_B.device)
-        self.counts_C += (labels_B[:, None] == classes_C).sum(dim=0)
-
-    def compute(self) -> Tensor:
-        return self.counts_C
-
-
 class LabelMetrics(nn.Module):
     """How well the supervised head tells the classes apart: AUROC and AUPRC over a whole validation, by torchmetrics.
 
@@ -304,7 +287,7 @@ class LabelMetrics(nn.Module):
                 {
                     "valid_auroc": MulticlassAUROC(**options),
                     "valid_auprc": MulticlassAveragePrecision(**options),
-                    "counts": ClassCounts(classes),
+                    "counts": MulticlassStatScores(**options),
                 },
                 compute_groups=False,
             )
@@ -321,7 +304,7 @@ class LabelMetrics(nn.Module):
             warnings.filterwarnings("ignore", module="torchmetrics")  # of classes that did not come, which are left out
             values = self.metrics.compute()
         self.metrics.reset()
-        counts_C = values.pop("counts")
+        counts_C = values.pop("counts")[:, -1]  # the last of its columns: how often each class came
         told_apart_C = (counts_C > 0) & (counts_C < counts_C.sum())
         if len(counts_C) == 2:
             told_apart_C[0] = False

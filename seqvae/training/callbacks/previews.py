@@ -60,16 +60,13 @@ class Previews(lightning.Callback):
         *,
         batch: Batch,
         seed: int,
-        every_n_validations: int = 1,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`batch` holds a few validation sequences; MOST_SEQUENCES of them and MOST_STEPS of each are used."""
         self.description = description
         self.batch = beginning(batch, MOST_SEQUENCES, MOST_STEPS)
         self.seed = seed
-        self.every_n_validations = every_n_validations
         self.clock = clock
-        self._validations = 0
         self._not_before = -math.inf
         self._has_reported = False
         self._patience = Patience("samples")
@@ -77,10 +74,9 @@ class Previews(lightning.Callback):
     def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         if trainer.sanity_checking or not trainer.is_global_zero:
             return
-        self._validations += 1
         started = self.clock()
         is_end = trainer.state.fn == TrainerFn.VALIDATING  # the end of a run is always shown
-        if not is_end and ((self._validations - 1) % self.every_n_validations or started < self._not_before):
+        if not is_end and started < self._not_before:
             return
         if not math.isfinite(trainer.callback_metrics["valid_elbo"]):
             return  # there are no probabilities to draw from; Progress ends the session
