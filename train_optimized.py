@@ -11,7 +11,7 @@ validation ten times an epoch on a tenth of the validation data, and a posterior
 that it is measured against is train_with_collapse_detection.py.
 """
 
-# What is fast about it, and what a run of the demo's tokens loses without (docs/performance.md, two CPU cores):
+# What is fast about it, and how much faster a run of tokens is with it (docs/performance.md, two CPU cores with bf16 units):
 #
 #   --bucketing true                    3.0 x  sequences of similar length together: little padding is computed
 #   --plain_operations false            2.4 x  attention, cross entropy and dropout written out for a CPU
@@ -23,7 +23,7 @@ that it is measured against is train_with_collapse_detection.py.
 #   --fused_optimizer true                     AdamW in one pass over the weights: it shows on GPUs
 #   --use_dynamic_padding true                 each batch is as long as its longest sequence
 #
-# With --fast_detection the posterior is read every 200 steps, not every 100, at the cost of one device sync each.
+# How closely the posterior is watched stands in callbacks(), without and with --fast_detection.
 
 import sys
 from typing import TYPE_CHECKING, Any
@@ -40,10 +40,8 @@ PROG = "train_optimized.py"
 
 
 def main() -> None:
-    settings: TrainingSettings = parse_command_line(
-        OptimizedSettings, sys.argv[1:], prog=PROG, description=__doc__ or ""
-    )
-    share_machine()  # before torch is imported, which takes seconds that --help must not
+    settings = parse_command_line(OptimizedSettings, sys.argv[1:], prog=PROG, description=__doc__ or "")
+    share_machine()  # before torch is imported; that takes seconds, so --help comes first
 
     import torch
 
@@ -51,7 +49,7 @@ def main() -> None:
     from seqvae.training.distributed import resolve_devices
     from seqvae.training.fit import fit, prepare_settings
     from seqvae.training.network import build_network
-    from seqvae.training.trainer import NoProfiler, make_previews, validation_cadence
+    from seqvae.training.trainer import NoProfiler, make_previews, validation_cadence, wants_benchmark
 
     set_up_output()  # after Lightning, which sets the levels of its loggers when it is imported
     settings = prepare_settings(settings)  # what depends on this machine; refuses before data are read
@@ -87,10 +85,7 @@ def main() -> None:
         "check_val_every_n_epoch": cadence.epochs,
         "limit_val_batches": 1.0 if validation.limit_val_batches else 0,  # the data module takes the tenth
         "num_sanity_val_steps": validation.sanity_checks,
-        # cuDNN tries out algorithms for each shape, which pays only where the same shape comes again and again.
-        "benchmark": not settings.batches.use_dynamic_padding
-        if compute.cudnn_benchmark is None
-        else compute.cudnn_benchmark,
+        "benchmark": wants_benchmark(settings),  # cuDNN tries algorithms only where shapes repeat
         "deterministic": compute.deterministic,
         "detect_anomaly": compute.detect_anomaly,
         "profiler": NoProfiler(),  # Lightning's own that does nothing takes 30 us per micro-batch
@@ -108,11 +103,11 @@ def callbacks(settings: TrainingSettings) -> "list[Callback]":
     watch = settings.watch
     if watch is None:  # --disable_metrics_monitoring
         return []
-    monitor = PosteriorMetricsMonitor(
-        update_frequency=watch.every_n_steps,  # 100, with --fast_detection 200: one device sync each
-        plot_frequency=watch.plot_every_n_steps,  # 1000, or 2000: figures are drawn by a process of their own
-        window_size=watch.window,  # 50: readings that a trend is judged on
-        probe_every_n_readings=watch.probe_every_n_readings,  # 4, or None: ask the decoder only to confirm a suspicion
+    monitor = PosteriorMetricsMonitor(  # values: without, or with --fast_detection
+        update_frequency=watch.every_n_steps,  # 100, or 200 steps between two readings: one device sync each
+        plot_frequency=watch.plot_every_n_steps,  # 1000, or 2000: figures are drawn by another process
+        window_size=watch.window,  # 50, or 50 readings that a trend is judged on
+        probe_every_n_readings=watch.probe_every_n_readings,  # 4, or None: only to confirm a suspicion
         on_collapse=settings.monitoring.on_collapse,
     )
     return [monitor, ThroughputMonitor(every_n_steps=settings.run.log_every_n_steps)]

@@ -35,10 +35,8 @@ PROG = "train_with_collapse_detection.py"
 
 
 def main() -> None:
-    settings: TrainingSettings = parse_command_line(
-        ReferenceSettings, sys.argv[1:], prog=PROG, description=__doc__ or ""
-    )
-    share_machine()  # before torch is imported, which takes seconds that --help must not
+    settings = parse_command_line(ReferenceSettings, sys.argv[1:], prog=PROG, description=__doc__ or "")
+    share_machine()  # before torch is imported; that takes seconds, so --help comes first
 
     import torch
 
@@ -46,7 +44,7 @@ def main() -> None:
     from seqvae.training.distributed import resolve_devices
     from seqvae.training.fit import fit, prepare_settings
     from seqvae.training.network import build_network
-    from seqvae.training.trainer import NoProfiler, make_previews, validation_cadence
+    from seqvae.training.trainer import NoProfiler, make_previews, validation_cadence, wants_benchmark
 
     set_up_output()  # after Lightning, which sets the levels of its loggers when it is imported
     settings = prepare_settings(settings)  # what depends on this machine; refuses before data are read
@@ -78,9 +76,7 @@ def main() -> None:
         "check_val_every_n_epoch": cadence.epochs,
         "limit_val_batches": 1.0 if validation.limit_val_batches else 0,
         "num_sanity_val_steps": validation.sanity_checks,
-        "benchmark": not settings.batches.use_dynamic_padding
-        if compute.cudnn_benchmark is None
-        else compute.cudnn_benchmark,
+        "benchmark": wants_benchmark(settings),
         "deterministic": compute.deterministic,
         "detect_anomaly": compute.detect_anomaly,
         "profiler": NoProfiler(),
@@ -98,11 +94,11 @@ def callbacks(settings: TrainingSettings) -> "list[Callback]":
     watch = settings.watch
     if watch is None:  # --disable_metrics_monitoring
         return []
-    monitor = PosteriorMetricsMonitor(
-        update_frequency=watch.every_n_steps,  # 20, with --fast_detection 50
-        plot_frequency=watch.plot_every_n_steps,  # 200, or 500
-        window_size=watch.window,  # 100: readings that a trend is judged on
-        probe_every_n_readings=watch.probe_every_n_readings,  # 1, or None: ask the decoder at every reading
+    monitor = PosteriorMetricsMonitor(  # values: without, or with --fast_detection
+        update_frequency=watch.every_n_steps,  # 20, or 50 steps between two readings
+        plot_frequency=watch.plot_every_n_steps,  # 200, or 500: figures are drawn by another process
+        window_size=watch.window,  # 100, or 100 readings that a trend is judged on
+        probe_every_n_readings=watch.probe_every_n_readings,  # 1, or None: at each reading, or only to confirm a suspicion
         on_collapse=settings.monitoring.on_collapse,
         verbose=not settings.monitoring.fast_detection,  # print each reading
     )

@@ -167,7 +167,7 @@ def passes_of(checkpoint: Path) -> int:
 
 def trained(settings: TrainingSettings) -> Path:
     """The last checkpoint of a run as the command makes it; watching it changes nothing, and is left out."""
-    return last_checkpoint(fit(settings).directory)
+    return last_checkpoint(fit(settings, []).directory)
 
 
 def last_checkpoint(run: Path) -> Path:
@@ -186,7 +186,7 @@ def nll_without_latent(settings: TrainingSettings, data: SequenceDataModule, opt
         settings = replace(settings, run=replace(settings.run, run_name=f"{settings.run.run_name}-without-latent"))
     torch.manual_seed(settings.run.seed)
     network = WithoutLatent(build_network(data, model, settings.compute), model.latent_size)
-    load_weights(network, last_checkpoint(fit(settings, network=network).directory), data.description)
+    load_weights(network, last_checkpoint(fit(settings, [], network=network).directory), data.description)
     return importance_weighted_nll(network, chosen(data, options), samples=1, autocast=options.autocast)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning import Callback, Trainer
@@ -53,6 +53,9 @@ RECORDED_SHAPES, CPU_SHAPES = 8, 32
 12 % more real tokens per second, one of 7 million parameters 1.5 % (medians of five, in turns)."""
 
 
+Settings = TypeVar("Settings", bound=TrainingSettings)
+
+
 def fit(
     settings: TrainingSettings,
     callbacks: Sequence[Callback] | None = None,
@@ -84,7 +87,12 @@ def fit(
         start = _open_start(settings, data, devices, held)
         if start.checkpoint is not None:
             refuse_other_run(start.checkpoint, _origin_of(settings, data))
-            _refuse_other_beginning(start.checkpoint, settings)
+            began_from = read_lazily(start.checkpoint)["origin"]["settings"].get("init_from")
+            if settings.run.init_from not in (None, began_from):  # else other weights would be ignored silently
+                raise UsageError(
+                    f"--init_from {settings.run.init_from}: {start.directory} goes on from its own {start.checkpoint.name}; "
+                    "give another --run_name to begin anew with these weights"
+                )
             if (finished := result_of_finished(start.directory, settings, plan)) is not None:
                 result, message = finished
                 if is_first_process():
@@ -298,7 +306,7 @@ class _Run:
         return recovery
 
 
-def prepare_settings(settings: TrainingSettings) -> TrainingSettings:
+def prepare_settings(settings: Settings) -> Settings:
     """Refuse what cannot be written, and fill in what depends on this machine, all before data are read."""
     if settings.run.fast_dev_run:  # two optimizer steps and one validation batch
         settings = replace(
@@ -312,7 +320,7 @@ def prepare_settings(settings: TrainingSettings) -> TrainingSettings:
     return with_few_shapes(settings)
 
 
-def with_few_shapes(settings: TrainingSettings) -> TrainingSettings:
+def with_few_shapes(settings: Settings) -> Settings:
     """Fill in --pad_grid where it is not given.
 
     A GPU that replays recorded graphs records one for each shape; a CPU's bf16 matrix products are compiled for each, which takes
@@ -391,16 +399,6 @@ def _open_start(settings: TrainingSettings, data: SequenceDataModule, devices: D
     directory, checkpoint = place["directory"], place["checkpoint"]
     assert directory is not None
     return Start(Path(directory), None if checkpoint is None else Path(checkpoint))
-
-
-def _refuse_other_beginning(checkpoint: Path, settings: TrainingSettings) -> None:
-    """Refuse --init_from where a run goes on with its own weights: the others would be ignored silently."""
-    began_from = read_lazily(checkpoint)["origin"]["settings"].get("init_from")
-    if settings.run.init_from not in (None, began_from):
-        raise UsageError(
-            f"--init_from {settings.run.init_from}: {checkpoint.parent.parent} goes on from its own {checkpoint.name}; give "
-            "another --run_name to begin anew with these weights"
-        )
 
 
 def _step_of(checkpoint: Path) -> int:

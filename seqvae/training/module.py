@@ -1,6 +1,6 @@
 """A network and its settings -> what Lightning calls: training and validation steps, optimizer, clipping.
 
-Training logs and prints nothing: `training_step` hands out all that a callback may see, detached.
+Training logs and prints nothing: `training_step` returns all that a callback may see, detached.
 
 Shapes: B sequences, C classes.
 """
@@ -15,8 +15,8 @@ from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from torchmetrics import Metric, MetricCollection
-from torchmetrics.classification import MulticlassAUROC, MulticlassAveragePrecision
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAUROC, MulticlassAveragePrecision, MulticlassStatScores
 
 from seqvae.config.training import RATE_TOKENS, ObjectiveSettings, OptimizerSettings
 from seqvae.data.batch import Batch, padded_steps
@@ -32,7 +32,7 @@ TRAINING, VALIDATION = 0, 1
 
 
 class Sums(NamedTuple):
-    """Sums over sequences, in nats. They add up over batches and processes; whoever wants a mean divides at the end."""
+    """Sums over sequences, in nats. They add up over batches and processes; means are divided at the end."""
 
     loss: Tensor
     nll: Tensor
@@ -74,14 +74,14 @@ class TrainingModule(lightning.LightningModule):
         self.judge = StepJudge()
         self.micro_batches = MicroBatches(self)
         self.events: RunEvents | None = None
-        """Where is told what a step survived."""
+        """Where it is reported what a step survived."""
         self._validated: list[Sums] = []
         self._kl_of_step: list[Tensor] = []
-        """Of the micro-batches of the present optimizer step: the KL and the sequences that it belongs to."""
+        """The KL and the sequences that it belongs to, of each micro-batch of the present optimizer step."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Lightning notes the name of each hook that it calls, forty times a micro-batch; torch would ask each time whether that is
-        a parameter (40 us a micro-batch together)."""
+        """Lightning notes the name of each hook that it calls, forty times per micro-batch; torch would check each time whether
+        that is a parameter (40 us per micro-batch together)."""
         if name == "_current_fx_name":
             self.__dict__[name] = value
         else:
@@ -95,16 +95,17 @@ class TrainingModule(lightning.LightningModule):
         self.micro_batches.backward(loss)
 
     def optimizer_zero_grad(self, *_: Any) -> None:
-        """`begin_step` has done it: where a micro-batch is computed in parts, `training_step` leaves gradients behind."""
+        """Do nothing: `begin_step` has done it, as `training_step` leaves gradients behind for a micro-batch in parts."""
 
     def begin_step(self) -> None:
+        """Forget the gradients, and all that was taken in of an optimizer step."""
         for optimizer in self.trainer.optimizers:
             optimizer.zero_grad()
         self.judge.begin()
         self._kl_of_step.clear()
 
     def compute(self, batch: Batch, part: int) -> dict[str, Any]:
-        """Forward, to the loss. All else that is told is detached."""
+        """Go forward through a micro-batch or a part of one, to its loss; everything else that is returned is detached."""
         seed_noise(noise_seed(self.seed, TRAINING, batch.position, part), batch.lengths_B.device)
         output: VAEOutput = self.network(batch)
         kl_weight = self.kl_weight(self.global_step)
@@ -118,14 +119,15 @@ class TrainingModule(lightning.LightningModule):
         # Lightning divides by the micro-batches of a step and averages over the processes. Both are undone here, so that
         # the loss is the sum over the whole optimizer step divided by its number of steps, however it is split up.
         parts = self.trainer.world_size * self.trainer.accumulate_grad_batches
+        # A step that is not taken says nothing of the posterior.
+        posterior_mask = output.posterior_mask & loss.detach().isfinite()
         return {
             "loss": loss * (parts / batch.step_tokens),
             "sums": sums,
             "kl_weight": kl_weight,
             "posterior_mean": output.posterior_mean.detach(),
             "posterior_logvar": output.posterior_logvar.detach(),
-            "posterior_mask": output.posterior_mask
-            & loss.detach().isfinite(),  # a step that is not taken tells nothing
+            "posterior_mask": posterior_mask,
             "nll": output.nll_B.detach(),
             "steps_B": output.steps_B,
             "real_steps": sums.real_steps,
@@ -133,16 +135,16 @@ class TrainingModule(lightning.LightningModule):
             "sequences": sums.sequences,
         }
 
-    def tell_of_parts(self, said: str) -> None:
+    def report_parts(self, message: str) -> None:
         if self.events is not None:
-            self.events.survived("out_of_memory", self.global_step, said)
+            self.events.survived("out_of_memory", self.global_step, message)
 
     def kl_weight_at(self, step: int) -> float | None:
-        """What the schedule says of an optimizer step, for whoever watches; None: --target_kl decides as it goes."""
+        """Return the scheduled weight of an optimizer step; None: --target_kl decides on the way."""
         return None if self.kl_weight.wants_feedback else scheduled_kl_weight(step, self.total_steps, self.objective)
 
     def optimizer_step(self, *arguments: Any, **named: Any) -> None:
-        """Then tell the controller of the KL what the step came to, over all its micro-batches and processes."""
+        """Take the step, then give the controller of the KL the step's mean over all its micro-batches and processes."""
         super().optimizer_step(*arguments, **named)
         if self._kl_of_step:
             kl, sequences = self.trainer.strategy.reduce(torch.stack(self._kl_of_step).sum(dim=0), reduce_op="sum")
@@ -171,7 +173,7 @@ class TrainingModule(lightning.LightningModule):
             "valid_sequences": total.sequences,
         }
         metrics |= self.label_metrics.compute_and_reset()
-        self.log_dict(metrics, sync_dist=True, logger=False)  # it is Progress that tells the loggers
+        self.log_dict(metrics, sync_dist=True, logger=False)  # Progress passes them on to the loggers
         self.validated_at_step = self.global_step
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -193,7 +195,7 @@ class TrainingModule(lightning.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """By hand: Lightning refuses to clip for a fused optimizer under mixed precision, where nobody has unscaled yet."""
+        """Clip by hand: Lightning refuses to for a fused optimizer under mixed precision, where nothing is unscaled yet."""
         scaler = scaler_of(self.trainer)
         if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
             scaler.unscale_(optimizer)  # for others Lightning has done it
@@ -204,7 +206,7 @@ class TrainingModule(lightning.LightningModule):
 
 @runtime_checkable
 class Probeable(Protocol):
-    """A network that can be asked what it makes of a latent that is not its own."""
+    """A network that can decode a latent that is not its own."""
 
     def encode(self, batch: Any) -> Posterior: ...
 
@@ -212,7 +214,7 @@ class Probeable(Protocol):
 
 
 class ProbeableModule(TrainingModule):
-    """Hands on what a monitor asks to see whether the decoder listens to z."""
+    """Gives a monitor what it needs to see whether the decoder uses z."""
 
     network: Any
 
@@ -233,7 +235,7 @@ def make_optimizer(network: nn.Module, settings: OptimizerSettings) -> AdamW:
 
 
 def sums_of(objective: Objective, output: VAEOutput, batch: Batch) -> Sums:
-    """What a batch adds, detached; stays on the device."""
+    """Return what a batch adds, detached, on its device."""
     return Sums(
         loss=objective.loss.detach(),
         nll=objective.nll.detach(),
@@ -245,13 +247,13 @@ def sums_of(objective: Objective, output: VAEOutput, batch: Batch) -> Sums:
 
 
 def add_up(parts: list[Sums], trainer: lightning.Trainer) -> Sums:
-    """Over batches, then over processes."""
+    """Add sums up over batches, then over processes."""
     total = torch.stack([torch.stack(column).sum().float() for column in zip(*parts, strict=True)])
     return Sums(*trainer.strategy.reduce(total, reduce_op="sum"))
 
 
 def seed_noise(seed: int, device: torch.device) -> None:
-    """What `torch.manual_seed` does, for the one device that draws.
+    """Do what `torch.manual_seed` does, for the one device that draws.
 
     Torch's own seeds all kinds of devices there could be, and keeps a stack trace for each kind that has not been used so far:
     0.4 ms from within a Trainer, before every micro-batch.
@@ -264,38 +266,17 @@ def seed_noise(seed: int, device: torch.device) -> None:
 
 
 def noise_seed(seed: int, stream: int, position: int, part: int = 0) -> int:
-    """A seed for each micro-batch, and each part of it. Mixed into 32 bits, because a CPU generator ignores the rest."""
+    """Return a seed for each part of each micro-batch, mixed into 32 bits, because a CPU generator ignores the rest."""
     entropy = (seed, stream, position, part) if part else (seed, stream, position)
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
 
-# How well the supervised head tells the classes apart: AUROC and AUPRC over a whole validation, by torchmetrics.
-#
-# In: the head's scores and the labels, batch by batch. Out: two numbers. Of two classes they are those of the second; of more,
-# the mean over the classes that occur, and do not alone occur: the others have neither.
-#
-# Shapes: B sequences, C classes.
-
-
-class ClassCounts(Metric):
-    """How often each class came, over batches and processes."""
-
-    counts_C: Tensor
-
-    def __init__(self, classes: int, **options: Any) -> None:
-        super().__init__(**options)
-        self.add_state("counts_C", torch.zeros(classes, dtype=torch.long), dist_reduce_fx="sum")
-
-    def update(self, scores_BC: Tensor, labels_B: Tensor) -> None:
-        classes_C = torch.arange(len(self.counts_C), device=labels_B.device)
-        self.counts_C += (labels_B[:, None] == classes_C).sum(dim=0)
-
-    def compute(self) -> Tensor:
-        return self.counts_C
-
-
 class LabelMetrics(nn.Module):
-    """Nothing at all where there are fewer than two classes."""
+    """How well the supervised head tells the classes apart: AUROC and AUPRC over a whole validation, by torchmetrics.
+
+    Of two classes they are those of the second; of more, the mean over the classes that occur, and are not the only one to occur:
+    the others have neither. With fewer than two classes there are none.
+    """
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -306,7 +287,7 @@ class LabelMetrics(nn.Module):
                 {
                     "valid_auroc": MulticlassAUROC(**options),
                     "valid_auprc": MulticlassAveragePrecision(**options),
-                    "counts": ClassCounts(classes),
+                    "counts": MulticlassStatScores(**options),
                 },
                 compute_groups=False,
             )
@@ -316,14 +297,14 @@ class LabelMetrics(nn.Module):
             self.metrics.update(scores_BC.float().softmax(dim=-1), labels_B)
 
     def compute_and_reset(self) -> dict[str, Tensor]:
-        """Over all batches and processes since the last time; NaN where the labels that came are all of one class."""
+        """Return the metrics since the last call; NaN where all labels are of one class."""
         if self.metrics is None:
             return {}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="torchmetrics")  # of classes that did not come, which are left out
             values = self.metrics.compute()
         self.metrics.reset()
-        counts_C = values.pop("counts")
+        counts_C = values.pop("counts")[:, -1]  # the last of its columns: how often each class came
         told_apart_C = (counts_C > 0) & (counts_C < counts_C.sum())
         if len(counts_C) == 2:
             told_apart_C[0] = False

@@ -1,6 +1,7 @@
-"""The network of a run, made ready: built as the settings say or brought by the caller, then checkpointed, compiled, checked.
+"""The network of a run: built as the settings say or rebuilt from a checkpoint, made ready to train.
 
-In: settings and data. Out: a network that turns a batch into a `VAEOutput`, and what the header has to say of it.
+In: settings and data, or a checkpoint's path. Out: a network that turns a batch into a `VAEOutput`, and a remark for the header; or
+a `UsageError`.
 """
 
 from dataclasses import fields
@@ -27,10 +28,15 @@ from seqvae.training.run_directory.checkpoint_file import (
     some_of,
 )
 
+_WEIGHTS = "network."
+"""Prefix of the network's weights in a checkpoint."""
+_GIVEN = "embedding.table"
+"""Where the vectors of --variable_embeddings_path are kept."""
+
 
 @runtime_checkable
-class ForgetsActivations(Protocol):
-    """A network that can compute its inner results anew on the way back."""
+class SavesActivations(Protocol):
+    """A network that can forget its inner results and compute them again in the backward pass."""
 
     def use_gradient_checkpointing(self) -> None: ...
 
@@ -38,8 +44,12 @@ class ForgetsActivations(Protocol):
 def build_network(
     data: SequenceDataModule, model: ModelSettings, compute: ComputeSettings, world: int = 1
 ) -> SequenceVAE:
-    """Refuses what the data's batches do not allow."""
-    network = SequenceVAE(data.description, model, given_vectors(data))
+    """Build the network for the data; refuse one that the data's batches do not allow."""
+    vectors_VG = data.variable_vectors()
+    given = None
+    if vectors_VG is not None:
+        given = GivenVectors(torch.from_numpy(vectors_VG), data.source.freeze_variable_embeddings)
+    network = SequenceVAE(data.description, model, given)
     if data.fewest_sequences < network.least_sequences:
         raise UsageError(
             f"--posterior {model.posterior} needs {network.least_sequences} sequences in every batch, but here one holds "
@@ -51,11 +61,11 @@ def build_network(
 
 
 def make_ready(network: nn.Module, compute: ComputeSettings, accelerator: str = "cpu") -> str:
-    """Change the network in place, as the settings say; what is returned belongs into the header."""
+    """Change the network in place, as the settings say; return a remark for the header."""
     if compute.plain_operations and isinstance(network, SequenceVAE):  # others have nothing else
         network.use_plain_operations()
     if compute.gradient_checkpointing:
-        if not isinstance(network, ForgetsActivations):
+        if not isinstance(network, SavesActivations):
             raise UsageError(
                 f"--gradient_checkpointing: {type(network).__name__} has no method use_gradient_checkpointing()"
             )
@@ -63,35 +73,17 @@ def make_ready(network: nn.Module, compute: ComputeSettings, accelerator: str = 
     return compile_in_place(network, compute.compile_mode, accelerator) if compute.compile_model else ""
 
 
-def given_vectors(data: SequenceDataModule) -> GivenVectors | None:
-    """What --variable_embeddings_path says."""
-    vectors_VG = data.variable_vectors()
-    if vectors_VG is None:
-        return None
-    return GivenVectors(torch.from_numpy(vectors_VG), data.source.freeze_variable_embeddings)
-
-
-# The network that a checkpoint holds: what it was built from, its weights, and the network made anew.
-#
-# In: the path of a checkpoint. Out: a `StoredNetwork`, a `SequenceVAE` that is ready to be used, or a `UsageError`.
-
-_WEIGHTS = "network."
-"""How the names of the network's weights begin in a checkpoint."""
-_GIVEN = "embedding.table"
-"""Where the vectors of --variable_embeddings_path are kept."""
-
-
 class StoredNetwork(NamedTuple):
-    """All that it takes to build a network again, and to give it data."""
+    """What a checkpoint holds of a network: all that it takes to build it again, and to give it data."""
 
     description: DataDescription
     settings: dict[str, Any]
-    """All of the run that it was trained in, by the names of their flags."""
+    """The settings of the run that it was trained in, by the names of their flags."""
     weights: dict[str, Tensor]
-    """Read only where they are looked at."""
+    """Read only when they are used."""
     step: int
     data: dict[str, Any]
-    """What is kept of the training data: how many sequences, quantiles of their lengths, checksums."""
+    """What is kept of the training data: the number of sequences, quantiles of their lengths, checksums."""
 
     @property
     def model(self) -> ModelSettings:
@@ -99,18 +91,32 @@ class StoredNetwork(NamedTuple):
 
 
 def read_network(path: Path, flag: str = "checkpoint") -> StoredNetwork:
-    """`flag` is what the user named the path by."""
+    """Read a checkpoint; `flag` is what the user named the path by."""
     if damage := damage_of(path):
         raise UsageError(f"{flag} {path}: {damage}")
     checkpoint = read_lazily(path)
     try:
-        return _stored_in(checkpoint)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        origin = checkpoint["origin"]
+        weights = {
+            name.removeprefix(_WEIGHTS): weight
+            for name, weight in checkpoint["state_dict"].items()
+            if name.startswith(_WEIGHTS)
+        }
+        if strange := [name for name, weight in weights.items() if not isinstance(weight, Tensor)]:
+            raise TypeError(f"no weights: {some_of(strange)}")
+        return StoredNetwork(
+            DataDescription(**{name: plain(value) for name, value in origin["description"].items()}),
+            dict(origin["settings"]),
+            weights,
+            int(checkpoint["global_step"]),
+            dict(origin["data"]),
+        )
+    except (LookupError, TypeError, ValueError, AttributeError) as error:  # what a hostile file leads to
         raise UsageError(f"{flag} {path} holds no network of this product: {error!r}") from error
 
 
 def build_stored(stored: StoredNetwork, where: object) -> SequenceVAE:
-    """On the CPU and ready to be used."""
+    """Build a stored network on the CPU, ready to be used; `where` names it in messages."""
     given = None
     if f"{_GIVEN}.projection.weight" in stored.weights:
         given = GivenVectors(stored.weights[f"{_GIVEN}.vectors_VG"], frozen=True)
@@ -136,18 +142,3 @@ def load_weights(network: nn.Module, path: Path, description: DataDescription) -
     if found:
         raise UsageError(f"--init_from {path} does not fit: {some_of(found)}")
     network.load_state_dict(stored.weights)
-
-
-def _stored_in(checkpoint: dict[str, Any]) -> StoredNetwork:
-    """What a hostile file holds comes to an error of Python's own."""
-    origin = checkpoint["origin"]
-    described = {name: plain(value) for name, value in origin["description"].items()}
-    weights = {
-        name.removeprefix(_WEIGHTS): weight
-        for name, weight in checkpoint["state_dict"].items()
-        if name.startswith(_WEIGHTS)
-    }
-    if strange := [name for name, weight in weights.items() if not isinstance(weight, Tensor)]:
-        raise TypeError(f"no weights: {some_of(strange)}")
-    step, settings, data = int(checkpoint["global_step"]), dict(origin["settings"]), dict(origin["data"])
-    return StoredNetwork(DataDescription(**described), settings, weights, step, data)

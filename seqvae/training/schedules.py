@@ -1,4 +1,8 @@
-"""How long a run is, and in what portions: settings and data in, numbers out."""
+"""How long a run is, and what changes in its course: the learning rate and the weight of the KL.
+
+In: settings, data, and an optimizer step, counted from 0. Out: a plan; numbers, or, with --target_kl, a weight from a controller
+that watches the KL.
+"""
 
 import math
 from typing import NamedTuple
@@ -10,9 +14,17 @@ from torch import Tensor, nn
 from seqvae.config.training import ObjectiveSettings, OptimizerSettings, TrainingSettings
 from seqvae.data.datamodule import SequenceDataModule
 
+ENOUGH_STEPS = 3_000_000
+"""Steps of sequences that a run without a limit goes through. Small sets are repeated for it, though not more than MOST_EPOCHS."""
+
+MOST_EPOCHS = 30
+
+STEEPNESS = 10.0
+"""Steepness of the sigmoid: it leaves 0 with 0.007 and arrives at 1 with 0.993."""
+
 
 class Plan(NamedTuple):
-    """Of a whole run."""
+    """The length of a whole run, and its learning rate."""
 
     total_steps: int
     """Optimizer steps."""
@@ -44,21 +56,10 @@ def plan_run(settings: TrainingSettings, data: SequenceDataModule, world: int) -
     )
 
 
-# What changes in the course of a run, as pure functions of the optimizer step. A step counts from 0.
-
-ENOUGH_STEPS = 3_000_000
-"""Of sequences: what a run without a limit goes through. Small sets are repeated for it, though not more than MOST_EPOCHS."""
-
-MOST_EPOCHS = 30
-
-STEEPNESS = 10.0
-"""Of the S: it leaves 0 with 0.007 and arrives at 1 with 0.993."""
-
-
 def planned_steps(
     max_epochs: int | None, max_steps: int | None, *, optimizer_steps_per_epoch: int, sequence_steps_per_epoch: int
 ) -> int:
-    """Optimizer steps of a run: as many as asked, or else whole passes, enough for ENOUGH_STEPS.
+    """Return the optimizer steps of a run: what is requested, or else whole epochs, enough for ENOUGH_STEPS.
 
     >>> planned_steps(None, None, optimizer_steps_per_epoch=50, sequence_steps_per_epoch=300_000)
     500
@@ -72,7 +73,7 @@ def planned_steps(
 
 
 def steps_of(amount: float, total_steps: int) -> int:
-    """A number of steps, or, up to 1, a fraction of the run; a part of a step counts as one.
+    """Convert a number of steps, or, up to 1, a fraction of the run, into steps; a part of a step counts as one.
 
     Rounded up, so that a cycle of a quarter of the run comes four times and not once more for a step or two.
 
@@ -82,11 +83,19 @@ def steps_of(amount: float, total_steps: int) -> int:
     return math.ceil(round(amount * total_steps if amount <= 1 else amount, 6))
 
 
-# --- The weight of the KL ---------------------------------------------------------------------------------------------
+def learning_rate_factor(step: int, total_steps: int, settings: OptimizerSettings) -> float:
+    """Return the share of --lr in an optimizer step: up during --warmup, then by --lr_schedule to 0 after the run's last step."""
+    warmup = steps_of(settings.warmup, total_steps)
+    if step < warmup:
+        return (step + 1) / warmup  # not from 0: that would be a step that learns nothing
+    if settings.lr_schedule == "constant":
+        return 1.0
+    progress = linear(step - warmup, total_steps - warmup)
+    return 1 - progress if settings.lr_schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def scheduled_kl_weight(step: int, total_steps: int, settings: ObjectiveSettings) -> float:
-    """--beta times what --kl_schedule says of an optimizer step."""
+    """Return the weight of the KL in an optimizer step: --beta times --kl_schedule."""
     if settings.kl_schedule == "constant":
         return settings.beta
     if settings.kl_schedule == "cyclical":
@@ -97,7 +106,7 @@ def scheduled_kl_weight(step: int, total_steps: int, settings: ObjectiveSettings
 
 
 def linear(step: int, rise: int) -> float:
-    """From 0 to 1, which is reached after `rise` steps and held.
+    """Rise from 0 to 1, which is reached after `rise` steps and held.
 
     >>> [linear(step, rise=4) for step in range(6)]
     [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
@@ -106,7 +115,7 @@ def linear(step: int, rise: int) -> float:
 
 
 def sigmoid(step: int, rise: int) -> float:
-    """From next to 0 to 1 along an S (Bowman et al. 2016): slow where the latent comes to life, and before the end.
+    """Rise from next to 0 to 1 along an S (Bowman et al. 2016): slow where the latent comes to life, and before the end.
 
     >>> [round(sigmoid(step, rise=4), 3) for step in range(6)]
     [0.007, 0.076, 0.5, 0.924, 1.0, 1.0]
@@ -115,7 +124,7 @@ def sigmoid(step: int, rise: int) -> float:
 
 
 def cyclical(step: int, rise: int, cycle: int) -> float:
-    """Again and again from 0 to 1 (Fu et al. 2019): in each cycle `rise` steps up, and the rest at 1.
+    """Rise from 0 to 1 repeatedly (Fu et al. 2019): in each cycle `rise` steps up, and the rest at 1.
 
     >>> [cyclical(step, rise=2, cycle=4) for step in range(8)]
     [0.0, 0.5, 1.0, 1.0, 0.0, 0.5, 1.0, 1.0]
@@ -123,32 +132,10 @@ def cyclical(step: int, rise: int, cycle: int) -> float:
     return linear(step % cycle, rise)
 
 
-# --- The learning rate ------------------------------------------------------------------------------------------------
-
-
-def learning_rate_factor(step: int, total_steps: int, settings: OptimizerSettings) -> float:
-    """Share of --lr in an optimizer step: up during --warmup, then as --lr_schedule says, to 0 after the run's last step."""
-    warmup = steps_of(settings.warmup, total_steps)
-    if step < warmup:
-        return (step + 1) / warmup  # not from 0: that would be a step that learns nothing
-    if settings.lr_schedule == "constant":
-        return 1.0
-    progress = linear(step - warmup, total_steps - warmup)
-    return 1 - progress if settings.lr_schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
-
-
-# The weight of the KL in each optimizer step: from the schedule, or, with --target_kl, from a controller that watches the KL.
-#
-# In: the step, and for the controller the true KL of each step. Out: the weight in force, a float or a tensor of the device.
-#
-# The controller is that of ControlVAE (Shao et al. 2020), proportional and integral, with three changes that make it work from
-# 1 to 50 nats without tuning: it moves the logarithm of the weight, since what is needed differs by powers of ten from target to
-# target; it takes the error relative to the target; and its proportional part is strong, since the KL follows the weight within
-# some tens of steps. `tests/training/test_remedies.py` holds it to its set point in real trainings.
-
 LOG_LOWEST, LOG_HIGHEST = math.log(1e-4), math.log(1e3)
-"""A dimension that explains L times as much variance as there is noise has a KL of log(L / weight) / 2. To hold an offset common to
-400 values (L = 3,000) at 1 nat takes a weight of 400; to have 4 nats in a dimension of L = 1, one of 0.0003."""
+"""Bounds of the controller's weight. A dimension that explains L times as much variance as there is noise has a KL of
+log(L / weight) / 2. To hold an offset common to 400 values (L = 3,000) at 1 nat takes a weight of 400; to have 4 nats in a
+dimension of L = 1, one of 0.0003."""
 
 SMOOTHING_STEPS = 20.0
 """Time constant of the mean of the KL that the controller sees: that of 2 to 30 sequences scatters by a third and more."""
@@ -158,8 +145,8 @@ PROPORTIONAL = 3.0
 factor of 30 at batches of 2."""
 
 INTEGRAL_STEPS = 30.0
-"""An error that lasts so long has the integral do as much as the proportional part. Means over 50 steps came within 10 % of the
-target after 50 to 450 steps, for linear, recurrent and attention networks at learning rates from 0.001 to 0.01 (around a target
+"""Steps after which a constant error has the integral do as much as the proportional part. Means over 50 steps came within 10 % of
+the target after 50 to 450 steps, for linear, recurrent and attention networks at learning rates from 0.001 to 0.01 (around a target
 of 1 nat, batches of 4 scatter further than that for good). With 50 here, a network that still learns lagged by 8 %."""
 
 LARGEST_ERROR = 2.0
@@ -167,7 +154,14 @@ LARGEST_ERROR = 2.0
 
 
 class KLWeight(nn.Module):
-    """A part of the training module, so that the controller's memory goes into checkpoints and resumes exactly."""
+    """The weight of the KL, from the schedule or, with --target_kl, from a controller.
+
+    A part of the training module, so that the controller's memory goes into checkpoints and resumes exactly. The controller is
+    that of ControlVAE (Shao et al. 2020), proportional and integral, with three changes that make it work from 1 to 50 nats
+    without tuning: it moves the logarithm of the weight, since what is needed differs by powers of ten from target to target; it
+    takes the error relative to the target; and its proportional part is strong, since the KL follows the weight within some tens
+    of steps. `tests/training/test_remedies.py` holds it to its set point in real trainings.
+    """
 
     smoothed_kl: Tensor
     integral: Tensor
@@ -183,22 +177,24 @@ class KLWeight(nn.Module):
             nothing = torch.zeros(())
             self.register_buffer("smoothed_kl", nothing)
             self.register_buffer("integral", nothing.clone())
-            self.register_buffer("weight", bounded_weight(PROPORTIONAL * relative_error(nothing, self.target_kl)))
+            self.register_buffer(
+                "weight", (PROPORTIONAL * relative_error(nothing, self.target_kl)).clamp(LOG_LOWEST, LOG_HIGHEST).exp()
+            )
 
     @property
     def wants_feedback(self) -> bool:
-        """Whether `update` has to be told the KL of each optimizer step."""
+        """Whether `update` needs the KL of each optimizer step."""
         return self.target_kl is not None
 
     def forward(self, step: int) -> Tensor | float:
-        """The weight in force in this optimizer step."""
+        """Return the weight of an optimizer step: a float, or a tensor on the device."""
         if self.target_kl is None:
             return scheduled_kl_weight(step, self.total_steps, self.settings)
         return self.weight.clone()  # what is logged must not change with the next update
 
     @torch.no_grad()
     def update(self, kl_per_sequence: Tensor) -> None:
-        """Take in the mean true KL of the sequences of an optimizer step, over all processes. Stays on the device."""
+        """Take in the mean true KL of the sequences of an optimizer step, over all processes, without leaving the device."""
         if self.target_kl is None:
             return
         # A step that overflowed was not taken either.
@@ -207,12 +203,12 @@ class KLWeight(nn.Module):
         error = relative_error(self.smoothed_kl, self.target_kl)
         stuck = pushes_outwards(PROPORTIONAL * error + self.integral, error)
         self.integral += torch.where(stuck, 0.0, error * (PROPORTIONAL / INTEGRAL_STEPS))
-        self.weight.copy_(bounded_weight(PROPORTIONAL * error + self.integral))
+        self.weight.copy_((PROPORTIONAL * error + self.integral).clamp(LOG_LOWEST, LOG_HIGHEST).exp())
 
 
 def relative_error(kl: Tensor, target_kl: float) -> Tensor:
-    """How much too high the KL is. In units of a nat more than the target, because a KL below a nat or two answers to the
-    weight more strongly in proportion.
+    """Return how much too high the KL is, in units of a nat more than the target, because a KL below a nat or two answers to
+    the weight more strongly in proportion.
 
     >>> relative_error(torch.tensor([0.0, 4.0, 9.0, 99.0]), 4.0)
     tensor([-0.8000,  0.0000,  1.0000,  2.0000])
@@ -221,10 +217,9 @@ def relative_error(kl: Tensor, target_kl: float) -> Tensor:
 
 
 def pushes_outwards(log_weight: Tensor, error: Tensor) -> Tensor:
-    """Anti-windup: whether the weight is at a bound and the error wants it beyond. The integral then stands still, or it would
-    take as long to come back as it was out there, with the KL far off all the while."""
+    """Return whether the weight is at a bound and the error pushes it beyond.
+
+    The integral then stands still (anti-windup), or it would take as long to come back as it was out there, with the KL far off
+    all the while.
+    """
     return ((log_weight <= LOG_LOWEST) & (error < 0)) | ((log_weight >= LOG_HIGHEST) & (error > 0))
-
-
-def bounded_weight(log_weight: Tensor) -> Tensor:
-    return log_weight.clamp(LOG_LOWEST, LOG_HIGHEST).exp()

@@ -88,7 +88,6 @@ def default_trainer_arguments(settings: TrainingSettings, data: SequenceDataModu
         batches_per_epoch=data.batches_per_epoch(devices.world),
         accumulate=data.accumulate,
     )
-    benchmark = compute.cudnn_benchmark
     return {
         "accelerator": devices.accelerator,
         "devices": devices.per_node,
@@ -98,11 +97,17 @@ def default_trainer_arguments(settings: TrainingSettings, data: SequenceDataModu
         "check_val_every_n_epoch": cadence.epochs,
         "limit_val_batches": 1.0 if validation.limit_val_batches else 0,
         "num_sanity_val_steps": validation.sanity_checks,
-        "benchmark": not settings.batches.use_dynamic_padding if benchmark is None else benchmark,
+        "benchmark": wants_benchmark(settings),
         "deterministic": compute.deterministic,
         "detect_anomaly": compute.detect_anomaly,
         "profiler": NoProfiler(),
     }
+
+
+def wants_benchmark(settings: TrainingSettings) -> bool:
+    """Return whether a GPU tries several algorithms for each shape, by default where the same shape comes again and again."""
+    requested = settings.compute.cudnn_benchmark
+    return not settings.batches.use_dynamic_padding if requested is None else requested
 
 
 def make_trainer(

@@ -227,7 +227,7 @@ def test_a_validation_that_is_no_number_sends_a_run_back(tmp_path, monkeypatch):
         return sums._replace(loss=sums.loss * math.nan), *others
 
     monkeypatch.setattr(module, "_validate", spoilt)
-    progress = Progress(tmp_path / "m.csv", every_n_steps=5, total_steps=STEPS, unit="token", quiet=True)
+    progress = Progress(tmp_path / "m.csv", every_n_steps=5, total_steps=STEPS, unit="token")
     with pytest.raises(NonFiniteError, match="step 2: the validation ELBO is nan") as raised:
         train(tmp_path, [progress], module=module)
     assert raised.value.first_step == 2

@@ -171,15 +171,6 @@ def test_a_validation_that_comes_too_soon_goes_without(tmp_path, monkeypatch):
     assert steps == [0, 3, 6]  # what a run came to is shown in any case
 
 
-def test_previews_can_be_had_at_every_nth_validation(tmp_path):
-    clock, module = Clock(), make_module("tokens")
-    previews = make_previews("tokens", every_n_validations=3, clock=clock)
-    for step in range(7):
-        clock.now += 1e6
-        end_validation(previews, module, tmp_path, step)
-    assert written(tmp_path) == [f"step-000000{step}.txt" for step in (0, 3, 6)]
-
-
 def test_the_newest_stay(tmp_path):
     module, previews = make_module("tokens"), make_previews("tokens", clock=Clock())
     for step in range(MOST_FILES + 3):

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")
 # --- Under a Trainer ------------------------------------------------------------------------------------------------
 
 
+VALIDATION = {name: torch.tensor(1.5) for name in COLUMNS if name.startswith("valid_")}
 VALIDATED = {3, 6, 9, 12, 15}
 """Optimizer steps with a validation, of two batches each, six to an epoch, 15 in all."""
 
@@ -80,7 +81,7 @@ def timeless(path: Path) -> list[dict[str, str]]:
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     folder = tmp_path_factory.mktemp("unbroken")
-    run(folder, quiet=True)
+    run(folder)
     return timeless(folder / "metrics.csv")
 
 
@@ -96,16 +97,16 @@ def test_there_is_a_row_every_n_steps_at_the_end_and_after_each_validation(unbro
 def test_a_resumed_run_writes_the_very_same_rows(tmp_path, unbroken, save_at):
     checkpoint = tmp_path / "some.ckpt"
     with pytest.raises(KeyError, match="broken off"):
-        run(tmp_path, SaveAndStop(checkpoint, save_at, min(save_at + 5, 15)), quiet=True)
+        run(tmp_path, SaveAndStop(checkpoint, save_at, min(save_at + 5, 15)))
     assert timeless(tmp_path / "metrics.csv") != unbroken
-    run(tmp_path, resume=checkpoint, quiet=True)
+    run(tmp_path, resume=checkpoint)
     assert timeless(tmp_path / "metrics.csv") == unbroken
 
 
 def test_validating_another_checkpoint_takes_no_row_away(tmp_path):
-    run(tmp_path, SaveAndStop(tmp_path / "some.ckpt", 5, 99), quiet=True)
+    run(tmp_path, SaveAndStop(tmp_path / "some.ckpt", 5, 99))
     rows = timeless(tmp_path / "metrics.csv")
-    progress = Progress(tmp_path / "metrics.csv", every_n_steps=4, total_steps=15, unit="token", quiet=True)
+    progress = Progress(tmp_path / "metrics.csv", every_n_steps=4, total_steps=15, unit="token")
     trainer = fake_trainer(state=SimpleNamespace(fn=TrainerFn.VALIDATING))
     saved = torch.load(tmp_path / "some.ckpt", weights_only=True)
     progress._has_begun = True
@@ -120,11 +121,6 @@ def test_elsewhere_than_on_a_terminal_each_row_is_a_line(tmp_path, capsys, unbro
     assert [line[:10] for line in lines] == [f"step {int(row['step']):>2}/15" for row in unbroken]
     assert "elbo 5.000" in lines[-1]
     assert [" left" in line for line in lines if "loss" in line] == [True] * 4
-
-
-def test_a_quiet_run_prints_nothing(tmp_path, capsys):
-    run(tmp_path, quiet=True)
-    assert capsys.readouterr().out == ""
 
 
 def test_on_a_terminal_there_is_a_bar_with_the_validations_above_it(tmp_path, monkeypatch):
@@ -159,7 +155,7 @@ def test_a_run_that_breaks_off_leaves_its_bar_on_a_line_of_its_own(tmp_path, mon
 
 def test_a_row_is_made_of_means_over_what_they_are_means_of(tmp_path):
     clock, trainer = Clock(), fake_trainer()
-    progress = Progress(tmp_path / "m.csv", every_n_steps=2, total_steps=9, unit="token", quiet=True, now=clock)
+    progress = Progress(tmp_path / "m.csv", every_n_steps=2, total_steps=9, unit="token", now=clock)
     progress.on_train_start(trainer, Scripted())
     clock.seconds += 8
     step_through(progress, trainer, 2)
@@ -170,8 +166,8 @@ def test_a_row_is_made_of_means_over_what_they_are_means_of(tmp_path):
 
 
 def test_the_speed_is_that_of_training_without_validation(tmp_path):
-    clock, trainer = Clock(), fake_trainer(callback_metrics={"valid_elbo": torch.tensor(1.0)})
-    progress = Progress(tmp_path / "m.csv", every_n_steps=2, total_steps=9, unit="token", quiet=True, now=clock)
+    clock, trainer = Clock(), fake_trainer(callback_metrics=VALIDATION)
+    progress = Progress(tmp_path / "m.csv", every_n_steps=2, total_steps=9, unit="token", now=clock)
     progress.on_train_start(trainer, Scripted())
     step_through(progress, trainer, 1)
     clock.seconds += 1
@@ -216,7 +212,7 @@ def test_between_two_rows_nothing_waits_for_the_device_and_a_row_waits_once(tmp_
 @pytest.mark.parametrize(("bad", "written"), [((False, True), "0.5"), ((True, True), "nan")])
 def test_a_loss_that_is_no_number_is_left_out_of_the_means(bad, written, tmp_path):
     trainer = fake_trainer()
-    progress = Progress(tmp_path / "m.csv", every_n_steps=2, total_steps=9, unit="token", quiet=True)
+    progress = Progress(tmp_path / "m.csv", every_n_steps=2, total_steps=9, unit="token")
     progress.on_train_start(trainer, Scripted())
     for is_bad in bad:
         step_through(progress, trainer, 1, loss=math.nan if is_bad else 1.5)
@@ -225,15 +221,20 @@ def test_a_loss_that_is_no_number_is_left_out_of_the_means(bad, written, tmp_pat
 
 def test_loggers_get_the_settings_once_and_each_row_in_one_call(tmp_path):
     recorder = Recorder()
-    trainer = fake_trainer(loggers=[recorder], callback_metrics={"valid_elbo": torch.tensor(1.5)})
-    progress = Progress(tmp_path / "m.csv", every_n_steps=2, total_steps=9, unit="token", quiet=True)
+    trainer = fake_trainer(loggers=[recorder], callback_metrics=VALIDATION)
+    progress = Progress(tmp_path / "m.csv", every_n_steps=2, total_steps=9, unit="token")
     progress.on_train_start(trainer, Scripted())
     step_through(progress, trainer, 2)
     progress.on_validation_start(trainer, Scripted())
     progress.on_validation_end(trainer, Scripted())
     assert recorder.hyperparameters == [{"lr": 0.1}]
     (first, training), (second, validation) = recorder.rows
-    assert (first, second, training["loss"], validation) == (2, 2, 2.0, {"valid_elbo": 1.5})
+    assert (first, second, training["loss"], validation) == (
+        2,
+        2,
+        2.0,
+        {name: float(value) for name, value in VALIDATION.items()},
+    )
 
 
 def test_where_the_data_have_labels_there_are_columns_for_them(tmp_path, capsys):
@@ -259,7 +260,7 @@ def test_the_sums_of_three_processes_go_on_in_any_number_of_them(tmp_path, world
     saved: dict[str, Any] = {}
     gather = SimpleNamespace(all_gather=lambda values_N: torch.stack([values_N * factor for factor in (1, 10, 100)]))
     three = fake_trainer(world_size=3, strategy=gather)
-    progress = Progress(tmp_path / "m.csv", every_n_steps=9, total_steps=99, unit="token", quiet=True)
+    progress = Progress(tmp_path / "m.csv", every_n_steps=9, total_steps=99, unit="token")
     progress.on_train_start(three, Scripted())
     step_through(progress, three, 2)
     progress.on_save_checkpoint(three, Scripted(), saved)
@@ -275,7 +276,7 @@ def test_the_sums_of_three_processes_go_on_in_any_number_of_them(tmp_path, world
 
 def test_a_checkpoint_holds_nothing_but_tensors_and_types_of_json(tmp_path):
     trainer, saved = fake_trainer(), dict[str, Any]()
-    progress = Progress(tmp_path / "m.csv", every_n_steps=9, total_steps=99, unit="token", quiet=True)
+    progress = Progress(tmp_path / "m.csv", every_n_steps=9, total_steps=99, unit="token")
     progress.on_train_start(trainer, Scripted())
     step_through(progress, trainer, 2)
     progress.on_save_checkpoint(trainer, Scripted(), saved)

@@ -16,22 +16,23 @@ import lightning
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor
 
-from seqvae.data.batch import Batch, EventBatch, Record, TokenBatch, VectorBatch, to_records
+from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch
 from seqvae.data.description import DataDescription
+from seqvae.data.records import Record, to_records
 from seqvae.errors import harmless
-from seqvae.files import DISK_FULL, Patience
+from seqvae.files import FULL, Patience
 from seqvae.models.sampling import reconstruct, sample_prior
 from seqvae.models.vae import SequenceVAE
-from seqvae.reports.previews import PreviewRow, Track, preview_page, write_preview_figure
+from seqvae.reports.preview_figure import PreviewRow, Track, write_preview_figure
+from seqvae.reports.preview_text import preview_page
 from seqvae.training.module import TrainingModule
 
 MOST_STEPS = 100
-"""Of each sequence: what a preview has room for."""
+"""Steps of each sequence: what a preview has room for."""
 MOST_SEQUENCES = 6
 MOST_COLUMNS = MOST_ROWS = 4
-"""Of a figure: sequences and features that are shown."""
+"""Sequences and features that a figure shows."""
 MOST_FILES = 20
 TITLES = {
     "tokens": "reconstructed from the posterior mean, the most likely token at each step",
@@ -39,7 +40,7 @@ TITLES = {
     "events": "values reconstructed from the posterior mean, at the times of the originals",
 }
 SHARE_OF_TIME = 0.02
-"""Of the time since the last preview: a validation that comes too soon for that goes without."""
+"""Share of the time that previews may take: a validation that comes too soon for that goes without."""
 
 
 class Shown(NamedTuple):
@@ -51,7 +52,7 @@ class Shown(NamedTuple):
 
 
 class Previews(lightning.Callback):
-    """For a `SequenceVAE` in a `TrainingModule`."""
+    """Previews of a `SequenceVAE` in a `TrainingModule`."""
 
     def __init__(
         self,
@@ -59,116 +60,96 @@ class Previews(lightning.Callback):
         *,
         batch: Batch,
         seed: int,
-        every_n_validations: int = 1,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`batch` holds a few validation sequences; MOST_SEQUENCES of them and MOST_STEPS of each are used."""
         self.description = description
         self.batch = beginning(batch, MOST_SEQUENCES, MOST_STEPS)
         self.seed = seed
-        self.every_n_validations = every_n_validations
         self.clock = clock
-        self._validations = 0
         self._not_before = -math.inf
-        self._told_of_error = False
+        self._has_reported = False
         self._patience = Patience("samples")
 
     def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         if trainer.sanity_checking or not trainer.is_global_zero:
             return
-        self._validations += 1
         started = self.clock()
-        is_end = trainer.state.fn == TrainerFn.VALIDATING  # what a run came to is always shown
-        if not is_end and ((self._validations - 1) % self.every_n_validations or started < self._not_before):
+        is_end = trainer.state.fn == TrainerFn.VALIDATING  # the end of a run is always shown
+        if not is_end and started < self._not_before:
             return
         if not math.isfinite(trainer.callback_metrics["valid_elbo"]):
-            return  # there are no probabilities to draw from; whoever watches the run will say so
+            return  # there are no probabilities to draw from; Progress ends the session
         assert isinstance(pl_module, TrainingModule)
         assert isinstance(pl_module.network, SequenceVAE)
         shown = draw_preview(pl_module.network, self.batch, self.description, self.seed)
         try:
             write_preview(Path(trainer.default_root_dir) / "samples", trainer.global_step, shown, self.description)
         except OSError as error:  # a run is worth more than its pictures
-            if error.errno not in DISK_FULL:
-                self._tell(error)
-            elif not self._patience.bears(str(error.strerror)):
-                raise
+            if error.errno in FULL:
+                if not self._patience.bears(str(error.strerror)):
+                    raise
+            elif not self._has_reported:
+                print(harmless(f"note: samples cannot be written ({error}); training goes on without"), flush=True)
+                self._has_reported = True
         else:
             self._patience.succeeded()
         now = self.clock()
         self._not_before = now + (now - started) / SHARE_OF_TIME
 
-    def _tell(self, error: OSError) -> None:
-        if not self._told_of_error:
-            print(harmless(f"note: samples cannot be written ({error}); training goes on without"), flush=True)
-        self._told_of_error = True
-
 
 def draw_preview(network: SequenceVAE, batch: Batch, description: DataDescription, seed: int) -> Shown:
-    """The same seed draws the same latents each time, so that what changes from preview to preview is the network."""
+    """Return originals, reconstructions and samples as long as the originals; tokens find their end themselves.
+
+    The same seed draws the same latents each time, so that what changes from preview to preview is the network.
+    """
     device = network.begin_W.device
     batch = move_data_to_device(batch, device)
     generator = torch.Generator(device).manual_seed(seed)
-    samples = sample_prior(network, asked_lengths(batch), generator=generator)
+    is_text = isinstance(batch, TokenBatch)
+    lengths_B = torch.full_like(batch.lengths_B, MOST_STEPS) if is_text else batch.lengths_B
+    samples = sample_prior(network, lengths_B, generator=generator)
     reconstructions = reconstruct(network, batch, generator=generator, values_only=True)
     return Shown(*(to_records(one, description) for one in (batch, reconstructions, samples)))
 
 
-def asked_lengths(batch: Batch) -> Tensor:
-    """Of samples: as long as the originals; tokens find their end themselves."""
-    if isinstance(batch, TokenBatch):
-        return torch.full_like(batch.lengths_B, MOST_STEPS)
-    return batch.lengths_B
-
-
 def write_preview(directory: Path, step: int, shown: Shown, description: DataDescription) -> None:
-    """Whole or not at all; of older previews the newest stay."""
+    """Write the file of a step, whole or not at all; of older previews keep the newest."""
     directory.mkdir(exist_ok=True)
     path = directory / f"step-{step:07}.{'txt' if description.kind == 'tokens' else 'png'}"
-    beside = path.with_name(f".{path.name}.new")
+    partial = path.with_name(f".{path.name}.new")
     title = f"Step {step:,}: {TITLES[description.kind]}"
     try:
         if description.kind == "tokens":
-            texts = [[as_text(record) for record in records] for records in shown]
-            beside.write_text(preview_page(title, *texts), encoding="utf-8")
+            texts = [
+                [record if isinstance(record, str) else " ".join(map(str, record)) for record in records]
+                for records in shown
+            ]
+            partial.write_text(preview_page(title, *texts), encoding="utf-8")
         else:
-            rows = preview_rows(shown, description)
-            write_preview_figure(beside, rows, title=title, time_label=time_label(description))
-        beside.replace(path)
+            is_timed = description.kind == "events"
+            time_label = f"{description.time_unit} since the first step" if is_timed else "step"
+            write_preview_figure(partial, preview_rows(shown, description), title=title, time_label=time_label)
+        partial.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
-    ours = [one for one in directory.glob(f"step-*{path.suffix}") if one.stem.removeprefix("step-").isdecimal()]
-    for old in sorted(ours, key=step_of)[:-MOST_FILES]:
+        partial.unlink(missing_ok=True)
+    steps = {file: file.stem.removeprefix("step-") for file in directory.glob(f"step-*{path.suffix}")}
+    ours = [file for file, number in steps.items() if number.isdecimal()]
+    for old in sorted(ours, key=lambda file: int(steps[file]))[:-MOST_FILES]:
         old.unlink(missing_ok=True)
 
 
-def step_of(path: Path) -> int:
-    """
-    >>> step_of(Path("samples/step-0001200.txt"))
-    1200
-    """
-    return int(path.stem.removeprefix("step-"))
-
-
-def as_text(record: Record) -> str:
-    return record if isinstance(record, str) else " ".join(str(token) for token in record)
-
-
-def time_label(description: DataDescription) -> str:
-    return f"{description.time_unit} since the first step" if description.kind == "events" else "step"
-
-
 def preview_rows(shown: Shown, description: DataDescription) -> list[PreviewRow]:
-    """The features that the originals have most values of, in the order of the data."""
-    tracks = [[tracks_of(record, description) for record in records[:MOST_COLUMNS]] for records in shown]
-    seen = Counter({name: sum(len(of[name].values) for of in tracks[0]) for name in description.names})
+    """Return a row for each of the features that the originals have most values of, in the order of the data."""
+    tracks = [[_tracks_of(record, description) for record in records[:MOST_COLUMNS]] for records in shown]
+    seen = Counter({name: sum(len(by_name[name].values) for by_name in tracks[0]) for name in description.names})
     frequent = {name for name, values in seen.most_common(MOST_ROWS) if values}
     names = [name for name in description.names if name in frequent]
-    return [PreviewRow(name, *([of[name] for of in some] for some in tracks)) for name in names]
+    return [PreviewRow(name, *([by_name[name] for by_name in group] for group in tracks)) for name in names]
 
 
-def tracks_of(record: Any, description: DataDescription) -> dict[str, Track]:
-    """What a record of `to_records` has of each feature, without what is missing."""
+def _tracks_of(record: Any, description: DataDescription) -> dict[str, Track]:
+    """Return the values that a record of `to_records` has of each feature."""
     if description.kind == "vectors":
         points = [(step, name, value) for step, values in enumerate(record) for name, value in values.items()]
     else:
@@ -182,7 +163,7 @@ def tracks_of(record: Any, description: DataDescription) -> dict[str, Track]:
 
 
 def beginning(batch: Batch, sequences: int, steps: int) -> Batch:
-    """The first sequences of a batch, and the first steps of each."""
+    """Return the first sequences of a batch, and the first steps of each."""
     lengths_B = batch.lengths_B[:sequences].clamp(max=steps)
     labels_B = None if batch.labels_B is None else batch.labels_B[:sequences]
     batch = batch._replace(lengths_B=lengths_B, sequences_B=batch.sequences_B[:sequences], labels_B=labels_B)

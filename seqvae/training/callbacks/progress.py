@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypedDict, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from lightning import Callback, LightningModule, Trainer
@@ -66,16 +66,14 @@ class Progress(Callback):
         unit: str,
         has_labels: bool = False,
         time_limit: timedelta | None = None,
-        quiet: bool = False,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`unit`: the name of a step of a sequence. `quiet`: print nothing."""
+        """`unit`: the name of a step of a sequence."""
         self.every_n_steps = every_n_steps
         self.total_steps = total_steps
         self._file = MetricsFile(metrics_path, COLUMNS + LABEL_COLUMNS if has_labels else COLUMNS)
         self._watch = Stopwatch(now)
-        display = Display(self._watch, total_steps=total_steps, unit=unit, time_limit=time_limit, now=now)
-        self._display = None if quiet else display
+        self._display = Display(self._watch, total_steps=total_steps, unit=unit, time_limit=time_limit, now=now)
         self._since_row: list[Sums] = []
         self._row_step = self._first_step = 0
         self._epoch = 0
@@ -87,18 +85,16 @@ class Progress(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._begin(trainer, pl_module)
-        if trainer.is_global_zero and self._display is not None:
+        if trainer.is_global_zero:
             self._display.open()
             self._display.refresh(trainer.global_step, trainer.current_epoch, at_once=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._display is not None:
-            self._display.refresh(trainer.global_step, trainer.current_epoch, "training done", at_once=True)
-            self._display.close()
+        self._display.refresh(trainer.global_step, trainer.current_epoch, "training done", at_once=True)
+        self._display.close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if self._display is not None:
-            self._display.close()
+        self._display.close()
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keep the sums of all W processes, (W, N) of each field, so that a resumed run writes the very same rows."""
@@ -162,8 +158,7 @@ class Progress(Callback):
         step, self._epoch = trainer.global_step, trainer.current_epoch
         if step == self._first_step + 1:
             self._watch.begin_pace(step)
-        if self._display is not None:
-            self._display.refresh(step, self._epoch)
+        self._display.refresh(step, self._epoch)
         if step == self._row_step or (step % self.every_n_steps and step < self.total_steps):
             return
         assert isinstance(pl_module, TrainingModule)
@@ -172,8 +167,7 @@ class Progress(Callback):
         self._row_step = step
         if trainer.is_global_zero:
             self._write(trainer, row)
-            if self._display is not None:
-                self._display.training(step, row)
+            self._display.training(step, row)
 
     def _training_row(self, trainer: Trainer, kl_weight: Tensor | float, gradient_norm: Tensor) -> dict[str, float]:
         parts_N = torch.stack([torch.stack([value.float() for value in part]) for part in self._since_row])
@@ -205,8 +199,7 @@ class Progress(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if self._display is not None:
-            self._display.refresh(trainer.global_step, trainer.current_epoch, f"validation {batch_idx + 1:,}")
+        self._display.refresh(trainer.global_step, trainer.current_epoch, f"validation {batch_idx + 1:,}")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._watch.unpause()
@@ -220,8 +213,7 @@ class Progress(Callback):
         if trainer.is_global_zero:
             if validated != self._validated:  # else a run that was ended right behind it makes it again
                 self._write(trainer, row)
-            if self._display is not None:
-                self._display.validation(trainer.global_step, row)
+            self._display.validation(trainer.global_step, row)
         self._validated = validated
         if not math.isfinite(row["valid_elbo"]):
             step = trainer.global_step
@@ -232,15 +224,6 @@ class Progress(Callback):
         self._file.append(place | {name: f"{value:.6g}" for name, value in row.items()})
         for logger in trainer.loggers:
             logger.log_metrics(row, step=trainer.global_step)
-
-
-class MetricsState(TypedDict):
-    """Where a file stands, in types of JSON."""
-
-    rows: int
-    """Rows on the disk."""
-    unwritten: list[str]
-    """Lines that did not get there."""
 
 
 class MetricsFile:
@@ -262,7 +245,7 @@ class MetricsFile:
         """Make a new file with nothing but the header."""
         self._replace([])
 
-    def go_on(self, state: MetricsState) -> None:
+    def go_on(self, state: dict[str, Any]) -> None:
         """Keep the rows that the state knows; those written after it will be written once more.
 
         In a directory without the file a new one begins: a run can go on elsewhere.
@@ -287,7 +270,8 @@ class MetricsFile:
         """Raise an error where rows still wait that cannot be written."""
         self._file.finish()
 
-    def state(self) -> MetricsState:
+    def state(self) -> dict[str, Any]:
+        """Return the number of rows on the disk, and the lines that did not get there."""
         waiting = list(self._file.waiting)
         return {"rows": self._appended - len(waiting), "unwritten": waiting}
 

@@ -69,3 +69,16 @@ def test_a_lock_that_was_removed_meanwhile_is_made_anew(tmp_path):
         (tmp_path / LOCK).unlink()
     with lock_run_directory(tmp_path):
         assert (tmp_path / LOCK).exists()
+
+
+def test_on_windows_the_library_holds_the_lock_and_the_second_is_refused_alike(tmp_path, monkeypatch):
+    """The library's lock conflicts within a process, too, so that any platform can show this."""
+    monkeypatch.setattr(sys, "platform", "win32")
+    with lock_run_directory(tmp_path):
+        said = rf"in use by another run \(process {os.getpid()}\): wait until it ends"
+        with pytest.raises(UsageError, match=said), lock_run_directory(tmp_path):
+            pytest.fail("there are two")
+        assert (tmp_path / LOCK).read_text() == str(os.getpid())
+    with lock_run_directory(tmp_path):
+        pass
+    assert all(path.name.startswith(LOCK) for path in tmp_path.iterdir())
