@@ -105,7 +105,8 @@ for record in map(zoo.record_from, json.load(open(sys.argv[2]))):
     for name, cadence in zoo.CADENCES.items():
         replayed = zoo.replay(record, cadence, zoo.JUDGES["detector"](record, cadence))
         calls = {f"step {call.step}": call.name for call in replayed.calls}
-        verdicts.setdefault(record.name, {})[name] = {"calls": calls, "readings with decoder use": replayed.asked}
+        _, probed = replayed
+        verdicts.setdefault(record.name, {})[name] = {"calls": calls, "readings with decoder use": probed}
 json.dump(verdicts, open(sys.argv[3], "w"))
 """
 """Replays records with the module of benchmarks/ that defines `record_from`, wherever a checkout has it."""
