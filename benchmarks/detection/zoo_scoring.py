@@ -66,7 +66,10 @@ class Measured(NamedTuple):
 
 
 def measured_from(stored: Mapping[str, Any]) -> Measured:
-    return Measured(**{name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()})
+    numbers: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()
+    }
+    return Measured(**numbers)
 
 
 class Truth(NamedTuple):
