@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.measure import as_commands_run, machine, print_table
+from benchmarks.measure import machine, print_table, restart_as_commands_run
 from seqvae.errors import UsageError, run_command
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--data", choices=list(SETS), required=True)
     parser.add_argument("--evaluate", metavar="RUN", help="trained with these data: train nothing, only probe")
     options, words = parser.parse_known_args()
-    as_commands_run()
+    restart_as_commands_run()
     report = probed(options.data, options.evaluate, words)
     print_table(f"{options.data}: {report['what']}", report["rows"])
     print(json.dumps(report))

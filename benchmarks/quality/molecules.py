@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import as_commands_run, machine, print_table
+from benchmarks.measure import machine, print_table, restart_as_commands_run
 from seqvae.errors import UsageError, run_command
 
 PROG = "benchmarks.quality.molecules"
@@ -30,7 +30,7 @@ def main() -> None:
     options, words = parser.parse_known_args()
     if options.evaluate and not options.data_dir:
         raise UsageError("--evaluate needs --data_dir, the directory of the data that the run was trained on")
-    as_commands_run()
+    restart_as_commands_run()
     run, data_dir = (options.evaluate, options.data_dir) if options.evaluate else trained_run(words)
     rows = rows_of(run, data_dir)
     print_table("molecules", rows)

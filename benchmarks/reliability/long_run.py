@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.measure import as_commands_run, machine, print_table
+from benchmarks.measure import machine, print_table, restart_as_commands_run
 from seqvae.errors import run_command
 
 EVERY_N_STEPS = 50
@@ -30,7 +30,7 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=20_000)
     options, words = parser.parse_known_args()
-    as_commands_run()
+    restart_as_commands_run()
     with tempfile.TemporaryDirectory() as directory:
         held = held_while_training(options.steps, ["--output_dir", directory, *words])
     rows = rows_of(held)

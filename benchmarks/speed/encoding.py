@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from benchmarks.measure import as_commands_run, interleaved_seconds, machine, median, print_table, spread
+from benchmarks.measure import interleaved_seconds, machine, median, print_table, restart_as_commands_run, spread
 from seqvae.errors import UsageError, run_command
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--short", action="store_true", help="vowels alone, three rounds")
     options = parser.parse_args()
-    as_commands_run()
+    restart_as_commands_run()
     with tempfile.TemporaryDirectory() as directory:
         trained = {name: two_steps(name, directory) for name in (["japanese_vowels"] if options.short else SETS)}
         rounds = 3 if options.short else options.rounds

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from lightning.fabric.utilities import move_data_to_device
 
-from benchmarks.measure import as_commands_run, interleaved_seconds, machine, median, print_table, spread
+from benchmarks.measure import interleaved_seconds, machine, median, print_table, restart_as_commands_run, spread
 from seqvae.config.data import CacheSettings, SourceSettings
 from seqvae.config.inference import DataChoices
 from seqvae.config.model import ModelSettings
@@ -43,7 +43,7 @@ KINDS: tuple[Kind, ...] = ("tokens", "vectors", "events")
 
 
 def main() -> None:
-    as_commands_run()
+    restart_as_commands_run()
     parser = argparse.ArgumentParser(
         prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )

@@ -25,8 +25,15 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
-from benchmarks.generated import write_token_lists
-from benchmarks.measure import in_own_process, interleaved_seconds, machine, median, print_table, spread
+from benchmarks.measure import (
+    interleaved_seconds,
+    machine,
+    median,
+    print_table,
+    run_in_own_process,
+    spread,
+    write_token_lists,
+)
 from seqvae.config.data import CacheSettings, LengthSettings, LoadingSettings, SourceSettings
 from seqvae.data.batch import TokenBatch
 from seqvae.data.batching import Limits, Plan, cut_batches, padding_efficiency, plan_epoch
@@ -85,7 +92,9 @@ def report_builds(directory: Path, data: Path, large_gb: float) -> list[dict[str
     rows = []
     for name, (path, tokenizer) in jobs.items():
         cache = directory / "built"
-        runs = [in_own_process("benchmarks.speed.loading", "--build", path, str(cache), tokenizer) for _ in range(2)]
+        runs = [
+            run_in_own_process("benchmarks.speed.loading", "--build", path, str(cache), tokenizer) for _ in range(2)
+        ]
         shutil.rmtree(cache)
         rows.append({"data": name, **runs[0], "second start s": runs[1]["seconds"]})
     print_table("Cache: built once (peak memory of the whole process), opened ever after", rows)
@@ -242,7 +251,9 @@ def report_worker_memory(path: Path) -> list[dict[str, Any]]:
     for kind in ("thread", "process"):
         for workers in WORKERS:
             words = ("--workers", str(path), kind, str(workers))
-            rows.append({"worker_type": kind, "workers": workers, **in_own_process("benchmarks.speed.loading", *words)})
+            rows.append(
+                {"worker_type": kind, "workers": workers, **run_in_own_process("benchmarks.speed.loading", *words)}
+            )
             without = rows[-1 - WORKERS.index(workers)]["MB"]
             rows[-1]["MB a worker"] = round((rows[-1]["MB"] - without) / max(1, workers), 1)
     print_table(

@@ -25,8 +25,7 @@ import torch
 
 import train_optimized
 import train_with_collapse_detection
-from benchmarks.generated import write_token_lists
-from benchmarks.measure import as_commands_run, machine, median, print_table, spread
+from benchmarks.measure import machine, median, print_table, restart_as_commands_run, spread, write_token_lists
 from benchmarks.speed.small_step import CACHED, LOADED, TRAINED, time_small_steps
 from seqvae.cli.command_line import parse_command_line
 from seqvae.errors import run_command
@@ -83,7 +82,7 @@ def main() -> None:
     )
     parser.add_argument("--part", choices=tuple(PARTS), help="this one alone")
     options = parser.parse_args()
-    as_commands_run()
+    restart_as_commands_run()
     result: dict[str, Any] = {"benchmark": "step", "machine": machine(), "short": options.short}
     with tempfile.TemporaryDirectory(prefix="seqvae-bench-") as name:
         directory = Path(name)

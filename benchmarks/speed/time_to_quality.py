@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.measure import as_commands_run, machine
+from benchmarks.measure import machine, restart_as_commands_run
 from benchmarks.speed import quality_moses
 from benchmarks.speed.quality_contest import Candidate, best_elbo, race, try_all, try_all_against
 from benchmarks.speed.quality_data import write_demo_tokens, write_molecules
@@ -89,7 +89,7 @@ Prepare = Callable[[Path, Sequence[str], bool], Contest]
 
 
 def main() -> None:
-    as_commands_run()
+    restart_as_commands_run()
     parser = argparse.ArgumentParser(
         prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
