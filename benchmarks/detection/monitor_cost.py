@@ -1,11 +1,11 @@
-"""What watching the posterior costs: the recommended run, once for each way to watch it, with every hook of the monitor timed.
+"""What watching the posterior costs: the recommended run, once for each way to watch it, with all hooks of the monitor timed.
 
     python -m benchmarks.detection.monitor_cost [--modes fast] [--stop_after 100] [flags of train_optimized.py]
 
 Without flags that is the run of `make train`, on the demo data, three times; --stop_after ends each early, at the cadence of the
 whole. Hooks and training are timed in the same run, so that a busy machine slows both. Training is the time from its first hook
-to its last, without validations; the time that figures take, which a process of their own draws, is counted apart.
-`--max_steps` makes another run, a shorter one, which is read more often.
+to its last, without validations; the time of figures, which a process of their own draws, is counted apart.
+`--max_steps` makes another, shorter run, which is read more often.
 """
 
 import argparse
@@ -42,7 +42,7 @@ UNITS: dict[CallKind, tuple[str, float]] = {
 
 
 class Mode(NamedTuple):
-    """A way to watch, as a command has it, and the share of the training time that it may take."""
+    """A way to watch, as a command does, and the share of the training time that it may take."""
 
     watch: Watch
     limit_percent: float
@@ -56,13 +56,15 @@ MODES = {
 
 
 class Call(NamedTuple):
+    """One call of a hook."""
+
     hook: str
     kind: CallKind
     seconds: float
 
 
 class Clock(Callback):
-    """Times the hooks of a monitor and the training around them. Stands before it among a Trainer's callbacks."""
+    """Callback that times the hooks of a monitor, and training; it stands before the monitor among a Trainer's callbacks."""
 
     def __init__(self, monitor: PosteriorMetricsMonitor, stop_after: int | None = None) -> None:
         self.monitor = monitor
@@ -97,7 +99,7 @@ class Clock(Callback):
         self.training_seconds += time.perf_counter() - self._since
 
     def figures(self, method: Callable[..., None]) -> Callable[..., None]:
-        """The same method of a publisher, its time counted apart."""
+        """Return a method of a publisher with its time counted apart."""
 
         def timed(*arguments: Any) -> None:
             start = time.perf_counter()
@@ -150,7 +152,9 @@ def run(settings: TrainingSettings, modes: Sequence[str], stop_after: int | None
         ):
             fit(settings, [clock, clock.monitor])
         rows.append(row_of(mode, clock))
-    print_table("Time in the monitor's hooks, medians of a push and a reading; the highest is the dearest call", rows)
+    print_table(
+        "Time in the monitor's hooks, medians of a push and a reading; the highest is the most expensive call", rows
+    )
     return {
         "benchmark": "monitor_cost",
         "machine": machine(),

@@ -43,21 +43,8 @@ POLICIES = {
     "missing": ("--bad_values", "missing"),
 }
 """Flags for bad files and values; `missing` is tried only where values are bad."""
-TINY = [
-    "--width",
-    "8",
-    "--depth",
-    "1",
-    "--heads",
-    "1",
-    "--latent_size",
-    "2",
-    "--precision",
-    "32-true",
-    "--num_workers",
-    "0",
-]
-TRAINING = (*TINY, "--fast_dev_run", "--disable_metrics_monitoring", "--run_name", "run")
+TINY = "--width 8 --depth 1 --heads 1 --latent_size 2 --precision 32-true --num_workers 0"
+TRAINING = (*TINY.split(), "--fast_dev_run", "--disable_metrics_monitoring", "--run_name", "run")
 COMMANDS: dict[str, tuple[str, Callable[[], int | None], tuple[str, ...]]] = {
     "check": (inspect_data.PROG, inspect_data.main, ("--check_only",)),
     "page": (inspect_data.PROG, inspect_data.main, ("--rows", "5")),

@@ -1,4 +1,4 @@
-"""Memory over a long run: 20,000 optimizer steps of a small model with everything that a run has, and what it holds all the while.
+"""Memory over a long run: 20,000 optimizer steps of a small model with everything that a run has.
 
     python -m benchmarks.reliability.long_run [--steps 20000] [flags of train_optimized.py]
 
@@ -32,7 +32,7 @@ def main() -> None:
     options, words = parser.parse_known_args()
     restart_as_commands_run()
     with tempfile.TemporaryDirectory() as directory:
-        held = held_while_training(options.steps, ["--output_dir", directory, *words])
+        held = record_memory(options.steps, ["--output_dir", directory, *words])
     rows = rows_of(held)
     in_all = {
         "steps": options.steps,
@@ -44,8 +44,8 @@ def main() -> None:
     print(json.dumps({"machine": machine(), "tenths": rows, "all": in_all}))
 
 
-def held_while_training(steps: int, words: list[str]) -> list[tuple[int, int, int]]:
-    """Optimizer steps, the bytes that were resident at them, and those of them that are no files."""
+def record_memory(steps: int, words: list[str]) -> list[tuple[int, int, int]]:
+    """Train; return optimizer steps, the bytes that were resident at them, and those of them that are no files."""
     from lightning import Callback
 
     import train_optimized
@@ -56,7 +56,7 @@ def held_while_training(steps: int, words: list[str]) -> list[tuple[int, int, in
 
     held: list[tuple[int, int, int]] = []
 
-    class Reads(Callback):
+    class MemoryReader(Callback):
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             step = trainer.global_step
             if step % EVERY_N_STEPS == 0 and (not held or held[-1][0] != step):
@@ -70,12 +70,12 @@ def held_while_training(steps: int, words: list[str]) -> list[tuple[int, int, in
         description="",
     )
     set_up_output()
-    fit(settings, [*train_optimized.callbacks(settings), Reads()])
+    fit(settings, [*train_optimized.callbacks(settings), MemoryReader()])
     return held
 
 
 def rows_of(held: list[tuple[int, int, int]]) -> list[dict[str, Any]]:
-    """The median of each tenth of a run."""
+    """Return the median of each tenth of a run."""
     size = len(held) // TENTHS
     parts = [held[number * size : (number + 1) * size] for number in range(TENTHS)]
     return [
@@ -89,7 +89,7 @@ def rows_of(held: list[tuple[int, int, int]]) -> list[dict[str, Any]]:
 
 
 def growth_of(rows: list[dict[str, Any]]) -> float:
-    """How much more the highest tenth held than the lowest."""
+    """Return by what share the highest tenth is above the lowest."""
     sizes = [row["resident MB"] for row in rows]
     return float(max(sizes) / min(sizes) - 1)
 

@@ -1,10 +1,10 @@
-"""Encoding: how fast against nothing but the network on batches that lie ready, and what memory does meanwhile.
+"""How fast encoding is beside nothing but the network on batches that lie ready, and how its memory grows.
 
     python -m benchmarks.speed.encoding [--rounds 7] [--short]
 
 A network of `train_optimized.py`'s defaults with two steps of training (how well it models does not matter here). One side goes
 through all batches of a set, which lie in memory, in the order and the sizes that encoding uses; the other is what `use_model.py
-encode` does: sequences out of the cache, the network, ids, and the rows of a Parquet file on disk. Both in turns in this process.
+encode` does: sequences out of the cache, the network, ids, and the rows of a Parquet file on disk. Both take turns in this process.
 
 Memory: encoding the same split again and again into one file, resident memory after a quarter of it and at its end.
 """
@@ -27,7 +27,6 @@ from seqvae.errors import UsageError, run_command
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from seqvae.data.datamodule import SequenceDataModule
     from seqvae.inference.model import Trained
 
 SETS: dict[str, tuple[str, ...]] = {
@@ -36,7 +35,7 @@ SETS: dict[str, tuple[str, ...]] = {
     "physionet2012": (),
 }
 SPLITS = {"moses_smiles": "test", "japanese_vowels": "train", "physionet2012": "test"}
-"""Enough for a measurement each, and not more."""
+"""Large enough for a measurement, and no larger."""
 PASSES = 12
 
 
@@ -49,17 +48,17 @@ def main() -> None:
     options = parser.parse_args()
     restart_as_commands_run()
     with tempfile.TemporaryDirectory() as directory:
-        trained = {name: two_steps(name, directory) for name in (["japanese_vowels"] if options.short else SETS)}
+        trained = {name: train_two_steps(name, directory) for name in (["japanese_vowels"] if options.short else SETS)}
         rounds = 3 if options.short else options.rounds
-        rows = [speed_of(name, one, Path(directory), rounds) for name, one in trained.items()]
+        rows = [measure_speed(name, one, Path(directory), rounds) for name, one in trained.items()]
         print_table("encoding, against the network alone", rows)
         largest = next(iter(trained))
-        memory = memory_of(largest, trained[largest], Path(directory))
+        memory = measure_memory(largest, trained[largest], Path(directory))
     print_table("memory", memory)
     print(json.dumps({"machine": machine(), "rows": rows, "memory": memory}))
 
 
-def two_steps(name: str, directory: str) -> "Trained":
+def train_two_steps(name: str, directory: str) -> "Trained":
     from seqvae.cli.command_line import parse_command_line
     from seqvae.inference.model import open_trained
     from seqvae.training.fit import fit
@@ -67,21 +66,30 @@ def two_steps(name: str, directory: str) -> "Trained":
 
     folder = os.environ.get("SEQVAE_REAL_DATA")
     if not folder:
-        raise UsageError("SEQVAE_REAL_DATA does not say where the real data are")
+        raise UsageError("SEQVAE_REAL_DATA does not name the folder of the real data")
     words = ["--data_dir", str(Path(folder) / name), *SETS[name], "--output_dir", directory, "--run_name", name]
     words += ["--max_steps", "2", "--limit_val_batches", "0"]
     settings = parse_command_line(OptimizedSettings, words, prog="benchmarks.speed.encoding", description="")
     return open_trained(str(fit(settings).directory))
 
 
-def speed_of(name: str, trained: "Trained", directory: Path, rounds: int) -> dict[str, Any]:
+def measure_speed(name: str, trained: "Trained", directory: Path, rounds: int) -> dict[str, Any]:
+    import numpy as np
+
     from seqvae.config.inference import DataChoices
     from seqvae.inference.encode import encode
+    from seqvae.inference.estimates import STEPS_AT_ONCE, cut_ascending
     from seqvae.inference.model import at_work, open_data
     from seqvae.inference.output import write_parquet
+    from seqvae.inference.streaming import windows
 
     data, split = open_data(trained, DataChoices()), SPLITS[name]
-    batches = list(batches_as_encoded(data, split))
+    stored = data.split(split)
+    lengths_N = np.asarray(stored.lengths_N)
+    batches = []
+    for first, behind in windows(lengths_N):  # as encoding does
+        order_W = first + np.argsort(lengths_N[first:behind], kind="stable")
+        batches += [stored.gather(order_W[part]) for part in cut_ascending(lengths_N[order_W], STEPS_AT_ONCE)]
 
     def network_alone() -> None:
         with at_work(trained):
@@ -92,11 +100,11 @@ def speed_of(name: str, trained: "Trained", directory: Path, rounds: int) -> dic
         write_parquet(directory / "latents.parquet", encode(trained, data, [split]), {})
 
     seconds = interleaved_seconds({"alone": network_alone, "encoding": encoding}, rounds)
-    steps = int(data.split(split).lengths_N.sum())
+    steps = int(lengths_N.sum())
     ratios = [alone / whole for alone, whole in zip(seconds["alone"], seconds["encoding"], strict=True)]
     return {
         "data": f"{name}, {split}",
-        "sequences": len(data.split(split)),
+        "sequences": len(stored),
         "network alone, steps/s": round(steps / median(seconds["alone"])),
         "encoding, steps/s": round(steps / median(seconds["encoding"])),
         "ratio": round(median(ratios), 3),
@@ -104,22 +112,8 @@ def speed_of(name: str, trained: "Trained", directory: Path, rounds: int) -> dic
     }
 
 
-def batches_as_encoded(data: "SequenceDataModule", split: str) -> Iterator[Any]:
-    import numpy as np
-
-    from seqvae.inference.estimates import STEPS_AT_ONCE, cut_ascending
-    from seqvae.inference.streaming import windows
-
-    stored = data.split(split)
-    lengths_N = np.asarray(stored.lengths_N)
-    for first, behind in windows(lengths_N):
-        order_W = first + np.argsort(lengths_N[first:behind], kind="stable")
-        for part in cut_ascending(lengths_N[order_W], STEPS_AT_ONCE):
-            yield stored.gather(order_W[part])
-
-
-def memory_of(name: str, trained: "Trained", directory: Path) -> list[dict[str, Any]]:
-    """One file with the same split PASSES times behind each other."""
+def measure_memory(name: str, trained: "Trained", directory: Path) -> list[dict[str, Any]]:
+    """Encode the same split PASSES times into one file."""
     from seqvae.config.inference import DataChoices
     from seqvae.inference.encode import encode
     from seqvae.inference.model import open_data
