@@ -1,9 +1,9 @@
-"""The parsers of all commands -> docs/every_flag.md: each flag once, by theme, with what it takes, its default and its help text.
+"""Write docs/every_flag.md from the parsers of all commands: each flag once, by theme, with its values, default and help text.
 
     python -m benchmarks.flag_page
 
 The commands stand in one table, `COMMANDS`: a new one, or a new subcommand, is a line there. A flag of several commands is one
-row where they say the same of it; where only their defaults differ, the row says which has which. It stands among the benchmarks
+row where it means the same to them; where only their defaults differ, the row names them. This module stands among the benchmarks
 because it fills a page of docs/, and because nothing of the product may import a command.
 """
 
@@ -31,7 +31,7 @@ class Command(NamedTuple):
     """A command, or a subcommand, at the top level."""
 
     typed: str
-    """What is typed before the flags: `train_optimized.py`, or `name.py subcommand`."""
+    """The command line before the flags: `train_optimized.py`, or `name.py subcommand`."""
     schema: "type[DataclassInstance]"
     about: str
     takes_words: bool = False
@@ -51,7 +51,7 @@ COMMANDS = (
 )
 
 Meaning = tuple[str, str, tuple[type, ...], tuple[str, ...], str]
-"""Theme, name, types, choices and help text: all of a flag but its default."""
+"""Theme, name, types, choices and help text: everything of a flag except its default."""
 
 INTRODUCTION = """# Every flag
 
@@ -84,13 +84,11 @@ def page(commands: Sequence[Command]) -> str:
 
 
 def defaults_by_meaning(commands: Sequence[Command]) -> dict[Meaning, dict[str, object]]:
-    """Of each flag the default by command; in the order of the first command that has it."""
+    """Return the default of each flag by command; in the order of the first command that has it."""
     presets = tuple(path.stem for path in sorted(PRESETS_DIR.glob("*.yaml")))
     found: dict[Meaning, dict[str, object]] = {}
     for command in commands:
-        controls = control_flags(
-            () if command.takes_words else presets
-        )  # presets are of trainings, not of what was trained
+        controls = control_flags(() if command.takes_words else presets)  # presets are of trainings
         for flag in [*flags_of(command.schema).values(), *controls]:
             meaning = (flag.theme, flag.name, flag.types, flag.choices, flag.help)
             found.setdefault(meaning, {})[command.typed] = flag.default
@@ -98,14 +96,14 @@ def defaults_by_meaning(commands: Sequence[Command]) -> dict[Meaning, dict[str, 
 
 
 def _section(theme: str, rows: Mapping[Meaning, Mapping[str, object]], commands: int) -> str:
-    """A theme: whose it is, and its flags; a flag that not all of these have says who has it."""
+    """Return a theme: its commands and its flags; a flag that not all of these have names its own."""
     owners = list(dict.fromkeys(command for of in rows.values() for command in of))
     lines = [
         (
             f"`--{name}`",
             takes(types, choices),
             defaults(of),
-            _escaped(text) + ("" if len(of) == len(owners) else f" Of {_named(of)}."),
+            text.replace("|", "\\|").replace("<", "\\<") + ("" if len(of) == len(owners) else f" Of {_named(of)}."),
         )
         for (_, name, types, choices, text), of in rows.items()
     ]
@@ -114,7 +112,8 @@ def _section(theme: str, rows: Mapping[Meaning, Mapping[str, object]], commands:
 
 
 def takes(types: tuple[type, ...], choices: tuple[str, ...]) -> str:
-    """
+    """Return the types and choices of a flag in words.
+
     >>> takes((bool,), ()), takes((int,), ("auto",)), takes((int, float), ())
     ('switch', 'whole number, `auto`', 'whole number, number')
     """
@@ -123,27 +122,20 @@ def takes(types: tuple[type, ...], choices: tuple[str, ...]) -> str:
 
 
 def defaults(of: Mapping[str, object]) -> str:
-    """What most commands have, and then those that differ.
+    """Return the default of most commands, and then those that differ.
 
     >>> defaults({"a.py": 2, "b.py": 1, "c.py": 2}), defaults({"a.py": None})
     ('`2`; `b.py`: `1`', '')
     """
-    written = {command: "" if default is None else f"`{_as_typed(default)}`" for command, default in of.items()}
+    typed = {command: str(one).lower() if isinstance(one, bool) else str(one) for command, one in of.items()}
+    written = {command: "" if of[command] is None else f"`{text}`" for command, text in typed.items()}
     usual = Counter(written.values()).most_common(1)[0][0]
     others = [f"`{command}`: {text or 'none'}" for command, text in written.items() if text != usual]
     return "; ".join([usual or "none", *others] if others else [usual])
 
 
-def _as_typed(default: object) -> str:
-    return str(default).lower() if isinstance(default, bool) else str(default)
-
-
 def _named(commands: Iterable[str]) -> str:
     return ", ".join(f"`{command}`" for command in commands)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "\\<")
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
