@@ -50,7 +50,7 @@ def trained_run(words: list[str]) -> tuple[Path, Path]:
 def rows_of(run: Path, data_dir: Path) -> list[dict[str, Any]]:
     import pyarrow.parquet as pq
 
-    from examples.molecules.chemistry import quality
+    from examples.molecules.results import quality
     from seqvae.config.inference import DataChoices
     from seqvae.inference.estimates import batches_of, posterior_statistics
     from seqvae.inference.model import open_data, open_trained
