@@ -8,13 +8,13 @@ A benchmark's last line goes to benchmarks/figures/NAME.json, with its command; 
 The pages are rewritten after each. One that fails leaves its figures as they were, and the exit code is 1.
 """
 
-import argparse
 import json
 import subprocess
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from benchmarks.measure import make_parser
 from benchmarks.pages import FIGURES, read_figures, rewrite_pages
 from seqvae.errors import run_command
 
@@ -55,9 +55,7 @@ FORMS = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser("benchmarks.bench", __doc__)
     default = [name for name, form in FORMS.items() if form.is_default]
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"of {', '.join(FORMS)}; default: {', '.join(default)}"

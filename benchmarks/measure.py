@@ -1,5 +1,6 @@
 """What all benchmarks share: timing in turns, processes that report on themselves, generated data, tables on the terminal."""
 
+import argparse
 import json
 import os
 import platform
@@ -22,6 +23,13 @@ from seqvae.data.demo.demo import log_normal_lengths
 from seqvae.training.devices import cpu_has_bf16_units
 
 ROWS_PER_GROUP = 50_000
+
+
+def make_parser(prog: str, description: str | None) -> argparse.ArgumentParser:
+    """Return a parser whose help shows a module's docstring as it is; flags must be typed in full."""
+    return argparse.ArgumentParser(
+        prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
 
 
 def interleaved_seconds(candidates: Mapping[str, Callable[[], object]], repeats: int = 5) -> dict[str, list[float]]:

@@ -189,10 +189,6 @@ def tables_of(benchmark: str, report: Report) -> str:
 # --- What README.md shows: some rows, or one line for each thing that one may want to know ----------------------------
 
 
-def step_in_short(report: Report) -> str:
-    return markdown(report["recipes"]["rows"])
-
-
 def results_in_short(report: Report) -> str:
     """Return for each data set what a model is worth, and whether its latent is used."""
     latents = {row["set"]: row for row in rows_at(report, "sets.latent")}
@@ -239,7 +235,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Report], str]]] = {
     **{name: (name, partial(tables_of, name)) for name in TABLES},
     "loading_in_short": ("loading", loading_in_short),
     "results_in_short": ("results", results_in_short),
-    "step_in_short": ("step", step_in_short),
+    "step_in_short": ("step", lambda report: markdown(report["recipes"]["rows"])),
 }
 """What stands between the marks of each name: the benchmark it is from, and how its report is written."""
 

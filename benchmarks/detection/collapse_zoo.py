@@ -8,7 +8,6 @@ Half of the data sets are real and lie below SEQVAE_REAL_DATA; without it the zo
 chosen on one half of the runs. The figures that count are those of the other half, which is looked at last.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -37,7 +36,7 @@ from benchmarks.detection.zoo_scoring import (
     score,
     truth_of,
 )
-from benchmarks.measure import machine, print_table
+from benchmarks.measure import machine, make_parser, print_table
 from seqvae.console import share_machine
 from seqvae.errors import UsageError, run_command
 
@@ -46,9 +45,7 @@ DEFAULT_DIRECTORY = "runs/zoo"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser(PROG, __doc__)
     parser.add_argument("--record", metavar="DIR", help="only train and record")
     parser.add_argument("--score", metavar="DIR", help="only replay and score the records of a directory")
     parser.add_argument("--half", choices=HALVES, help="only this half of the runs")

@@ -8,7 +8,6 @@ to its last, without validations; the time of figures, which a process of their 
 `--max_steps` makes another, shorter run, which is read more often.
 """
 
-import argparse
 import json
 import sys
 import time
@@ -20,7 +19,7 @@ from lightning import Callback, LightningModule, Trainer
 
 import train_optimized
 import train_with_collapse_detection as closest
-from benchmarks.measure import machine, median, print_table
+from benchmarks.measure import machine, make_parser, median, print_table
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.run import MonitoringSettings, Watch
 from seqvae.config.training import TrainingSettings
@@ -130,9 +129,7 @@ class Clock(Callback):
 
 def main() -> None:
     share_machine()
-    parser = argparse.ArgumentParser(
-        prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser(PROG, __doc__)
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
     parser.add_argument("--stop_after", type=int, help="optimizer steps of each run; default: all")
     options, words = parser.parse_known_args()
@@ -158,7 +155,6 @@ def run(settings: TrainingSettings, modes: Sequence[str], stop_after: int | None
     return {
         "benchmark": "monitor_cost",
         "machine": machine(),
-        "command": " ".join(["python -m benchmarks.detection.monitor_cost", *sys.argv[1:]]),
         "rows": rows,
     }
 

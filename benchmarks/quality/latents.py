@@ -9,14 +9,13 @@ last, the probe that of `evaluate.py --probe`, trained on the training split, sc
 of `train_optimized.py` are passed on.
 """
 
-import argparse
 import json
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.measure import machine, print_table, restart_as_commands_run
+from benchmarks.measure import machine, make_parser, print_table, restart_as_commands_run
 from seqvae.errors import UsageError, run_command
 
 if TYPE_CHECKING:
@@ -42,9 +41,7 @@ SETS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser(PROG, __doc__)
     parser.add_argument("--data", choices=list(SETS), required=True)
     parser.add_argument("--evaluate", metavar="RUN", help="probe this one, of these data, and train nothing")
     options, words = parser.parse_known_args()

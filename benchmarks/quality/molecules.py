@@ -7,7 +7,6 @@
 test split.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import machine, print_table, restart_as_commands_run
+from benchmarks.measure import machine, make_parser, print_table, restart_as_commands_run
 from seqvae.errors import UsageError, run_command
 
 PROG = "benchmarks.quality.molecules"
@@ -23,9 +22,7 @@ COUNT = 10_000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser(PROG, __doc__)
     parser.add_argument("--evaluate", metavar="RUN", type=Path, help="sample from this one, and train nothing")
     parser.add_argument("--data_dir", type=Path, help="the data that the run was trained on")
     options, words = parser.parse_known_args()
@@ -35,7 +32,10 @@ def main() -> None:
     run, data_dir = (options.evaluate, options.data_dir) if options.evaluate else trained_run(words)
     rows = rows_of(run, data_dir)
     print_table("molecules", rows)
-    print(json.dumps({"machine": machine(), "training": training_of(run), "rows": rows}))
+    environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
+    last = (run / "throughput.jsonl").read_text(encoding="utf-8").splitlines()[-1]
+    training = {"command": environment["command"], "threads": environment["threads"], "last": json.loads(last)}
+    print(json.dumps({"machine": machine(), "training": training, "rows": rows}))
 
 
 def trained_run(words: list[str]) -> tuple[Path, Path]:
@@ -78,13 +78,6 @@ def rows_of(run: Path, data_dir: Path) -> list[dict[str, Any]]:
         row("mutual information", f"{statistics.mutual_information:.2f}", f"of {statistics.posteriors:,} posteriors"),
         row("active units", str(statistics.active_units), f"of {len(statistics.kl_per_dim)}"),
     ]
-
-
-def training_of(run: Path) -> dict[str, Any]:
-    """Return command and throughput, from the files of the run."""
-    environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
-    readings = (run / "throughput.jsonl").read_text(encoding="utf-8").splitlines()
-    return {"command": environment["command"], "threads": environment["threads"], "last": json.loads(readings[-1])}
 
 
 def share(part: int, whole: int) -> str:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure import machine, print_table
+from benchmarks.measure import machine, make_parser, print_table
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.training import TrainingSettings
 from seqvae.data.batch import Batch
@@ -86,9 +86,7 @@ class WithoutLatent(nn.Module):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser(PROG, __doc__)
     parser.add_argument("--data", choices=[DEMO, *REAL], required=True)
     parser.add_argument(
         "--evaluate", metavar="CHECKPOINT", help="measure this one, of a run with these data, and train nothing"
@@ -195,7 +193,6 @@ def run(settings: TrainingSettings, options: Options) -> dict[str, Any]:
         "benchmark": "results",
         "machine": machine(),
         "data": options.data,
-        "command": " ".join(["python -m benchmarks.quality.results", *sys.argv[1:]]),
         "parameters": parameters,
         "training_seconds": None if options.evaluate else round(training_seconds, 1),
         "importance_weighting_seconds": round(evaluation_seconds, 1),

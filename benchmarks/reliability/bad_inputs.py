@@ -9,7 +9,6 @@ cache as they went in, and the others to be counted. The commands run in long-li
 some cases run once more in processes of their own. The last line is JSON; exit code 1 where anything failed.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -19,30 +18,34 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from seqvae.console import share_machine
+from benchmarks.measure import machine, make_parser, print_table, restart_as_commands_run
+from benchmarks.reliability.bad_input_runs import (
+    ENDS,
+    Ended,
+    Outcome,
+    run_case,
+    run_in_own_process,
+    run_in_this_process,
+    run_in_workers,
+)
 from seqvae.errors import run_command
-
-if TYPE_CHECKING:  # the modules of the cases import torch, before which the number of its threads is set
-    from benchmarks.reliability.bad_input_runs import Ended, Outcome
 
 PROG = "benchmarks.reliability.bad_inputs"
 CASE_SECONDS = 120
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    restart_as_commands_run()
+    parser = make_parser(PROG, __doc__)
     parser.add_argument("--cases", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=12, help="cases that run in processes of their own, too")
     parser.add_argument("--workers", type=int, default=2, help="processes that run cases")
     parser.add_argument("--only", type=int, help="the number of the one case to run")
     options = parser.parse_args()
-    share_machine()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     started = time.perf_counter()
     if options.only is not None:
         outcomes = [run_alone(options.seed, options.only)]
@@ -55,11 +58,10 @@ def main() -> int:
     return int(bool(differing) or any(one.wrong for one in outcomes))
 
 
-def run_alone(seed: int, number: int) -> "Outcome":
+def run_alone(seed: int, number: int) -> Outcome:
     """Run a case in this process, and show the outputs of its commands."""
-    from benchmarks.reliability.bad_input_runs import run_case, run_in_this_process
 
-    def run(name: str, words: tuple[str, ...], directory: Path) -> "Ended":
+    def run(name: str, words: tuple[str, ...], directory: Path) -> Ended:
         ended = run_in_this_process(name, words, directory)
         print(f"--- {name} {words!a}: exit code {ended.code}")
         for line in f"{ended.out}\n{ended.err}".split("\n"):
@@ -70,9 +72,7 @@ def run_alone(seed: int, number: int) -> "Outcome":
         return run_case(seed, number, Path(scratch), run)
 
 
-def run_all(seed: int, cases: int, workers: int) -> list["Outcome"]:
-    from benchmarks.reliability.bad_input_runs import run_in_workers
-
+def run_all(seed: int, cases: int, workers: int) -> list[Outcome]:
     outcomes = []
     for done, outcome in enumerate(run_in_workers(seed, range(cases), workers, CASE_SECONDS), start=1):
         outcomes.append(outcome)
@@ -83,11 +83,10 @@ def run_all(seed: int, cases: int, workers: int) -> list["Outcome"]:
     return outcomes
 
 
-def compare_processes(seed: int, outcomes: Sequence["Outcome"], count: int, workers: int) -> list[str]:
+def compare_processes(seed: int, outcomes: Sequence[Outcome], count: int, workers: int) -> list[str]:
     """Run some cases again with a process for each command; return a sentence for each that ends otherwise."""
-    from benchmarks.reliability.bad_input_runs import run_case, run_in_own_process
 
-    def difference(before: "Outcome") -> str | None:
+    def difference(before: Outcome) -> str | None:
         with tempfile.TemporaryDirectory() as scratch:
             after = run_case(seed, before.number, Path(scratch), run_in_own_process, policies=("refuse",))
         if after.ends["refuse"] == before.ends["refuse"]:
@@ -99,10 +98,7 @@ def compare_processes(seed: int, outcomes: Sequence["Outcome"], count: int, work
         return [sentence for sentence in pool.map(difference, chosen) if sentence is not None]
 
 
-def report(outcomes: Sequence["Outcome"], repeated: int, differing: Sequence[str], seed: int, seconds: float) -> None:
-    from benchmarks.measure import machine, print_table
-    from benchmarks.reliability.bad_input_runs import ENDS
-
+def report(outcomes: Sequence[Outcome], repeated: int, differing: Sequence[str], seed: int, seconds: float) -> None:
     rows: list[dict[str, Any]] = []
     for family in dict.fromkeys(one.family for one in outcomes):
         of_family = [one for one in outcomes if one.family == family]

@@ -7,7 +7,6 @@ Out: the number of kills and resumes, the most optimizer steps that a kill cost,
 exit code is 1 unless it is 0). Where a run ends before the kills are used up, another one begins.
 """
 
-import argparse
 import csv
 import json
 import random
@@ -19,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.measure import machine, print_table
+from benchmarks.measure import machine, make_parser, print_table
 from benchmarks.reliability.same_run import differences_of_runs
 from seqvae.errors import run_command
 from seqvae.files import read_rows
@@ -50,9 +49,7 @@ class Tally(NamedTuple):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser("benchmarks.reliability.chaos", __doc__)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     options, words = parser.parse_known_args()

@@ -10,7 +10,6 @@ caches of its own. The new code goes on with a run that the old code was stopped
 Out: a row for each comparison, with the largest difference where there is one; the exit code is 1 if anything differs.
 """
 
-import argparse
 import gzip
 import json
 import math
@@ -32,7 +31,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks.measure import print_table
+from benchmarks.measure import make_parser, print_table
 from benchmarks.reliability.same_run import Parts, difference, flat, parts_of_run
 
 THIS = next(parent for parent in Path(__file__).resolve().parents if (parent / "pyproject.toml").is_file())
@@ -161,9 +160,7 @@ class Compared(NamedTuple):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser("benchmarks.reliability.frozen", __doc__)
     real = os.environ.get("SEQVAE_REAL_DATA")
     parser.add_argument("--old", type=Path, required=True, help="checkout that is the reference")
     parser.add_argument("--new", type=Path, default=THIS, help="checkout that is compared with it; default: this one")

@@ -7,7 +7,6 @@ of the posterior and figures. Resident memory is read every 50 steps, with and w
 the median of a tenth of the run. The first tenth is left out of the growth: until then not every shape of a batch has come.
 """
 
-import argparse
 import json
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.measure import machine, print_table, restart_as_commands_run
+from benchmarks.measure import machine, make_parser, print_table, restart_as_commands_run
 from seqvae.errors import run_command
 
 EVERY_N_STEPS = 50
@@ -25,9 +24,7 @@ TENTHS = 10
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser("benchmarks.reliability.long_run", __doc__)
     parser.add_argument("--steps", type=int, default=20_000)
     options, words = parser.parse_known_args()
     restart_as_commands_run()

@@ -13,7 +13,6 @@ one variant runs in all groups. A variant's speed is its ratio to that one in th
 is slower hits both.
 """
 
-import argparse
 import json
 import math
 import os
@@ -26,7 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from benchmarks.measure import machine, median, print_table, spread, write_token_lists
+from benchmarks.measure import machine, make_parser, median, print_table, spread, write_token_lists
 from benchmarks.speed.ablation_loading import write_source
 from benchmarks.speed.ablation_measures import (
     COMPILED,
@@ -118,9 +117,7 @@ class Comparison(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser(PROG, __doc__)
     parser.add_argument("--short", action="store_true", help="tokens alone, and the main measures")
     parser.add_argument("--kind", choices=get_args(Kind), help="default: all three")
     parser.add_argument("--rounds", type=int, help="turns of each variant")
@@ -152,7 +149,6 @@ def run(
     return {
         "benchmark": "ablation",
         "machine": machine(),
-        "command": " ".join([f"python -m {PROG}", *sys.argv[1:]]),
         "data": f"events of {PHYSIONET}" if "events" in kinds and real_events() else "generated data",
         **tables,
     }

@@ -9,7 +9,6 @@ encode` does: sequences out of the cache, the network, ids, and the rows of a Pa
 Memory: encoding the same split again and again into one file, resident memory after a quarter of it and at its end.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -21,7 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from benchmarks.measure import interleaved_seconds, machine, median, print_table, restart_as_commands_run, spread
+from benchmarks.measure import (
+    interleaved_seconds,
+    machine,
+    make_parser,
+    median,
+    print_table,
+    restart_as_commands_run,
+    spread,
+)
 from seqvae.errors import UsageError, run_command
 
 if TYPE_CHECKING:
@@ -40,9 +47,7 @@ PASSES = 12
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser("benchmarks.speed.encoding", __doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--short", action="store_true", help="vowels alone, three rounds")
     options = parser.parse_args()

@@ -12,9 +12,7 @@ the steps of the batches:
                 the weights in float64
 """
 
-import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -24,7 +22,15 @@ from typing import Any, NamedTuple
 import torch
 from lightning.fabric.utilities import move_data_to_device
 
-from benchmarks.measure import interleaved_seconds, machine, median, print_table, restart_as_commands_run, spread
+from benchmarks.measure import (
+    interleaved_seconds,
+    machine,
+    make_parser,
+    median,
+    print_table,
+    restart_as_commands_run,
+    spread,
+)
 from seqvae.config.data import CacheSettings, SourceSettings
 from seqvae.config.inference import DataChoices
 from seqvae.config.model import ModelSettings
@@ -44,9 +50,7 @@ KINDS: tuple[Kind, ...] = ("tokens", "vectors", "events")
 
 def main() -> None:
     restart_as_commands_run()
-    parser = argparse.ArgumentParser(
-        prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser(PROG, __doc__)
     parser.add_argument("checkpoint", nargs="?")
     parser.add_argument("--samples", type=int, default=50)
     parser.add_argument("--sequences", type=int, default=64)
@@ -59,7 +63,6 @@ def main() -> None:
     result = {
         "benchmark": "evaluation_cost",
         "machine": machine(),
-        "command": " ".join(["python -m benchmarks.speed.evaluation_cost", *sys.argv[1:]]),
         "wanted": REQUIRED_RATIO,
         "rows": rows,
     }

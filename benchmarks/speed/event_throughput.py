@@ -8,7 +8,6 @@ optimizer; once at the precision of that command and once in float32. The loop (
 float32 on batches of four patients, which lie ready in memory; once with all that SeqSetVAE does, and once lean. They take turns.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -22,7 +21,7 @@ from torch import nn
 from torch.optim import AdamW
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.measure import machine, median, print_table, spread
+from benchmarks.measure import machine, make_parser, median, print_table, spread
 from benchmarks.speed.bare_loop import BareLoop, endless
 from benchmarks.speed.set_loop_reference import SetLoopVAE
 from seqvae.cli.command_line import parse_command_line
@@ -42,9 +41,7 @@ Train = Callable[[], int]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser("benchmarks.speed.event_throughput", __doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=6, help="optimizer steps of SequenceVAE in a round")
     parser.add_argument("--patients", type=int, default=PATIENTS, help="in the one step of the loop in a round")

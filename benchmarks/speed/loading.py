@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader
 from benchmarks.measure import (
     interleaved_seconds,
     machine,
+    make_parser,
     median,
     print_table,
     run_in_own_process,
@@ -50,7 +51,7 @@ FIRST_LOOK, LAST_LOOK = 50, 1000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser("benchmarks.speed.loading", __doc__)
     parser.add_argument("--sequences", type=int, default=1_000_000)
     parser.add_argument("--large_gb", type=float, default=0.0)
     parser.add_argument("--build", nargs="+", help=argparse.SUPPRESS)

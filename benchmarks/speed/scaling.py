@@ -9,7 +9,6 @@ memory of that start. Ten million take 8 GB of disk where temporary files lie (T
 stay as `BASE` says. Pictures go to --output; the last line is JSON.
 """
 
-import argparse
 import json
 import shutil
 import sys
@@ -26,6 +25,7 @@ import torch
 from benchmarks.measure import (
     interleaved_seconds,
     machine,
+    make_parser,
     median,
     print_table,
     restart_as_commands_run,
@@ -86,9 +86,7 @@ class Sweep(NamedTuple):
 
 def main() -> None:
     restart_as_commands_run()
-    parser = argparse.ArgumentParser(
-        prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser(PROG, __doc__)
     parser.add_argument("--short", action="store_true", help="up to a million sequences, and fewer points")
     parser.add_argument("--sequences", type=int, nargs="+", help="two numbers or more, ascending")
     parser.add_argument("--output", type=Path, default=Path("runs/scaling"), help="directory for the pictures")
@@ -125,7 +123,6 @@ def run(
     return {
         "benchmark": "scaling",
         "machine": machine(),
-        "command": " ".join(["python -m benchmarks.speed.scaling", *sys.argv[1:]]),
         **by_size,
         "exponents": exponents,
     }

@@ -6,7 +6,6 @@ A real run, with the command's settings and callbacks, that ends there. The last
 a second start takes; the clock starts when everything is imported. A process of its own, so that its memory is a command's.
 """
 
-import argparse
 import json
 import pkgutil
 import time
@@ -19,6 +18,7 @@ from unittest.mock import patch
 from lightning import Callback, LightningModule, Trainer
 
 import train_optimized
+from benchmarks.measure import make_parser
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.training import TrainingSettings
 from seqvae.console import set_up_output
@@ -82,9 +82,7 @@ class Stopwatch(Callback):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser(PROG, __doc__)
     parser.add_argument("--until", choices=("batch", "step"), default="step", help="the first batch or optimizer step")
     options, words = parser.parse_known_args()
     settings = parse_command_line(OptimizedSettings, words, prog=PROG, description=__doc__ or "")

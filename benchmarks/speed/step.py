@@ -12,7 +12,6 @@ difference as what they do.
 compile: the recipe of the tokens with --compile_model and without, after its warm-up.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -29,7 +28,15 @@ from lightning import Callback, LightningModule, Trainer
 
 import train_optimized
 import train_with_collapse_detection
-from benchmarks.measure import machine, median, print_table, restart_as_commands_run, spread, write_token_lists
+from benchmarks.measure import (
+    machine,
+    make_parser,
+    median,
+    print_table,
+    restart_as_commands_run,
+    spread,
+    write_token_lists,
+)
 from benchmarks.speed.bare_loop import BareLoop, endless
 from seqvae.cli.command_line import parse_command_line
 from seqvae.console import set_up_output
@@ -86,7 +93,7 @@ class Result(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser("benchmarks.speed.step", __doc__)
     parser.add_argument(
         "--short",
         action="store_true",

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import torch
 
-from benchmarks.measure import machine, median, print_table, restart_as_commands_run, spread
+from benchmarks.measure import machine, make_parser, median, print_table, restart_as_commands_run, spread
 from benchmarks.speed.quality_trainees import (
     RATES,
     Candidate,
@@ -103,9 +103,7 @@ class Contest(NamedTuple):
 
 def main() -> None:
     restart_as_commands_run()
-    parser = argparse.ArgumentParser(
-        prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser(PROG, __doc__)
     parser.add_argument("--part", choices=tuple(PARTS), help="default: all")
     parser.add_argument("--chosen", action="store_true", help="take what was chosen before")
     parser.add_argument("--short", action="store_true", help="in a minute and a half, nothing chosen")
