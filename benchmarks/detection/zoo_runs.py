@@ -62,7 +62,7 @@ class Treatment(NamedTuple):
     words: tuple[str, ...]
     alteration: Alteration = "none"
     turn: int | None = None
-    """0 or 1: given to every other data set, alternating with another treatment of its kind; None: to all."""
+    """0 or 1: applied to every other data set, alternating with another treatment of its kind; None: to all."""
 
 
 def constant(beta: float, *more: str) -> tuple[str, ...]:

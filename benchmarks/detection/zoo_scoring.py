@@ -166,11 +166,11 @@ others are of runs for which more was requested."""
 class Judge(Protocol):
     """The detector, or a rule."""
 
-    def wants_decoder_use(self, reading: Reading) -> bool: ...
+    def wants_decoder_use(self, reading: Reading, /) -> bool: ...
 
-    def judge(self, reading: Reading) -> Verdict: ...
+    def judge(self, reading: Reading, /) -> Verdict: ...
 
-    def diverged(self, step: int, said: str) -> Verdict: ...
+    def diverged(self, step: int, message: str, /) -> Verdict: ...
 
 
 class Record(NamedTuple):
@@ -264,7 +264,7 @@ class Rule:
         self.verdict = self.verdict._replace(name=name, since_step=reading.step)
         return self.verdict
 
-    def diverged(self, step: int, said: str) -> Verdict:
+    def diverged(self, step: int, message: str, /) -> Verdict:
         return self.verdict
 
 

@@ -1,4 +1,4 @@
-"""Seconds of training until a given validation ELBO: train_optimized.py against the reference, and against what others have.
+"""Seconds of training until a validation ELBO: train_optimized.py against the reference, and against other projects.
 
     python -m benchmarks.speed.time_to_quality [--part reference|moses|hf] [--chosen] [--short] [--seconds 9] [--rounds N]
         [--seeds 3]

@@ -1,4 +1,4 @@
-"""The last verdict on a run, and a picture of two runs: what their latents carried, step by step, and when the monitor said so.
+"""The last verdict on a run, and a picture of two runs: what their latents carried, step by step, and when the monitor caught it.
 
 In: the directories of a run that collapsed and of the same run with the advised flag. Out: a PNG to be read at 800 pixels.
 """

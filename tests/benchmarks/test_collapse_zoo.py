@@ -273,8 +273,8 @@ class CuriousJudge:
         self.seen.append((reading.step, reading.decoder_use))
         return Verdict("healthy", reading.step, "")
 
-    def diverged(self, step: int, said: str) -> Verdict:
-        return Verdict("diverged", step, said)
+    def diverged(self, step: int, message: str, /) -> Verdict:
+        return Verdict("diverged", step, message)
 
 
 def test_a_throttled_judge_sees_decoder_use_where_it_requests_it_and_nowhere_else() -> None:

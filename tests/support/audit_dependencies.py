@@ -1,7 +1,7 @@
 """Known vulnerabilities among the pinned packages: `python -m tests.support.audit_dependencies`.
 
 Asks PyPI's advisory service through pip-audit about every pin of constraints.txt, without installing or resolving
-anything. Exit code 0 where none is known, and where the service cannot be asked, which a note then says; 1 otherwise.
+anything. Exit code 0 where none is known, and, with a note, where the service cannot be reached; 1 otherwise.
 """
 
 import json

@@ -65,13 +65,13 @@ def event(name: str, step: int, **more: Any) -> dict[str, Any]:
 
 
 def events(verdict: str, says: str | None) -> list[dict[str, Any]]:
-    told = [event("started", 0)]
+    rows = [event("started", 0)]
     if says is not None:
         advice = [] if verdict == "healthy" else ["--free_bits 0.25 (the first nats of each dimension are free)"]
-        told.append(
+        rows.append(
             event("verdict", 500, verdict=verdict, was="cannot_tell", since_step=480, evidence=says, advice=advice)
         )
-    return [*told, event("step_skipped", 600, said="the loss came to NaN", sequences=["a"])]
+    return [*rows, event("step_skipped", 600, said="the loss came to NaN", sequences=["a"])]
 
 
 def reading(step: int, verdict: str) -> dict[str, Any]:
