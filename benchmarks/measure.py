@@ -1,5 +1,6 @@
-"""What all benchmarks share: interleaved timing, subprocesses that report on themselves, tables and the last line of JSON."""
+"""What all benchmarks share: timing in turns, processes that report on themselves, generated data, tables on the terminal."""
 
+import argparse
 import json
 import os
 import platform
@@ -9,12 +10,26 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from seqvae.console import share_machine
-from seqvae.training.distributed import cpu_has_bf16_units
+from seqvae.data.demo.demo import log_normal_lengths
+from seqvae.training.devices import cpu_has_bf16_units
+
+ROWS_PER_GROUP = 50_000
+
+
+def make_parser(prog: str, description: str | None) -> argparse.ArgumentParser:
+    """Return a parser whose help shows a module's docstring as it is; flags must be typed in full."""
+    return argparse.ArgumentParser(
+        prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
 
 
 def interleaved_seconds(candidates: Mapping[str, Callable[[], object]], repeats: int = 5) -> dict[str, list[float]]:
@@ -30,17 +45,16 @@ def interleaved_seconds(candidates: Mapping[str, Callable[[], object]], repeats:
     return seconds
 
 
-def median(values: Sequence[float]) -> float:
-    return statistics.median(values)
+median = statistics.median
 
 
 def spread(values: Sequence[float]) -> str:
-    """Lowest to highest, relative to the median."""
+    """Return lowest to highest, relative to the median."""
     middle = median(values)
     return f"{min(values) / middle:.2f}-{max(values) / middle:.2f}"
 
 
-def in_own_process(module: str, *words: str) -> dict[str, Any]:
+def run_in_own_process(module: str, *words: str) -> dict[str, Any]:
     """Run `python -m module words` and return the JSON of its last line: memory is only its own there."""
     done = subprocess.run([sys.executable, "-m", module, *words], capture_output=True, text=True)
     if done.returncode != 0:
@@ -49,8 +63,8 @@ def in_own_process(module: str, *words: str) -> dict[str, Any]:
     return result
 
 
-def as_commands_run() -> None:
-    """Start the program again with what commands set for torch before they import it, if that is not in force yet."""
+def restart_as_commands_run() -> None:
+    """Start the program again with what commands set for torch before they import it, unless that is in force already."""
     before = dict(os.environ)
     share_machine()
     if os.environ != before:
@@ -59,15 +73,34 @@ def as_commands_run() -> None:
         os.execv(sys.executable, [sys.executable, "-m", spec.name, *sys.argv[1:]])
 
 
+def write_token_lists(path: Path, sequences: int, vocabulary: int = 5000, seed: int = 0, longest: int = 1000) -> None:
+    """Write columns id and tokens: list<int32>, with log-normal lengths (mean 75, 3 to `longest`), of any size.
+
+    A row group is written at a time, so that it fits in memory.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(seed)
+    writer = None
+    for start in range(0, sequences, ROWS_PER_GROUP):
+        lengths = log_normal_lengths(min(ROWS_PER_GROUP, sequences - start), random, longest=longest)
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        tokens = random.integers(0, vocabulary, offsets[-1], dtype=np.int32)
+        lists = pa.ListArray.from_arrays(pa.array(offsets), pa.array(tokens))
+        table = pa.table({"id": np.arange(start, start + len(lengths)), "tokens": lists})
+        writer = writer or pq.ParquetWriter(path, table.schema, compression="none", use_dictionary=False)
+        writer.write_table(table)
+    if writer is not None:
+        writer.close()
+
+
 def print_table(title: str, rows: Sequence[Mapping[str, object]]) -> None:
     print(f"\n{title}")
     names = list(rows[0])
     cells = [names, *([str(row[name]) for name in names] for row in rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(names))]
-    for number, line in enumerate(cells):
+    cells.insert(1, ["-" * width for width in widths])
+    for line in cells:
         print("  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-        if number == 0:
-            print("  " + "  ".join("-" * width for width in widths))
 
 
 def machine() -> dict[str, object]:

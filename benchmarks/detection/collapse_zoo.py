@@ -1,27 +1,42 @@
-"""Is the detector right? Train some 120 small runs once, record what a detector may see, replay the records, score.
+"""Is the detector right? Train 129 small runs once, record what a detector may see, replay the records, score the verdicts.
 
     python -m benchmarks.detection.collapse_zoo                                 # both, in runs/zoo
-    python -m benchmarks.detection.collapse_zoo --record DIR --jobs 2           # only train; records that are there are kept
+    python -m benchmarks.detection.collapse_zoo --record DIR --jobs 2           # only train; existing records are kept
     python -m benchmarks.detection.collapse_zoo --score DIR --half tuning       # only replay and score, in a minute
 
 Half of the data sets are real and lie below SEQVAE_REAL_DATA; without it the zoo is of the demo data alone. Thresholds are
-chosen on one half of the runs, and the figures that count are those of the other, which is looked at last.
+chosen on one half of the runs. The figures that count are those of the other half, which is looked at last.
 """
 
-import argparse
 import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.detection.zoo_report import report
-from benchmarks.detection.zoo_species import ALL_DATA, FREE_DATA, HALVES, Species, all_species
-from benchmarks.measure import machine
+from benchmarks.detection.zoo_recording import quiet_worker, read_json, record, record_path, seed_errors
+from benchmarks.detection.zoo_runs import ALL_DATA, FREE_DATA, HALVES, Half, ZooRun, all_runs
+from benchmarks.detection.zoo_scoring import (
+    CADENCES,
+    JUDGES,
+    OF_COMMANDS,
+    Outcome,
+    Record,
+    Truth,
+    history,
+    measured_from,
+    outcome_of,
+    record_from,
+    replay,
+    score,
+    truth_of,
+)
+from benchmarks.measure import machine, make_parser, print_table
 from seqvae.console import share_machine
 from seqvae.errors import UsageError, run_command
 
@@ -30,54 +45,158 @@ DEFAULT_DIRECTORY = "runs/zoo"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser(PROG, __doc__)
     parser.add_argument("--record", metavar="DIR", help="only train and record")
     parser.add_argument("--score", metavar="DIR", help="only replay and score the records of a directory")
     parser.add_argument("--half", choices=HALVES, help="only this half of the runs")
-    parser.add_argument("--only", metavar="NAME", nargs="+", default=[], help="only runs whose names begin so")
+    parser.add_argument("--only", metavar="NAME", nargs="+", default=[], help="only runs whose names begin with these")
     parser.add_argument("--jobs", type=int, default=2, help="processes that train, of one thread each")
-    given = parser.parse_args()
-    if given.jobs < 1:
-        raise UsageError(f"--jobs must be 1 or more, got {given.jobs}")
-    if given.record is not None and given.score is not None:
+    options = parser.parse_args()
+    if options.jobs < 1:
+        raise UsageError(f"--jobs must be 1 or more, got {options.jobs}")
+    if options.record is not None and options.score is not None:
         raise UsageError("--record and --score exclude each other; without either, the zoo is recorded and scored")
-    species = chosen(given.only, given.half)
-    directory = Path(given.record or given.score or DEFAULT_DIRECTORY).resolve()
-    result: dict[str, Any] = {"benchmark": "collapse_zoo", "machine": machine(), "runs": len(species)}
-    if given.score is None:
-        result["recording_seconds"] = record_all(species, directory, given.jobs)
-    if given.record is None:
-        result |= report(species, directory)
+    runs = choose(options.only, options.half)
+    directory = Path(options.record or options.score or DEFAULT_DIRECTORY).resolve()
+    result: dict[str, Any] = {"benchmark": "collapse_zoo", "machine": machine(), "runs": len(runs)}
+    if options.score is None:
+        result["recording_seconds"] = record_all(runs, directory, options.jobs)
+    if options.record is None:
+        result |= report(runs, directory)
     print(json.dumps(result))
 
 
-def chosen(beginnings: Sequence[str], half: str | None) -> list[Species]:
+def choose(prefixes: Sequence[str], half: str | None) -> list[ZooRun]:
     has_real = bool(os.environ.get("SEQVAE_REAL_DATA"))
     if not has_real:
-        print("SEQVAE_REAL_DATA does not say where the real data are: demo data alone", file=sys.stderr)
-    everything = all_species(ALL_DATA if has_real else FREE_DATA)
-    for beginning in beginnings:
-        if not any(species.name.startswith(beginning) for species in everything):
-            raise UsageError(f"--only {beginning}: no run's name begins so; one is called {everything[0].name}")
-    named = [species for species in everything if species.name.startswith(tuple(beginnings) or "")]
-    return [species for species in named if half in (None, species.half)]
+        print("SEQVAE_REAL_DATA does not name the folder of the real data: demo data alone", file=sys.stderr)
+    runs = all_runs(ALL_DATA if has_real else FREE_DATA)
+    for prefix in prefixes:
+        if not any(run.name.startswith(prefix) for run in runs):
+            raise UsageError(f"--only {prefix}: no run's name begins with it; one is called {runs[0].name}")
+    return [run for run in runs if run.name.startswith(tuple(prefixes) or "") and half in (None, run.half)]
 
 
-def record_all(species: Sequence[Species], directory: Path, jobs: int) -> float:
-    """In processes of their own, one thread each; returns the seconds."""
+def record_all(runs: Sequence[ZooRun], directory: Path, jobs: int) -> float:
+    """Train and record in processes of one thread each; return the seconds that all took."""
     share_machine()  # before the processes start, which import torch
-
-    from benchmarks.detection.zoo_runs import be_quiet_worker, record
-
     start = time.perf_counter()
-    with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=be_quiet_worker) as pool:
-        futures = [pool.submit(record, one, directory) for one in species]
+    with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=quiet_worker) as pool:
+        futures = [pool.submit(record, run, directory) for run in runs]
         for number, future in enumerate(as_completed(futures), start=1):
             seconds = time.perf_counter() - start
             print(f"{number}/{len(futures)} after {seconds:,.0f} s: {future.result().name}", flush=True)
     return round(time.perf_counter() - start, 1)
+
+
+class RunWithTruth(NamedTuple):
+    """A recorded run and its truth, which is determined before any judge sees it."""
+
+    half: Half
+    record: Record
+    truth: Truth
+
+
+def report(runs: Sequence[ZooRun], directory: Path) -> dict[str, Any]:
+    """Print truths, grey zone, scores of all judges and each wrong verdict; return the figures."""
+    recorded = [run for run in runs if record_path(run, directory).exists()]
+    if not recorded:
+        raise UsageError(f"no records of these runs in {directory}: make them with --record {directory}")
+    errors = seed_errors(all_runs(), directory)  # of all, so that a run's truth does not depend on what is chosen
+    known = []
+    for run in recorded:
+        stored = read_json(record_path(run, directory))
+        has_diverged = stored["diverged_at_step"] is not None or not stored["has_finite_weights"]
+        has_numbers = stored["measured"] is not None and not has_diverged
+        truth = truth_of(measured_from(stored["measured"]) if has_numbers else None, errors[run.data])
+        known.append(RunWithTruth(run.half, record_from(stored), truth))
+    if len(known) < len(runs):
+        print(f"{len(known)} of {len(runs)} runs are recorded")
+    counts = Counter((run.truth.name, run.half) for run in known)
+    names = sorted({run.truth.name for run in known})
+    print_table("truth", [{"truth": name} | {half: counts[name, half] for half in HALVES} for name in names])
+    grey = [{"half": run.half, "run": run.record.name, "why": run.truth.why} for run in known if not run.truth.right]
+    if grey:
+        print_table("grey zone, not scored", grey)
+    scores = {half: report_half(half, of_half) for half in HALVES if (of_half := [r for r in known if r.half == half])}
+    result: dict[str, Any] = {"recorded": len(known), "grey": len(grey), "scores": scores}
+    return result | ({"in_short": summary(scores["scored"])} if "scored" in scores else {})
+
+
+def report_half(half: Half, runs: Sequence[RunWithTruth]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the scores of each judge at each cadence."""
+    result: dict[str, dict[str, dict[str, Any]]] = {}
+    rows = []
+    for name, cadence in CADENCES.items():
+        for judge, make_judge in JUDGES.items():
+            outcomes = [
+                outcome_of(run.record, run.truth, replay(run.record, cadence, make_judge(run.record, cadence)))
+                for run in runs
+            ]
+            figures = score(outcomes)
+            late = [figures.median_readings, figures.most_readings_dead_at_start, figures.most_readings_after_annealing]
+            readings, at_start, after_annealing = ("-" if value is None else f"{value:g}" for value in late)
+            rows.append(
+                {
+                    "cadence": name,
+                    "judge": judge,
+                    "found": f"{figures.found}/{figures.sick}",
+                    "false alarms": f"{figures.false_alarms}/{figures.well}",
+                    "right kind": f"{figures.right_kind}/{figures.runs}",
+                    "readings to call": readings,
+                    "share of run": "-" if figures.median_share is None else f"{figures.median_share:.1%}",
+                    "dead at start": f"{at_start} ({figures.dead_at_start})",
+                    "after annealing": f"{after_annealing} ({figures.annealed})",
+                    "with decoder use": f"{figures.asked_share:.0%}",
+                }
+            )
+            result.setdefault(judge, {})[name] = figures._asdict()
+            if judge == "detector":
+                print_wrong(f"{half} half, {name}: where the detector was wrong", outcomes)
+    print_table(f"{half} half", rows)
+    return result
+
+
+def print_wrong(title: str, outcomes: Sequence[Outcome]) -> None:
+    scored = [one for one in outcomes if one.truth.right]
+    wrong = [one for one in scored if not one.is_right_at_end or (one.alarms and not one.truth.is_sick)]
+    if wrong:
+        print(f"\n{title}")
+    for one in wrong:
+        print(f"  {one.name}, in truth {one.truth.name}: {one.truth.why}\n    {history(one)}")
+        if one.replayed.calls:
+            print(f"    at last: {one.replayed.calls[-1].evidence}")
+
+
+def summary(scores: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Return a row for each judge, over the ways in which the commands read such runs: the table of docs/monitoring.md."""
+    rows = []
+    for judge, by_cadence in scores.items():
+        of = [by_cadence[cadence] for cadence in OF_COMMANDS]
+        span = {name: span_of([one[name] for one in of]) for name in of[0]}
+        rows.append(
+            {
+                "judge": judge,
+                "found": f"{span['found']} of {of[0]['sick']}",
+                "false alarms": f"{span['false_alarms']} of {of[0]['well']}",
+                "right kind at the end": f"{span['right_kind']} of {of[0]['runs']}",
+                "readings until a run dead from the start is called": span["most_readings_dead_at_start"],
+                "readings after the full weight until one annealed to death is": span["most_readings_after_annealing"],
+            }
+        )
+    return rows
+
+
+def span_of(values: Sequence[float | None]) -> str:
+    """Return the lowest and highest of several values.
+
+    >>> span_of([7, 8]), span_of([2, 2]), span_of([2, None])
+    ('7 to 8', '2', 'not all')
+    """
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return "not all"
+    return " to ".join(f"{value:g}" for value in sorted({min(known), max(known)}))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""What watching the posterior costs: the recommended run, once for each way to watch it, with every hook of the monitor timed.
+"""What watching the posterior costs: the recommended run, once for each way to watch it, with all hooks of the monitor timed.
 
     python -m benchmarks.detection.monitor_cost [--modes fast] [--stop_after 100] [flags of train_optimized.py]
 
 Without flags that is the run of `make train`, on the demo data, three times; --stop_after ends each early, at the cadence of the
 whole. Hooks and training are timed in the same run, so that a busy machine slows both. Training is the time from its first hook
-to its last, without validations; the time that figures take, which a process of their own draws, is counted apart.
-`--max_steps` makes another run, a shorter one, which is read more often.
+to its last, without validations; the time of figures, which a process of their own draws, is counted apart.
+`--max_steps` makes another, shorter run, which is read more often.
 """
 
-import argparse
 import json
 import sys
 import time
@@ -18,15 +17,18 @@ from unittest.mock import patch
 
 from lightning import Callback, LightningModule, Trainer
 
-from benchmarks.measure import machine, median, print_table
+import train_optimized
+import train_with_collapse_detection as closest
+from benchmarks.measure import machine, make_parser, median, print_table
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.run import MonitoringSettings, Watch
-from seqvae.config.training import OptimizedSettings, ReferenceSettings, TrainingSettings
+from seqvae.config.training import TrainingSettings
 from seqvae.console import set_up_output, share_machine
 from seqvae.errors import run_command
 from seqvae.monitors import PosteriorMetricsMonitor
 from seqvae.monitors.publish import Publisher
 from seqvae.training.fit import fit
+from train_optimized import OptimizedSettings
 
 PROG = "benchmarks.detection.monitor_cost"
 
@@ -39,27 +41,29 @@ UNITS: dict[CallKind, tuple[str, float]] = {
 
 
 class Mode(NamedTuple):
-    """A way to watch, as a command has it, and the share of the training time that it may take."""
+    """A way to watch, as a command does, and the share of the training time that it may take."""
 
     watch: Watch
     limit_percent: float
 
 
 MODES = {
-    "default": Mode(OptimizedSettings.WATCH, 1.0),
-    "fast": Mode(OptimizedSettings.FAST_WATCH, 0.5),
-    "closest": Mode(ReferenceSettings.WATCH, 5.0),
+    "default": Mode(train_optimized.WATCH, 1.0),
+    "fast": Mode(train_optimized.FAST_WATCH, 0.5),
+    "closest": Mode(closest.WATCH, 5.0),
 }
 
 
 class Call(NamedTuple):
+    """One call of a hook."""
+
     hook: str
     kind: CallKind
     seconds: float
 
 
 class Clock(Callback):
-    """Times the hooks of a monitor and the training around them. Stands before it among a Trainer's callbacks."""
+    """Callback that times the hooks of a monitor, and training; it stands before the monitor among a Trainer's callbacks."""
 
     def __init__(self, monitor: PosteriorMetricsMonitor, stop_after: int | None = None) -> None:
         self.monitor = monitor
@@ -94,7 +98,7 @@ class Clock(Callback):
         self.training_seconds += time.perf_counter() - self._since
 
     def figures(self, method: Callable[..., None]) -> Callable[..., None]:
-        """The same method of a publisher, its time counted apart."""
+        """Return a method of a publisher with its time counted apart."""
 
         def timed(*arguments: Any) -> None:
             start = time.perf_counter()
@@ -125,9 +129,7 @@ class Clock(Callback):
 
 def main() -> None:
     share_machine()
-    parser = argparse.ArgumentParser(
-        prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser(PROG, __doc__)
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
     parser.add_argument("--stop_after", type=int, help="optimizer steps of each run; default: all")
     options, words = parser.parse_known_args()
@@ -147,11 +149,12 @@ def run(settings: TrainingSettings, modes: Sequence[str], stop_after: int | None
         ):
             fit(settings, [clock, clock.monitor])
         rows.append(row_of(mode, clock))
-    print_table("Time in the monitor's hooks, medians of a push and a reading; the highest is the dearest call", rows)
+    print_table(
+        "Time in the monitor's hooks, medians of a push and a reading; the highest is the most expensive call", rows
+    )
     return {
         "benchmark": "monitor_cost",
         "machine": machine(),
-        "command": " ".join(["python -m benchmarks.detection.monitor_cost", *sys.argv[1:]]),
         "rows": rows,
     }
 

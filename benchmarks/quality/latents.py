@@ -1,22 +1,21 @@
-"""What latents know of a label that training never saw: train with no label, then a linear probe beside simple summaries.
+"""How well latents predict a label that training never saw: train without it, then probe linearly, beside simple summaries.
 
     python -m benchmarks.quality.latents --data japanese_vowels
     python -m benchmarks.quality.latents --data physionet2012
     python -m benchmarks.quality.latents --data physionet2012 --evaluate runs/icu   # an existing run of the same settings
 
-Real sets lie below SEQVAE_REAL_DATA. The training is that of `train_optimized.py` with the flags in SETS, the checkpoint that at
-its end, the probe that of `seqvae evaluate --probe`, trained on the training split, scored on the splits that SETS names.
-Other flags of `train_optimized.py` are passed on.
+Real sets lie below SEQVAE_REAL_DATA. The training is that of `train_optimized.py` with the flags in SETS, the checkpoint its
+last, the probe that of `evaluate.py --probe`, trained on the training split, scored on the splits that SETS names. Other flags
+of `train_optimized.py` are passed on.
 """
 
-import argparse
 import json
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.measure import as_commands_run, machine, print_table
+from benchmarks.measure import machine, make_parser, print_table, restart_as_commands_run
 from seqvae.errors import UsageError, run_command
 
 if TYPE_CHECKING:
@@ -26,11 +25,13 @@ PROG = "benchmarks.quality.latents"
 
 
 class Labelled(NamedTuple):
+    """A data set with labels."""
+
     label: str
     label_path: str | None
     splits: tuple[str, ...]
     flags: tuple[str, ...]
-    """Of the training, where the defaults leave too little in the latent."""
+    """Flags of the training, where the defaults leave too little in the latent."""
 
 
 SETS = {
@@ -40,29 +41,27 @@ SETS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser(PROG, __doc__)
     parser.add_argument("--data", choices=list(SETS), required=True)
-    parser.add_argument("--evaluate", metavar="RUN", help="trained with these data: train nothing, only probe")
+    parser.add_argument("--evaluate", metavar="RUN", help="probe this one, of these data, and train nothing")
     options, words = parser.parse_known_args()
-    as_commands_run()
-    report = probed(options.data, options.evaluate, words)
+    restart_as_commands_run()
+    report = train_and_probe(options.data, options.evaluate, words)
     print_table(f"{options.data}: {report['what']}", report["rows"])
     print(json.dumps(report))
 
 
-def probed(name: str, run: str | None, words: list[str]) -> dict[str, Any]:
+def train_and_probe(name: str, run: str | None, words: list[str]) -> dict[str, Any]:
     from seqvae.config.inference import DataChoices
-    from seqvae.inference.model import Labels, open_data, open_model
+    from seqvae.inference.model import Labels, open_data, open_trained
     from seqvae.inference.probe import probe
 
     folder = os.environ.get("SEQVAE_REAL_DATA")
     if not folder:
-        raise UsageError(f"--data {name}: SEQVAE_REAL_DATA does not say where the real data are")
+        raise UsageError(f"--data {name}: SEQVAE_REAL_DATA does not name the folder of the real data")
     about, place = SETS[name], Path(folder) / name
     directory = Path(run) if run else trained_run(place, [*about.flags, *words])
-    trained = open_model(str(directory / "checkpoints" / "last.ckpt"))
+    trained = open_trained(str(directory / "checkpoints" / "last.ckpt"))
     labels = None if about.label_path is None else str(place / about.label_path)
     data = open_data(trained, DataChoices(label_path=labels), Labels(about.label))
     found = probe(trained, data, about.label, about.splits)
@@ -80,19 +79,18 @@ def probed(name: str, run: str | None, words: list[str]) -> dict[str, Any]:
 
 def trained_run(data_dir: Path, words: list[str]) -> Path:
     from seqvae.cli.command_line import parse_command_line
-    from seqvae.config.training import OptimizedSettings
     from seqvae.training.fit import fit
-    from train_optimized import callbacks
+    from train_optimized import OptimizedSettings, callbacks
 
-    given = ["--data_dir", str(data_dir), "--fast_detection", *words]
-    settings = parse_command_line(OptimizedSettings, given, prog=PROG, description="")
+    flags = ["--data_dir", str(data_dir), "--fast_detection", *words]
+    settings = parse_command_line(OptimizedSettings, flags, prog=PROG, description="")
     return fit(settings, callbacks(settings)).directory
 
 
 def row(data: str, metric: str, name: str, score: "Interval", sign: str) -> dict[str, str]:
-    """The sign of a difference is always written."""
+    """Return a row of the table; the sign of a difference is always written."""
     value, low, high = (f"{number:{sign}.4f}" for number in (score.value, score.low, score.high))
-    return {"data": data, "the probe is told": name, "score": f"{metric} {value}", "95 %": f"{low} to {high}"}
+    return {"data": data, "features": name, "score": f"{metric} {value}", "95 %": f"{low} to {high}"}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a model of molecules writes: how many of its samples RDKit reads, how many differ, how many are new.
+"""How good the samples of a model of molecules are: how many RDKit reads, how many differ, how many are new.
 
     python -m benchmarks.quality.molecules                                # trains as examples/molecules does, for an hour
     python -m benchmarks.quality.molecules --evaluate RUN --data_dir DIR  # an existing run and its data
@@ -7,14 +7,14 @@
 test split.
 """
 
-import argparse
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import as_commands_run, machine, print_table
+from benchmarks.measure import machine, make_parser, print_table, restart_as_commands_run
 from seqvae.errors import UsageError, run_command
 
 PROG = "benchmarks.quality.molecules"
@@ -22,25 +22,24 @@ COUNT = 10_000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--evaluate", metavar="RUN", type=Path, help="train nothing, only sample")
-    parser.add_argument("--data_dir", type=Path, help="what the run was trained on")
+    parser = make_parser(PROG, __doc__)
+    parser.add_argument("--evaluate", metavar="RUN", type=Path, help="sample from this one, and train nothing")
+    parser.add_argument("--data_dir", type=Path, help="the data that the run was trained on")
     options, words = parser.parse_known_args()
     if options.evaluate and not options.data_dir:
         raise UsageError("--evaluate needs --data_dir, the directory of the data that the run was trained on")
-    as_commands_run()
+    restart_as_commands_run()
     run, data_dir = (options.evaluate, options.data_dir) if options.evaluate else trained_run(words)
     rows = rows_of(run, data_dir)
     print_table("molecules", rows)
-    print(json.dumps({"machine": machine(), "training": training_of(run), "rows": rows}))
+    environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
+    last = (run / "throughput.jsonl").read_text(encoding="utf-8").splitlines()[-1]
+    training = {"command": environment["command"], "threads": environment["threads"], "last": json.loads(last)}
+    print(json.dumps({"machine": machine(), "training": training, "rows": rows}))
 
 
 def trained_run(words: list[str]) -> tuple[Path, Path]:
-    """The example itself, with the flags that are its own."""
-    import subprocess
-
+    """Run the example itself, with its own flags; return the run and its data."""
     folder = Path("runs") / "benchmark-molecules"
     subprocess.run(
         [sys.executable, "-m", "examples.molecules", "--output_dir", str(folder), *words], check=True, stdout=sys.stderr
@@ -51,7 +50,7 @@ def trained_run(words: list[str]) -> tuple[Path, Path]:
 def rows_of(run: Path, data_dir: Path) -> list[dict[str, Any]]:
     import pyarrow.parquet as pq
 
-    from examples.molecules.chemistry import quality
+    from examples.molecules.results import quality
     from seqvae.config.inference import DataChoices
     from seqvae.inference.estimates import posterior_statistics
     from seqvae.inference.model import open_data, open_model
@@ -67,26 +66,19 @@ def rows_of(run: Path, data_dir: Path) -> list[dict[str, Any]]:
     found = quality(strings, known)
     statistics = posterior_statistics(trained.network, batches_of(open_data(trained, DataChoices()), "test"))
     return [
-        row("samples from the prior, temperature 1", f"{found.sampled:,}", f"{COUNT / seconds:,.0f} a second"),
+        row("samples from the prior, temperature 1", f"{found.sampled:,}", f"{COUNT / seconds:,.0f} per second"),
         row("valid", share(found.valid, found.sampled), "RDKit reads them"),
         row("unique", share(found.unique, found.valid), "of the valid ones"),
         row("novel", share(found.novel, found.unique), "of these, not among the training molecules"),
         row(
-            "ELBO, nats a molecule",
+            "ELBO, nats per molecule",
             f"{statistics.elbo.value:.2f}",
             f"test split, ± {statistics.elbo.error:.2f}",
         ),
-        row("rate (KL)", f"{statistics.rate.value:.2f}", "nats a molecule"),
+        row("rate (KL)", f"{statistics.rate.value:.2f}", "nats per molecule"),
         row("mutual information", f"{statistics.mutual_information:.2f}", f"of {statistics.posteriors:,} posteriors"),
         row("active units", str(statistics.active_units), f"of {len(statistics.kl_per_dim)}"),
     ]
-
-
-def training_of(run: Path) -> dict[str, Any]:
-    """What it took, as the run itself tells."""
-    environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
-    readings = (run / "throughput.jsonl").read_text(encoding="utf-8").splitlines()
-    return {"command": environment["command"], "threads": environment["threads"], "last": json.loads(readings[-1])}
 
 
 def share(part: int, whole: int) -> str:

@@ -1,4 +1,4 @@
-"""What the one command reaches: train as it does, measure on the test split, compare with the same decoder without a latent.
+"""What train_optimized.py reaches: train as it does, measure on the test split, compare with the same decoder without a latent.
 
     python -m benchmarks.quality.results --data demo
     python -m benchmarks.quality.results --data moses_smiles --free_bits 0.5          # flags of train_optimized.py, for a variant
@@ -11,6 +11,7 @@ batches; its NLL is exact, and its difference to the model's importance-weighted
 import argparse
 import csv
 import json
+import math
 import os
 import sys
 import time
@@ -22,37 +23,37 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure import machine, print_table
-from benchmarks.quality.results_tables import differences_to, latent_row, likelihood_row, truth_row
+from benchmarks.measure import machine, make_parser, print_table
 from seqvae.cli.command_line import parse_command_line
-from seqvae.config.training import OptimizedSettings, TrainingSettings
+from seqvae.config.training import TrainingSettings
 from seqvae.data.batch import Batch
 from seqvae.data.cache import default_cache_dir
 from seqvae.data.datamodule import SequenceDataModule
-from seqvae.data.demo.processes import TokenTruth
-from seqvae.data.demo.write import read_tokens, read_truth, write_demo
+from seqvae.data.demo.demo import read_tokens, read_truth, write_demo
+from seqvae.data.demo.demo_tokens import TokenTruth
 from seqvae.errors import UsageError, run_command
 from seqvae.inference.estimates import (
     Estimate,
-    PosteriorStatistics,
     SequenceNLL,
+    batches_of,
     importance_weighted_nll,
     mean_of,
     posterior_statistics,
 )
-from seqvae.inference.streaming import batches_of
 from seqvae.models.vae import SequenceVAE, VAEOutput
 from seqvae.training.fit import fit, make_data
 from seqvae.training.network import build_network, load_weights, rebuild_network
+from train_optimized import OptimizedSettings
 
 PROG = "benchmarks.quality.results"
 DEMO = "demo"
 REAL: dict[str, list[str]] = {"moses_smiles": ["--tokenizer", "characters"], "japanese_vowels": [], "physionet2012": []}
-"""And the flags that each needs beside --data_dir."""
+"""The flags that each needs beside --data_dir."""
+NAMES = {"moses_smiles": "MOSES", "japanese_vowels": "JapaneseVowels", "physionet2012": "PhysioNet 2012"}
 
 
 class Options(NamedTuple):
-    """What this command takes beside the flags of train_optimized.py."""
+    """The options of this command beside the flags of train_optimized.py."""
 
     data: str
     evaluate: str | None
@@ -67,7 +68,7 @@ class Options(NamedTuple):
 
 
 class WithoutLatent(nn.Module):
-    """The decoder of a SequenceVAE, always told z = 0: an autoregressive model of the data, whose NLL is exact."""
+    """The decoder of a SequenceVAE with z = 0: an autoregressive model of the data, whose NLL is exact."""
 
     def __init__(self, vae: SequenceVAE, latent_size: int) -> None:
         super().__init__()
@@ -85,12 +86,10 @@ class WithoutLatent(nn.Module):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser(PROG, __doc__)
     parser.add_argument("--data", choices=[DEMO, *REAL], required=True)
     parser.add_argument(
-        "--evaluate", metavar="CHECKPOINT", help="of a run with these data: train nothing, only measure"
+        "--evaluate", metavar="CHECKPOINT", help="measure this one, of a run with these data, and train nothing"
     )
     parser.add_argument(
         "--without_latent",
@@ -102,72 +101,112 @@ def main() -> None:
     parser.add_argument(
         "--bf16", action="store_true", help="measure the NLL in bf16: half the time, off by up to 0.02 %%"
     )
-    given, words = parser.parse_known_args()
-    without_latent = given.evaluate is None if given.without_latent is None else given.without_latent
-    options = Options(given.data, given.evaluate, without_latent, given.samples, given.sequences, given.bf16)
-    settings = parse_command_line(
-        OptimizedSettings, [*flags_of(options.data), *words], prog=PROG, description=__doc__ or ""
-    )
+    found, words = parser.parse_known_args()
+    without_latent = found.evaluate is None if found.without_latent is None else found.without_latent
+    options = Options(found.data, found.evaluate, without_latent, found.samples, found.sequences, found.bf16)
+    flags = []
+    if options.data != DEMO:
+        folder = os.environ.get("SEQVAE_REAL_DATA")
+        if not folder:
+            raise UsageError(f"--data {options.data}: SEQVAE_REAL_DATA does not name the folder of the real data")
+        flags = ["--data_dir", str(Path(folder) / options.data), *REAL[options.data]]
+    settings = parse_command_line(OptimizedSettings, [*flags, *words], prog=PROG, description=__doc__ or "")
     print(json.dumps(run(settings, options)))
-
-
-def flags_of(data: str) -> list[str]:
-    if data == DEMO:
-        return []
-    folder = os.environ.get("SEQVAE_REAL_DATA")
-    if not folder:
-        raise UsageError(f"--data {data}: SEQVAE_REAL_DATA does not say where the real data are")
-    return ["--data_dir", str(Path(folder) / data), *REAL[data]]
 
 
 def run(settings: TrainingSettings, options: Options) -> dict[str, Any]:
     data = make_data(settings)
     start = time.perf_counter()
-    checkpoint = Path(options.evaluate) if options.evaluate else trained(settings)
+    # A run as the command makes it; watching it changes nothing, and is left out.
+    checkpoint = Path(options.evaluate) if options.evaluate else last_checkpoint(fit(settings).directory)
     training_seconds = time.perf_counter() - start
     network = rebuild_network(checkpoint)
+    parameters = sum(parameter.numel() for parameter in network.parameters())
     start = time.perf_counter()
     exact = importance_weighted_nll(network, chosen(data, options), samples=options.samples, autocast=options.autocast)
     evaluation_seconds = time.perf_counter() - start
     statistics = posterior_statistics(network, batches_of(data, "test"))
-    rows = [*rows_of_likelihood(exact, options.samples), *rows_of_posteriors(statistics)]
+    cap, dimensions = math.log(statistics.posteriors), len(statistics.kl_per_dim)
+    steps, perplexity = f"{int(exact.steps_N.sum()):,} steps", f"perplexity {exact.perplexity:.4g}"
+    rows = [
+        row(f"IW-NLL ({options.samples} samples), nats per sequence", exact.per_sequence, sequences(len(exact.nll_N))),
+        row("IW-NLL, nats per step", exact.per_step, f"{steps}, {perplexity}"),
+        row("ELBO, nats per sequence", statistics.elbo, sequences(statistics.sequences)),
+        row("NLL given z", statistics.nll),
+        row("rate (KL)", statistics.rate),
+        row(
+            "mutual information",
+            statistics.mutual_information,
+            f"{statistics.posteriors:,} posteriors, at most {cap:.2f}",
+        ),
+        row("active units", statistics.active_units, f"of {dimensions}"),
+    ]
+    if statistics.decoder_use is not None:
+        rows.append(row("decoder use", statistics.decoder_use))
+    latent = {
+        "set": NAMES.get(options.data, options.data),
+        "rate": f"{statistics.rate.value:.2f}",
+        "mutual information (cap)": f"{statistics.mutual_information:.2f} ({cap:.2f})",
+        "active units": f"{statistics.active_units} of {dimensions}",
+        "decoder use": "" if statistics.decoder_use is None else with_error(statistics.decoder_use),
+    }
+    tables: dict[str, Any] = {"latent": [latent]}
     if data.description.kind == "tokens":
         rows.append(row("perplexity", exact.perplexity))
-    tables: dict[str, Any] = {"latent": [latent_row(options.data, statistics)]}
     if options.data == DEMO and data.description.kind == "tokens":
-        truth = compared_with_truth(exact, settings, data)
-        rows += rows_of_truth(truth)
-        tables["truth"] = [truth_row(truth.unigram, truth.true, exact.per_step, truth.share)]
-    without = nll_without_latent(settings, data, options) if options.without_latent else None
-    if without is not None:
-        rows += rows_without_latent(exact, without)
-    parameters = sum(parameter.numel() for parameter in network.parameters())
-    training = "" if options.evaluate else f"{training_seconds:.0f} s, passes: {passes_of(checkpoint)}"
-    tables["likelihood"] = [likelihood_row(options.data, parameters, exact, without, training)]
+        truth = compare_with_truth(exact, settings, data)
+        rows += [
+            row("unigram entropy, nats per symbol", truth.unigram),
+            row("true entropy, nats per symbol", truth.true),
+            row("share of the gap closed, %", truth.share),
+        ]
+        tables["truth"] = [
+            {
+                "unigram entropy": f"{truth.unigram.value:.4f}",
+                "true entropy": f"{truth.true.value:.4f}",
+                "IW-NLL": f"{exact.per_step.value:.4f}",
+                "share of the gap closed, %": f"{truth.share.value:.2f} ± {truth.share.error:.2f}",
+            }
+        ]
+    likelihood = {
+        "set": latent["set"],
+        "parameters": f"{parameters / 1e6:.2f} M",
+        "IW-NLL per sequence": with_error(exact.per_sequence),
+        "per step": f"{exact.per_step.value:.3f}",
+        "without a latent": "",
+        "difference": "",
+        "training": "" if options.evaluate else f"{training_seconds:.0f} s, passes: {passes_of(checkpoint)}",
+    }
+    if options.without_latent:
+        without = nll_without_latent(settings, data, options)
+        assert np.array_equal(exact.sequences_N, without.sequences_N), "the two were not measured on the same sequences"
+        alone, difference_N = without.per_sequence, exact.nll_N - without.nll_N
+        relative = mean_of(100 * difference_N, np.abs(without.nll_N))
+        likelihood["without a latent"] = f"{alone.value:,.{decimals(alone)}f}"
+        likelihood["difference"] = with_error(mean_of(difference_N), sign="+")
+        rows += [
+            row("NLL of the decoder without a latent", alone, "nats per sequence, the same sequences"),
+            row("IW-NLL minus that", mean_of(difference_N), f"{relative.value:+.2f} % (± {relative.error:.2f})"),
+        ]
     print_table(f"{options.data}, test split, {checkpoint}", rows)
     return {
         "benchmark": "results",
         "machine": machine(),
         "data": options.data,
-        "command": " ".join(["python -m benchmarks.quality.results", *sys.argv[1:]]),
         "parameters": parameters,
         "training_seconds": None if options.evaluate else round(training_seconds, 1),
         "importance_weighting_seconds": round(evaluation_seconds, 1),
         "kl_per_dim": [round(value, 4) for value in statistics.kl_per_dim],
         "rows": rows,
         **tables,
+        "likelihood": [likelihood],
     }
 
 
 def passes_of(checkpoint: Path) -> int:
-    """Epochs that the run began."""
+    """Return the number of epochs that the run began."""
     with (checkpoint.parent.parent / "metrics.csv").open(encoding="utf-8", newline="") as file:
         return 1 + max(int(row["epoch"]) for row in csv.DictReader(file))
-
-
-def trained(settings: TrainingSettings) -> Path:
-    """The last checkpoint of a run as the command makes it; watching it changes nothing, and is left out."""
-    return last_checkpoint(fit(settings, []).directory)
 
 
 def last_checkpoint(run: Path) -> Path:
@@ -179,54 +218,30 @@ def chosen(data: SequenceDataModule, options: Options) -> list[Batch]:
 
 
 def nll_without_latent(settings: TrainingSettings, data: SequenceDataModule, options: Options) -> SequenceNLL:
-    """The latent's own settings have no meaning here: nothing is paid for a KL that is 0."""
+    """Train the decoder alone; the latent's own settings have no meaning here, as the KL is 0."""
     model = replace(settings.model, latent_scope="sequence", posterior="gaussian")
     settings = replace(settings, model=model, objective=replace(settings.objective, free_bits=0.0, target_kl=None))
     if settings.run.run_name is not None:
         settings = replace(settings, run=replace(settings.run, run_name=f"{settings.run.run_name}-without-latent"))
     torch.manual_seed(settings.run.seed)
     network = WithoutLatent(build_network(data, model, settings.compute), model.latent_size)
-    load_weights(network, last_checkpoint(fit(settings, [], network=network).directory), data.description)
+    load_weights(network, last_checkpoint(fit(settings, network=network).directory), data.description)
     return importance_weighted_nll(network, chosen(data, options), samples=1, autocast=options.autocast)
 
 
-def rows_of_likelihood(exact: SequenceNLL, samples: int) -> list[dict[str, Any]]:
-    return [
-        row(f"IW-NLL ({samples} samples), nats a sequence", exact.per_sequence, f"{len(exact.nll_N):,} sequences"),
-        row(
-            "IW-NLL, nats a step",
-            exact.per_step,
-            f"{int(exact.steps_N.sum()):,} steps, perplexity {exact.perplexity:.4g}",
-        ),
-    ]
-
-
-def rows_of_posteriors(statistics: PosteriorStatistics) -> list[dict[str, Any]]:
-    cap = float(np.log(statistics.posteriors))
-    information = f"{statistics.posteriors:,} posteriors, at most {cap:.2f}"
-    rows = [
-        row("ELBO, nats a sequence", statistics.elbo, f"{statistics.sequences:,} sequences"),
-        row("NLL given z", statistics.nll),
-        row("rate (KL)", statistics.rate),
-        row("mutual information", statistics.mutual_information, information),
-        row("active units", statistics.active_units, f"of {len(statistics.kl_per_dim)}"),
-    ]
-    if statistics.decoder_use is not None:
-        rows.append(row("decoder use", statistics.decoder_use))
-    return rows
-
-
 class Truth(NamedTuple):
-    """Entropies in nats a symbol, and how much of the way between them was gone, in percent."""
+    """Entropies in nats per symbol, and the share of the gap between them that was closed, in percent."""
 
     unigram: Estimate
     true: Estimate
     share: Estimate
 
 
-def compared_with_truth(exact: SequenceNLL, settings: TrainingSettings, data: SequenceDataModule) -> Truth:
-    """On the very same sequences."""
-    folder = demo_folder(settings)
+def compare_with_truth(exact: SequenceNLL, settings: TrainingSettings, data: SequenceDataModule) -> Truth:
+    """Return the entropies of the very same sequences under the process that made them."""
+    cache = Path(settings.cache.cache_dir) if settings.cache.cache_dir else default_cache_dir()
+    own = settings.source.data_dir
+    folder = Path(own) if own is not None else write_demo(cache.expanduser() / "demo", "tokens")
     truth, sample = read_truth(folder), read_tokens(folder / "test.parquet")
     assert isinstance(truth, TokenTruth)
     stored = data.split("test")
@@ -243,34 +258,32 @@ def compared_with_truth(exact: SequenceNLL, settings: TrainingSettings, data: Se
     )
 
 
-def rows_of_truth(truth: Truth) -> list[dict[str, Any]]:
-    return [
-        row("unigram entropy, nats a symbol", truth.unigram),
-        row("true entropy, nats a symbol", truth.true),
-        row("share of the gap closed, %", truth.share),
-    ]
+# --- Cells of the tables ----------------------------------------------------------------------------------------------
 
 
-def demo_folder(settings: TrainingSettings) -> Path:
-    if settings.source.data_dir is not None:
-        return Path(settings.source.data_dir)
-    cache = Path(settings.cache.cache_dir) if settings.cache.cache_dir else default_cache_dir()
-    return write_demo(cache.expanduser() / "demo", "tokens")
-
-
-def rows_without_latent(exact: SequenceNLL, without: SequenceNLL) -> list[dict[str, Any]]:
-    difference_N = differences_to(exact, without)
-    relative = mean_of(100 * difference_N, np.abs(without.nll_N))
-    return [
-        row("NLL of the decoder without a latent", without.per_sequence, "nats a sequence, the same sequences"),
-        row("IW-NLL minus that", mean_of(difference_N), f"{relative.value:+.2f} % (± {relative.error:.2f})"),
-    ]
+def sequences(count: int) -> str:
+    return f"{count:,} sequences"
 
 
 def row(name: str, value: Estimate | float, of: str = "") -> dict[str, Any]:
     if isinstance(value, Estimate):
         return {"figure": name, "value": round(value.value, 4), "standard error": round(value.error, 4), "of": of}
     return {"figure": name, "value": round(value, 4), "standard error": "", "of": of}
+
+
+def with_error(estimate: Estimate, sign: str = "") -> str:
+    """Return value and standard error.
+
+    >>> with_error(Estimate(1084.512, 17.92)), with_error(Estimate(0.2, 0.071), sign="+")
+    ('1,084.5 ± 17.9', '+0.20 ± 0.07')
+    """
+    digits = decimals(estimate)
+    return f"{estimate.value:{sign},.{digits}f} ± {estimate.error:.{digits}f}"
+
+
+def decimals(estimate: Estimate) -> int:
+    """Return the number of decimals that the standard error leaves a meaning."""
+    return 1 if estimate.error >= 10 else 2
 
 
 if __name__ == "__main__":

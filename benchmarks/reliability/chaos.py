@@ -1,13 +1,12 @@
-"""Random SIGKILLs: a tiny run is killed again and again, at any moment of its life, goes on each time when the same command is
-typed, and at its end is compared with the run that was never killed.
+"""Random SIGKILLs: a tiny run is killed again and again, at any moment, resumed each time by the same command, and compared at its
+end with the run that was never killed.
 
     python -m benchmarks.reliability.chaos --kills 100 [--seed 0] [flags of train_optimized.py]
 
-Out: how many kills and resumes, how many optimizer steps a kill cost at most, how many runs came to something else (0 is wanted,
-and the exit code is 1 otherwise). Where a run ends before the kills are used up, another one begins.
+Out: the number of kills and resumes, the most optimizer steps that a kill cost, and the number of runs that ended otherwise (the
+exit code is 1 unless it is 0). Where a run ends before the kills are used up, another one begins.
 """
 
-import argparse
 import csv
 import json
 import random
@@ -19,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.measure import machine, print_table
+from benchmarks.measure import machine, make_parser, print_table
 from benchmarks.reliability.same_run import differences_of_runs
 from seqvae.errors import run_command
 from seqvae.files import read_rows
@@ -28,31 +27,18 @@ from seqvae.training.run_directory.resume import find_checkpoint
 
 ROOT = Path(__file__).parent.parent.parent
 SHARE_EARLY = 0.15
-"""Of the kills that come while a process starts; the others come while it trains, validates and saves."""
-MOST_SECONDS = 3.0
-"""Of training before a kill."""
-SMALL = (
-    *(
-        "--width",
-        "16",
-        "--heads",
-        "2",
-        "--depth",
-        "1",
-        "--tokens_per_batch",
-        "1000",
-        "--dropout",
-        "0.2",
-        "--kind",
-        "tokens",
-    ),
-    *("--max_steps", "1500", "--log_every_n_steps", "1", "--checkpoint_every_n_steps", "20"),
-    *("--val_check_interval", "50", "--limit_val_batches", "2", "--monitor_every_n_steps", "10"),
-)
+"""Share of the kills that come while a process starts; the others come while it trains, validates and saves."""
+MAX_SECONDS = 3.0
+"""Training before a kill."""
+SMALL = """
+--width 16 --heads 2 --depth 1 --tokens_per_batch 1000 --dropout 0.2 --kind tokens
+--max_steps 1500 --log_every_n_steps 1 --checkpoint_every_n_steps 20
+--val_check_interval 50 --limit_val_batches 2 --monitor_every_n_steps 10
+"""
 
 
 class Tally(NamedTuple):
-    """What became of some runs."""
+    """Counts over all runs."""
 
     kills: int = 0
     kills_while_starting: int = 0
@@ -63,9 +49,7 @@ class Tally(NamedTuple):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser("benchmarks.reliability.chaos", __doc__)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     options, words = parser.parse_known_args()
@@ -80,101 +64,85 @@ def main() -> int:
 
 
 class Chaos:
-    """Runs of one command in one place."""
+    """Runs of one command in one directory."""
 
     def __init__(self, directory: Path, words: Sequence[str], chance: random.Random) -> None:
         self.directory = directory
         self.words = words
         self.chance = chance
+        self._log = directory / "log.txt"
         self._start_seconds = 0.0
 
     def cause(self, kills: int) -> Tally:
-        """The unbroken run first, then others that are killed until there were so many kills."""
+        """Run the unbroken run first, then others that are killed until there were this many kills."""
         started = time.monotonic()
         with self._start("unbroken") as process:
             self._wait_for_training(process)
             self._start_seconds = time.monotonic() - started
-        if process.returncode:
-            raise SystemExit(f"the run that nobody kills ended with {process.returncode}: {self._said()}")
+        self._check("unbroken", process)
         tally = Tally()
         while tally.kills < kills:
-            tally = self._torment(f"run-{tally.runs}", tally, kills)
+            tally = self._kill_repeatedly(f"run-{tally.runs}", tally, kills)
             print(f"{tally.kills} kills, {tally.runs} runs, {tally.mismatches} mismatches", flush=True)
         return tally
 
-    def _torment(self, name: str, tally: Tally, most_kills: int) -> Tally:
-        """One run to its end."""
-        while tally.kills < most_kills:
+    def _kill_repeatedly(self, name: str, tally: Tally, max_kills: int) -> Tally:
+        """Bring one run to its end, and count it."""
+        run = self.directory / "runs" / name
+        while tally.kills < max_kills:
             is_early = self.chance.random() < SHARE_EARLY
-            if not self._is_killed(name, is_early=is_early):
+            with self._start(name) as process:
+                if is_early:
+                    time.sleep(self.chance.uniform(0, self._start_seconds))
+                else:
+                    self._wait_for_training(process)
+                    time.sleep(self.chance.uniform(0, MAX_SECONDS))
+                process.kill()
+            if process.returncode >= 0:  # it ended first
+                self._check(name, process)
                 break
-            killed_at = last_step(self._run(name))
-            lost = killed_at - step_of_checkpoint(self._run(name))
+            checkpoint = find_checkpoint(run)
+            saved = 0 if checkpoint is None else int(read_lazily(checkpoint)["global_step"])
             tally = tally._replace(
                 kills=tally.kills + 1,
                 kills_while_starting=tally.kills_while_starting + is_early,
-                steps_lost_at_most=max(tally.steps_lost_at_most, lost),
+                steps_lost_at_most=max(tally.steps_lost_at_most, last_step(run) - saved),
             )
-        with self._start(name) as process:  # to its end; where it is there already, it says so
+        with self._start(name) as process:  # to its end; where it has ended already, it says so
             pass
-        if process.returncode:
-            raise SystemExit(f"{name} ended with {process.returncode} where it should have gone on: {self._said()}")
-        found = differences_of_runs(self._run(name), self._run("unbroken"))
-        for line in found:
+        self._check(name, process)
+        differences = differences_of_runs(run, self.directory / "runs" / "unbroken")
+        for line in differences:
             print(f"{name}: {line}", file=sys.stderr)
-        resumes = sum(row["event"] == "resumed" for row in read_rows(self._run(name) / "events.jsonl"))
+        resumes = sum(row["event"] == "resumed" for row in read_rows(run / "events.jsonl"))
         return tally._replace(
-            resumes=tally.resumes + resumes, runs=tally.runs + 1, mismatches=tally.mismatches + bool(found)
+            resumes=tally.resumes + resumes, runs=tally.runs + 1, mismatches=tally.mismatches + bool(differences)
         )
-
-    def _is_killed(self, name: str, *, is_early: bool) -> bool:
-        """False: it came to its end first."""
-        with self._start(name) as process:
-            if is_early:
-                time.sleep(self.chance.uniform(0, self._start_seconds))
-            else:
-                self._wait_for_training(process)
-                time.sleep(self.chance.uniform(0, MOST_SECONDS))
-            process.kill()
-        if process.returncode > 0:
-            raise SystemExit(f"{name} ended with {process.returncode} where it should have gone on: {self._said()}")
-        return process.returncode != 0
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
         places = ("--output_dir", str(self.directory / "runs"), "--cache_dir", str(self.directory / "cache"))
-        command = [sys.executable, "-u", str(ROOT / "train_optimized.py"), *SMALL, *places, "--run_name", name]
+        command = [sys.executable, "-u", str(ROOT / "train_optimized.py"), *SMALL.split(), *places, "--run_name", name]
         with self._log.open("wb") as log:
             return subprocess.Popen([*command, *self.words], stdout=log, stderr=subprocess.STDOUT, cwd=self.directory)
 
     def _wait_for_training(self, process: subprocess.Popen[bytes]) -> None:
-        """Until the first step is told, or the process has ended."""
+        """Wait until the first step is printed, or the process has ended."""
         while process.poll() is None and b"\nstep" not in self._log.read_bytes():
             time.sleep(0.01)
 
-    def _run(self, name: str) -> Path:
-        return self.directory / "runs" / name
-
-    @property
-    def _log(self) -> Path:
-        return self.directory / "log.txt"
-
-    def _said(self) -> str:
-        return self._log.read_text(encoding="utf-8", errors="replace")[-2000:]
+    def _check(self, name: str, process: subprocess.Popen[bytes]) -> None:
+        if process.returncode:
+            output = self._log.read_text(encoding="utf-8", errors="replace")[-2000:]
+            raise SystemExit(f"{name} ended with {process.returncode}, although nothing killed it: {output}")
 
 
 def last_step(run: Path) -> int:
-    """Of the rows that were written before a kill."""
+    """Return the last optimizer step whose row was written."""
     path = run / "metrics.csv"
     if not path.exists():
         return 0
     with path.open(newline="", encoding="utf-8") as file:
         return max((int(row["step"]) for row in csv.DictReader(file) if row["step"].isdigit()), default=0)
-
-
-def step_of_checkpoint(run: Path) -> int:
-    """That a run would go on from."""
-    checkpoint = find_checkpoint(run)
-    return 0 if checkpoint is None else int(read_lazily(checkpoint)["global_step"])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ caches of its own. The new code goes on with a run that the old code was stopped
 Out: a row for each comparison, with the largest difference where there is one; the exit code is 1 if anything differs.
 """
 
-import argparse
 import gzip
 import json
 import math
@@ -32,7 +31,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks.measure import print_table
+from benchmarks.measure import make_parser, print_table
 from benchmarks.reliability.same_run import Parts, difference, flat, parts_of_run
 
 THIS = next(parent for parent in Path(__file__).resolve().parents if (parent / "pyproject.toml").is_file())
@@ -105,7 +104,8 @@ for record in map(zoo.record_from, json.load(open(sys.argv[2]))):
     for name, cadence in zoo.CADENCES.items():
         replayed = zoo.replay(record, cadence, zoo.JUDGES["detector"](record, cadence))
         calls = {f"step {call.step}": call.name for call in replayed.calls}
-        verdicts.setdefault(record.name, {})[name] = {"calls": calls, "readings with decoder use": replayed.asked}
+        _, probed = replayed
+        verdicts.setdefault(record.name, {})[name] = {"calls": calls, "readings with decoder use": probed}
 json.dump(verdicts, open(sys.argv[3], "w"))
 """
 """Replays records with the module of benchmarks/ that defines `record_from`, wherever a checkout has it."""
@@ -160,9 +160,7 @@ class Compared(NamedTuple):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser("benchmarks.reliability.frozen", __doc__)
     real = os.environ.get("SEQVAE_REAL_DATA")
     parser.add_argument("--old", type=Path, required=True, help="checkout that is the reference")
     parser.add_argument("--new", type=Path, default=THIS, help="checkout that is compared with it; default: this one")

@@ -1,4 +1,4 @@
-"""Memory over a long run: 20,000 optimizer steps of a small model with everything that a run has, and what it holds all the while.
+"""Memory over a long run: 20,000 optimizer steps of a small model with everything that a run has.
 
     python -m benchmarks.reliability.long_run [--steps 20000] [flags of train_optimized.py]
 
@@ -7,7 +7,6 @@ of the posterior and figures. Resident memory is read every 50 steps, with and w
 the median of a tenth of the run. The first tenth is left out of the growth: until then not every shape of a batch has come.
 """
 
-import argparse
 import json
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.measure import as_commands_run, machine, print_table
+from benchmarks.measure import machine, make_parser, print_table, restart_as_commands_run
 from seqvae.errors import run_command
 
 EVERY_N_STEPS = 50
@@ -25,14 +24,12 @@ TENTHS = 10
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser("benchmarks.reliability.long_run", __doc__)
     parser.add_argument("--steps", type=int, default=20_000)
     options, words = parser.parse_known_args()
-    as_commands_run()
+    restart_as_commands_run()
     with tempfile.TemporaryDirectory() as directory:
-        held = held_while_training(options.steps, ["--output_dir", directory, *words])
+        held = record_memory(options.steps, ["--output_dir", directory, *words])
     rows = rows_of(held)
     in_all = {
         "steps": options.steps,
@@ -44,8 +41,8 @@ def main() -> None:
     print(json.dumps({"machine": machine(), "tenths": rows, "all": in_all}))
 
 
-def held_while_training(steps: int, words: list[str]) -> list[tuple[int, int, int]]:
-    """Optimizer steps, the bytes that were resident at them, and those of them that are no files."""
+def record_memory(steps: int, words: list[str]) -> list[tuple[int, int, int]]:
+    """Train; return optimizer steps, the bytes that were resident at them, and those of them that are no files."""
     from lightning import Callback
 
     import train_optimized
@@ -56,7 +53,7 @@ def held_while_training(steps: int, words: list[str]) -> list[tuple[int, int, in
 
     held: list[tuple[int, int, int]] = []
 
-    class Reads(Callback):
+    class MemoryReader(Callback):
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             step = trainer.global_step
             if step % EVERY_N_STEPS == 0 and (not held or held[-1][0] != step):
@@ -70,12 +67,12 @@ def held_while_training(steps: int, words: list[str]) -> list[tuple[int, int, in
         description="",
     )
     set_up_output()
-    fit(settings, [*train_optimized.callbacks(settings), Reads()])
+    fit(settings, [*train_optimized.callbacks(settings), MemoryReader()])
     return held
 
 
 def rows_of(held: list[tuple[int, int, int]]) -> list[dict[str, Any]]:
-    """The median of each tenth of a run."""
+    """Return the median of each tenth of a run."""
     size = len(held) // TENTHS
     parts = [held[number * size : (number + 1) * size] for number in range(TENTHS)]
     return [
@@ -89,7 +86,7 @@ def rows_of(held: list[tuple[int, int, int]]) -> list[dict[str, Any]]:
 
 
 def growth_of(rows: list[dict[str, Any]]) -> float:
-    """How much more the highest tenth held than the lowest."""
+    """Return by what share the highest tenth is above the lowest."""
     sizes = [row["resident MB"] for row in rows]
     return float(max(sizes) / min(sizes) - 1)
 

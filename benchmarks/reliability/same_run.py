@@ -1,4 +1,4 @@
-"""Two run directories in, what differs between them out: everything that training comes to, nothing that the clock decides."""
+"""Compare two run directories: all results of training, and nothing that depends on the clock."""
 
 import csv
 import math
@@ -11,10 +11,10 @@ import torch
 from seqvae.files import read_rows
 
 CLOCKED_COLUMNS = {"seconds", "steps_per_second"}
-"""Of metrics.csv."""
+"""Columns of metrics.csv."""
 LEFT_ALONE = ("seconds", "lap_seconds", "origin.settings", "val_loop")
 """In checkpoints: how long a run took so far; what was typed, of which much may differ; and Lightning's count of the validation
-batches that it began, which grows with each validation that was cut short and made up for, and which nothing depends on."""
+batches that it began, which grows with each validation that was cut short and repeated, and on which nothing depends."""
 Parts = dict[str, dict[str, Any]]
 """A result as named parts, each of them a flat table of values."""
 
@@ -29,17 +29,23 @@ def parts_of_run(run: Path) -> Parts:
     """Return weights, optimizer and schedules, the rest of last.ckpt, and the rows of metrics.csv and posterior.jsonl."""
     parts: Parts = {"weights": {}, "optimizer": {}, "rest of last.ckpt": {}}
     part_of_key = {"state_dict": "weights", "optimizer_states": "optimizer", "lr_schedulers": "optimizer"}
-    for key, value in checkpoint_of(run).items():
+    checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    readings = run / "posterior.jsonl"
+    for key, value in checkpoint.items():
         parts[part_of_key.get(key, "rest of last.ckpt")] |= flat(value, key)
     return parts | {
         "metrics.csv": flat(_numbered(metrics_of(run))),
-        "posterior.jsonl": flat(_numbered(_readings_of(run))),
+        "posterior.jsonl": flat(_numbered(read_rows(readings) if readings.exists() else [])),
     }
 
 
 def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Say how many values differ, and by how much at most; return an empty text where all are equal to the last bit."""
+    """Return how many values differ, and by how much at most; an empty text where all are equal to the last bit."""
     both = {name: (one.get(name, "nothing"), other.get(name, "nothing")) for name in sorted(one.keys() | other.keys())}
+
+    def short(value: Any) -> str:
+        return str(value).replace("\n", " ")[:40]
+
     sizes = {name: _distance(*values) for name, values in both.items() if not _is_same(*values)}
     if not sizes:
         return ""
@@ -48,24 +54,15 @@ def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
         largest = max(numbers, key=lambda name: numbers[name])
         parts.append(f"by {numbers[largest]:.2g} at most ({largest})")
     if first := next((name for name, size in sizes.items() if not math.isfinite(size)), None):
-        parts.append(f"{first} is {_short(both[first][0])} and {_short(both[first][1])}")
+        parts.append(f"{first} is {short(both[first][0])} and {short(both[first][1])}")
     return ", ".join(parts)
 
 
-def checkpoint_of(run: Path) -> dict[str, Any]:
-    checkpoint: dict[str, Any] = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
-    return checkpoint
-
-
 def metrics_of(run: Path) -> list[dict[str, str]]:
+    """Return the rows of metrics.csv without those of the clock."""
     with (run / "metrics.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     return [{name: value for name, value in row.items() if name not in CLOCKED_COLUMNS} for row in rows]
-
-
-def _readings_of(run: Path) -> list[dict[str, Any]]:
-    path = run / "posterior.jsonl"
-    return read_rows(path) if path.exists() else []
 
 
 def _numbered(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -73,7 +70,7 @@ def _numbered(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def flat(value: Any, name: str = "") -> dict[str, Any]:
-    """Nested containers as one table."""
+    """Return nested containers as one table."""
     return {path: leaf for path, leaf in _leaves(value, name) if not any(part in path for part in LEFT_ALONE)}
 
 
@@ -105,7 +102,3 @@ def _distance(one: Any, other: Any) -> float:
         return abs(float(one) - float(other))
     except (TypeError, ValueError):
         return math.inf
-
-
-def _short(value: Any) -> str:
-    return str(value).replace("\n", " ")[:40]

@@ -1,4 +1,4 @@
-"""Slower ways to come by a training batch, for the ablation: Parquet read again, values normalised as they are fetched.
+"""Slower ways to fetch a training batch, for the ablation: Parquet read again, values normalised as they are fetched.
 
 In: an opened cache. Out: its training sequences once more, a row each, as Parquet and as Arrow (which is mapped, not read), with
 values in their own units and normalised ones; and a callback by which a run fetches its batches from there.
@@ -22,7 +22,7 @@ from seqvae.data.dataset import SequenceSet
 from seqvae.data.description import DataDescription
 
 ROWS_PER_GROUP = 1_000
-"""Far fewer than pyarrow's own million, so that little is read for nothing."""
+"""Far fewer than pyarrow's own million, so that little is read in vain."""
 
 Row = dict[str, np.ndarray]
 """One sequence: `tokens`; `values` or `raw`; of events also `variables` and `gaps`."""
@@ -33,13 +33,13 @@ class Source(NamedTuple):
 
     directory: Path
     from_parquet: bool
-    """Or else from the mapped file."""
+    """False: from the mapped file."""
     normalise: bool
-    """Take the values in their own units, and normalise each sequence when it is fetched."""
+    """Whether values are read in their own units, and each sequence is normalised when it is fetched."""
 
 
 def write_source(data: SequenceData, directory: Path) -> None:
-    """`data` must be opened without a length cap."""
+    """Write the training sequences; `data` must be opened without a length cap."""
     directory.mkdir(parents=True, exist_ok=True)
     stored, description = data.splits["train"], data.description
     bounds = [*range(0, len(stored), ROWS_PER_GROUP), len(stored)]
@@ -55,10 +55,15 @@ def write_source(data: SequenceData, directory: Path) -> None:
 
 
 def table_of(batch: Batch, description: DataDescription) -> pa.Table:
-    """A batch as one row for each of its sequences."""
+    """Return a batch as one row for each of its sequences."""
     lengths_B = batch.lengths_B.numpy()
     real_BT = is_real(batch.lengths_B)
     mean_D, std_D = moments(description)
+
+    def lists(flat: np.ndarray, counts_B: np.ndarray) -> pa.Array:
+        offsets_B1 = np.concatenate([[0], np.cumsum(counts_B)]).astype(np.int32)
+        return pa.ListArray.from_arrays(pa.array(offsets_B1), pa.array(flat))
+
     match batch:
         case TokenBatch():
             return pa.table({"tokens": lists(batch.tokens_BT[real_BT].numpy().astype(np.int32), lengths_B)})
@@ -83,23 +88,18 @@ def moments(description: DataDescription) -> tuple[np.ndarray, np.ndarray]:
 
 
 def is_real(lengths_B: torch.Tensor) -> torch.Tensor:
-    """Which steps of the padded batch belong to a sequence, (B, T)."""
+    """Return which steps of the padded batch belong to a sequence, (B, T)."""
     return torch.arange(int(lengths_B.max())) < lengths_B[:, None]
 
 
 def events_of(batch: EventBatch) -> np.ndarray:
-    """How many events each sequence has, (B,)."""
+    """Return the number of events of each sequence, (B,)."""
     rows, steps = batch.gaps_BT.shape
     return np.bincount(batch.steps_E.numpy() // steps, minlength=rows)
 
 
-def lists(flat: np.ndarray, lengths_B: np.ndarray) -> pa.Array:
-    offsets_B1 = np.concatenate([[0], np.cumsum(lengths_B)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets_B1), pa.array(flat))
-
-
 class FetchFrom(Callback):
-    """Lets a run fetch its training batches from a source instead of the cache."""
+    """Callback that lets a run fetch its training batches from a source instead of the cache."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -110,7 +110,7 @@ class FetchFrom(Callback):
 
 
 class Fetched(SequenceSet):
-    """A split whose steps come from a source. All else of a batch is the cache's, which costs next to nothing."""
+    """A split whose steps come from a source; the rest of a batch is the cache's, which costs next to nothing."""
 
     def __init__(self, stored: SequenceSet, description: DataDescription, source: Source) -> None:
         self.__dict__.update(stored.__getstate__())
@@ -125,23 +125,21 @@ class Fetched(SequenceSet):
         return filled(batch, self._rows(sequences_B)) if len(sequences_B) else batch
 
     def _rows(self, sequences_B: np.ndarray) -> list[Row]:
-        """Each group is read once for all of the batch that stand in it."""
-        groups = {number: self._group(number) for number in np.unique(sequences_B // ROWS_PER_GROUP).tolist()}
+        """Read the sequences; each group is read once for all of the batch that stand in it."""
+        raw = self._source.normalise
+        values = "raw" if raw else "values"
+        names = {"tokens": ["tokens"], "vectors": [values], "events": [values, "variables", "gaps"]}[self.kind]
+        groups = {number: self._group(number, names) for number in np.unique(sequences_B // ROWS_PER_GROUP).tolist()}
         rows = []
         for sequence in sequences_B.tolist():
             group, row = groups[sequence // ROWS_PER_GROUP], sequence % ROWS_PER_GROUP
-            rows.append({name: group.column(name)[row].values.to_numpy() for name in self._columns})
-        return [self._normalised(row) for row in rows] if self._source.normalise else rows
+            rows.append({name: group.column(name)[row].values.to_numpy() for name in names})
+        return [self._normalised(row) for row in rows] if raw else rows
 
-    @property
-    def _columns(self) -> list[str]:
-        values = "raw" if self._source.normalise else "values"
-        return {"tokens": ["tokens"], "vectors": [values], "events": [values, "variables", "gaps"]}[self.kind]
-
-    def _group(self, number: int) -> Any:
+    def _group(self, number: int, names: list[str]) -> Any:
         if self._source.from_parquet:
             self._file = self._file or pq.ParquetFile(self._source.directory / "train.parquet")
-            return self._file.read_row_group(number, columns=self._columns, use_threads=False)
+            return self._file.read_row_group(number, columns=names, use_threads=False)
         self._file = self._file or pa.ipc.open_file(pa.memory_map(str(self._source.directory / "train.arrow")))
         return self._file.get_batch(number)
 
@@ -154,30 +152,30 @@ class Fetched(SequenceSet):
 
 
 def filled(batch: Batch, rows: list[Row]) -> Batch:
-    """The same batch with what the rows hold; of each as many steps as the batch has of its sequence."""
+    """Return the batch with the values of the rows, as many steps of each as the batch has of its sequence."""
     lengths_B = batch.lengths_B.numpy()
     real_BT = is_real(batch.lengths_B)
 
-    def together(name: str, counts_B: np.ndarray) -> torch.Tensor:
+    def joined(name: str, counts_B: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.concatenate([row[name][:count] for row, count in zip(rows, counts_B, strict=True)]))
 
     match batch:
         case TokenBatch():
             tokens_BT = torch.zeros_like(batch.tokens_BT)
-            tokens_BT[:, : real_BT.shape[1]][real_BT] = together("tokens", lengths_B).long()
+            tokens_BT[:, : real_BT.shape[1]][real_BT] = joined("tokens", lengths_B).long()
             return batch._replace(tokens_BT=tokens_BT)
         case VectorBatch():
             width = batch.values_BTD.shape[2]
             values_BTD = torch.full_like(batch.values_BTD, torch.nan)
-            values_BTD[:, : real_BT.shape[1]][real_BT] = together("values", lengths_B * width).view(-1, width)
+            values_BTD[:, : real_BT.shape[1]][real_BT] = joined("values", lengths_B * width).view(-1, width)
             return batch._replace(values_BTD=values_BTD.nan_to_num(0.0), observed_BTD=~values_BTD.isnan())
         case EventBatch():
             gaps_BT, events_B = torch.zeros_like(batch.gaps_BT), events_of(batch)
-            gaps_BT[:, : real_BT.shape[1]][real_BT] = together("gaps", lengths_B)
-            values_E = together("values", events_B)
+            gaps_BT[:, : real_BT.shape[1]][real_BT] = joined("gaps", lengths_B)
+            values_E = joined("values", events_B)
             return batch._replace(
                 gaps_BT=gaps_BT,
-                variables_E=together("variables", events_B).long(),
+                variables_E=joined("variables", events_B).long(),
                 values_E=values_E.nan_to_num(0.0),
                 has_value_E=~values_E.isnan(),
             )

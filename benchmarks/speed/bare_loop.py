@@ -1,4 +1,4 @@
-"""What a command's training step does on a CPU, in a plain loop: no Trainer, no callbacks, no logging."""
+"""A command's training step on a CPU in a plain loop: no Trainer, no callbacks, no logging."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -32,7 +32,7 @@ class BareLoop:
         self.free_bits = resolve_free_bits(settings.objective, settings.model.latent_scope)
 
     def step(self, batches: Sequence[Batch]) -> None:
-        """One optimizer step of these micro-batches."""
+        """Take one optimizer step of these micro-batches."""
         dtype = DTYPES[self.precision]
         for batch in batches:
             seed_noise(noise_seed(self.settings.run.seed, TRAINING, batch.position), batch.lengths_B.device)
@@ -44,17 +44,17 @@ class BareLoop:
         self.optimizer.zero_grad()
 
     def steps(self, batches: Iterator[Batch], count: int) -> list[Batch]:
-        """So many optimizer steps; returns the batches that they were of."""
-        seen = []
+        """Take some optimizer steps, and return the batches that they were of."""
+        used = []
         for _ in range(count):
             parts = list(islice(batches, self.settings.optimizer.gradient_accumulation_steps))
             self.step(parts)
-            seen.extend(parts)
-        return seen
+            used.extend(parts)
+        return used
 
 
 def endless(data: SequenceDataModule) -> Iterator[Batch]:
-    """The training batches, epoch after epoch."""
+    """Yield the training batches, epoch after epoch."""
     loader = data.train_dataloader()
     while True:
         yield from loader

@@ -1,15 +1,14 @@
-"""Encoding: how fast against nothing but the network on batches that lie ready, and what memory does meanwhile.
+"""How fast encoding is beside nothing but the network on batches that lie ready, and how its memory grows.
 
     python -m benchmarks.speed.encoding [--rounds 7] [--short]
 
 A network of `train_optimized.py`'s defaults with two steps of training (how well it models does not matter here). One side goes
-through all batches of a set, which lie in memory, in the order and the sizes that encoding uses; the other is what `seqvae
-encode` does: sequences out of the cache, the network, ids, and the rows of a Parquet file on disk. Both in turns in this process.
+through all batches of a set, which lie in memory, in the order and the sizes that encoding uses; the other is what `use_model.py
+encode` does: sequences out of the cache, the network, ids, and the rows of a Parquet file on disk. Both take turns in this process.
 
 Memory: encoding the same split again and again into one file, resident memory after a quarter of it and at its end.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -21,14 +20,21 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from benchmarks.measure import as_commands_run, interleaved_seconds, machine, median, print_table, spread
+from benchmarks.measure import (
+    interleaved_seconds,
+    machine,
+    make_parser,
+    median,
+    print_table,
+    restart_as_commands_run,
+    spread,
+)
 from seqvae.errors import UsageError, run_command
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from seqvae.data.datamodule import SequenceDataModule
-    from seqvae.inference.model import Model
+    from seqvae.inference.model import Trained
 
 SETS: dict[str, tuple[str, ...]] = {
     "moses_smiles": ("--tokenizer", "characters"),
@@ -36,55 +42,62 @@ SETS: dict[str, tuple[str, ...]] = {
     "physionet2012": (),
 }
 SPLITS = {"moses_smiles": "test", "japanese_vowels": "train", "physionet2012": "test"}
-"""Enough for a measurement each, and not more."""
+"""Large enough for a measurement, and no larger."""
 PASSES = 12
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser("benchmarks.speed.encoding", __doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--short", action="store_true", help="vowels alone, three rounds")
     options = parser.parse_args()
-    as_commands_run()
+    restart_as_commands_run()
     with tempfile.TemporaryDirectory() as directory:
-        trained = {name: two_steps(name, directory) for name in (["japanese_vowels"] if options.short else SETS)}
+        trained = {name: train_two_steps(name, directory) for name in (["japanese_vowels"] if options.short else SETS)}
         rounds = 3 if options.short else options.rounds
-        rows = [speed_of(name, one, Path(directory), rounds) for name, one in trained.items()]
+        rows = [measure_speed(name, one, Path(directory), rounds) for name, one in trained.items()]
         print_table("encoding, against the network alone", rows)
         largest = next(iter(trained))
-        memory = memory_of(largest, trained[largest], Path(directory))
+        memory = measure_memory(largest, trained[largest], Path(directory))
     print_table("memory", memory)
     print(json.dumps({"machine": machine(), "rows": rows, "memory": memory}))
 
 
-def two_steps(name: str, directory: str) -> "Model":
+def train_two_steps(name: str, directory: str) -> "Trained":
     from seqvae.cli.command_line import parse_command_line
-    from seqvae.config.training import OptimizedSettings
-    from seqvae.inference.model import open_model
+    from seqvae.inference.model import open_trained
     from seqvae.training.fit import fit
+    from train_optimized import OptimizedSettings
 
     folder = os.environ.get("SEQVAE_REAL_DATA")
     if not folder:
-        raise UsageError("SEQVAE_REAL_DATA does not say where the real data are")
+        raise UsageError("SEQVAE_REAL_DATA does not name the folder of the real data")
     words = ["--data_dir", str(Path(folder) / name), *SETS[name], "--output_dir", directory, "--run_name", name]
     words += ["--max_steps", "2", "--limit_val_batches", "0"]
     settings = parse_command_line(OptimizedSettings, words, prog="benchmarks.speed.encoding", description="")
-    return open_model(str(fit(settings).directory))
+    return open_trained(str(fit(settings).directory))
 
 
-def speed_of(name: str, trained: "Model", directory: Path, rounds: int) -> dict[str, Any]:
+def measure_speed(name: str, trained: "Trained", directory: Path, rounds: int) -> dict[str, Any]:
+    import numpy as np
+
     from seqvae.config.inference import DataChoices
     from seqvae.inference.encode import encode
-    from seqvae.inference.model import open_data
-    from seqvae.inference.streaming import evaluating, write_parquet
+    from seqvae.inference.estimates import STEPS_AT_ONCE, cut_ascending
+    from seqvae.inference.model import at_work, open_data
+    from seqvae.inference.output import write_parquet
+    from seqvae.inference.streaming import windows
 
     data, split = open_data(trained, DataChoices()), SPLITS[name]
-    batches = list(batches_as_encoded(data, split))
+    stored = data.split(split)
+    lengths_N = np.asarray(stored.lengths_N)
+    batches = []
+    for first, behind in windows(lengths_N):  # as encoding does
+        order_W = first + np.argsort(lengths_N[first:behind], kind="stable")
+        batches += [stored.gather(order_W[part]) for part in cut_ascending(lengths_N[order_W], STEPS_AT_ONCE)]
 
     def network_alone() -> None:
-        with evaluating(trained):
+        with at_work(trained):
             for batch in batches:
                 trained.network(batch)
 
@@ -92,11 +105,11 @@ def speed_of(name: str, trained: "Model", directory: Path, rounds: int) -> dict[
         write_parquet(directory / "latents.parquet", encode(trained, data, [split]), {})
 
     seconds = interleaved_seconds({"alone": network_alone, "encoding": encoding}, rounds)
-    steps = int(data.split(split).lengths_N.sum())
+    steps = int(lengths_N.sum())
     ratios = [alone / whole for alone, whole in zip(seconds["alone"], seconds["encoding"], strict=True)]
     return {
         "data": f"{name}, {split}",
-        "sequences": len(data.split(split)),
+        "sequences": len(stored),
         "network alone, steps/s": round(steps / median(seconds["alone"])),
         "encoding, steps/s": round(steps / median(seconds["encoding"])),
         "ratio": round(median(ratios), 3),
@@ -104,25 +117,12 @@ def speed_of(name: str, trained: "Model", directory: Path, rounds: int) -> dict[
     }
 
 
-def batches_as_encoded(data: "SequenceDataModule", split: str) -> Iterator[Any]:
-    import numpy as np
-
-    from seqvae.inference.streaming import STEPS_AT_ONCE, cut_ascending, windows
-
-    stored = data.split(split)
-    lengths_N = np.asarray(stored.lengths_N)
-    for first, behind in windows(lengths_N):
-        order_W = first + np.argsort(lengths_N[first:behind], kind="stable")
-        for part in cut_ascending(lengths_N[order_W], STEPS_AT_ONCE):
-            yield stored.gather(order_W[part])
-
-
-def memory_of(name: str, trained: "Model", directory: Path) -> list[dict[str, Any]]:
-    """One file with the same split PASSES times behind each other."""
+def measure_memory(name: str, trained: "Trained", directory: Path) -> list[dict[str, Any]]:
+    """Encode the same split PASSES times into one file."""
     from seqvae.config.inference import DataChoices
     from seqvae.inference.encode import encode
     from seqvae.inference.model import open_data
-    from seqvae.inference.streaming import write_parquet
+    from seqvae.inference.output import write_parquet
 
     data = open_data(trained, DataChoices())
     held: list[tuple[int, float]] = []

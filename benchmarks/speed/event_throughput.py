@@ -1,4 +1,4 @@
-"""Events that training goes through in a second: SequenceVAE against SeqSetVAE's loop over patients and their sets.
+"""Events per second in training: SequenceVAE beside SeqSetVAE's loop over patients and their sets.
 
     python -m benchmarks.speed.event_throughput [--rounds 7] [--profile] [--width 448 --depth 2 --heads 2 ...]
 
@@ -8,7 +8,6 @@ optimizer; once at the precision of that command and once in float32. The loop (
 float32 on batches of four patients, which lie ready in memory; once with all that SeqSetVAE does, and once lean. They take turns.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -22,7 +21,7 @@ from torch import nn
 from torch.optim import AdamW
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.measure import machine, median, print_table, spread
+from benchmarks.measure import machine, make_parser, median, print_table, spread
 from benchmarks.speed.bare_loop import BareLoop, endless
 from benchmarks.speed.set_loop_reference import SetLoopVAE
 from seqvae.cli.command_line import parse_command_line
@@ -37,18 +36,16 @@ PATIENTS = 4
 PROFILED_STEPS = 3
 
 Train = Callable[[], int]
-"""Trains for a while and says how many events it saw."""
+"""Trains for a while and returns the number of events."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser("benchmarks.speed.event_throughput", __doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=6, help="optimizer steps of SequenceVAE in a round")
     parser.add_argument("--patients", type=int, default=PATIENTS, help="in the one step of the loop in a round")
     parser.add_argument(
-        "--profile", action="store_true", help="say where a step of SequenceVAE goes, and measure nothing"
+        "--profile", action="store_true", help="print where the time of a step goes, and measure nothing"
     )
     options, words = parser.parse_known_args()
     if real := os.environ.get("SEQVAE_REAL_DATA"):
@@ -57,7 +54,11 @@ def main() -> None:
         OptimizedSettings, [*TEN_MILLION, *words], prog="event_throughput", description=__doc__ or ""
     )
     if options.profile:
-        print_profile(settings)
+        ours = SequenceVAETraining(settings)
+        ours.train(1)
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            ours.train(PROFILED_STEPS)
+        print(profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=60))
     else:
         print(json.dumps(run(settings, options.rounds, options.steps, options.patients)))
 
@@ -72,7 +73,14 @@ def run(settings: TrainingSettings, rounds: int, steps: int, patients: int) -> d
     for name, lean in {"loop over sets, as SeqSetVAE": False, "the same, lean": True}.items():
         loop = SetLoopTraining(ours.first_patients(patients), ours.variables, lean=lean)
         candidates[name] = (loop.network, loop.train)
-    rates = events_per_second({name: train for name, (_, train) in candidates.items()}, rounds)
+    rates: dict[str, list[float]] = {name: [] for name in candidates}
+    for _, train in candidates.values():
+        train()  # warm up
+    for _ in range(rounds):
+        for name, (_, train) in candidates.items():
+            start = time.perf_counter()
+            events = train()
+            rates[name].append(events / (time.perf_counter() - start))
     first = median(next(iter(rates.values())))
     rows = [
         {
@@ -84,26 +92,13 @@ def run(settings: TrainingSettings, rounds: int, steps: int, patients: int) -> d
         }
         for name, values in rates.items()
     ]
-    print_table(f"Events a second in training, medians of {rounds} rounds in turns", rows)
+    print_table(f"Events per second in training, medians of {rounds} rounds in turns", rows)
     ratio = rows[2]["SequenceVAE is faster by"]
     return {"benchmark": "event_throughput", "machine": machine(), "rows": rows, "ratio": ratio}
 
 
-def events_per_second(candidates: dict[str, Train], rounds: int) -> dict[str, list[float]]:
-    """Each candidate once to warm up, then in turns."""
-    rates: dict[str, list[float]] = {name: [] for name in candidates}
-    for train in candidates.values():
-        train()
-    for _ in range(rounds):
-        for name, train in candidates.items():
-            start = time.perf_counter()
-            events = train()
-            rates[name].append(events / (time.perf_counter() - start))
-    return rates
-
-
 class SequenceVAETraining:
-    """What the command does on a CPU, without the Trainer around it."""
+    """The training of the command on a CPU, without the Trainer around it."""
 
     def __init__(self, settings: TrainingSettings) -> None:
         self.data = make_data(settings)
@@ -118,7 +113,7 @@ class SequenceVAETraining:
         return len(self.data.description.names)
 
     def first_patients(self, count: int) -> EventBatch:
-        """Of average length, so that they stand for all."""
+        """Return patients of average length, so that they stand for all."""
         stored = self.data.split("train")
         order_N = abs(stored.lengths_N - stored.lengths_N.mean()).argsort(kind="stable")
         batch = stored.gather(order_N[:count])
@@ -132,7 +127,7 @@ class SequenceVAETraining:
 
 
 class SetLoopTraining:
-    """One optimizer step of the loop, always on the same patients: its cost hardly depends on which they are."""
+    """The loop's training, always on the same patients: its cost hardly depends on which they are."""
 
     def __init__(self, batch: EventBatch, variables: int, *, lean: bool) -> None:
         torch.manual_seed(0)
@@ -142,22 +137,10 @@ class SetLoopTraining:
 
     def train(self) -> int:
         self.network(self.batch).backward()
-        take_step(self.network, self.optimizer, clip=0.5)
+        nn.utils.clip_grad_norm_(self.network.parameters(), 0.5)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
         return len(self.batch.values_E)
-
-
-def take_step(network: nn.Module, optimizer: AdamW, clip: float) -> None:
-    nn.utils.clip_grad_norm_(network.parameters(), clip)
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def print_profile(settings: TrainingSettings) -> None:
-    ours = SequenceVAETraining(settings)
-    ours.train(1)
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        ours.train(PROFILED_STEPS)
-    print(profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=60))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How fast Parquet becomes batches: cache, plan, gather and loader; against HF datasets on the same file and rows.
+"""How fast Parquet becomes batches: cache, plan, gather and loader, beside HF datasets on the same file and rows.
 
     python -m benchmarks.speed.loading [--sequences 1000000] [--large_gb 5]
 
@@ -25,8 +25,16 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
-from benchmarks.generated import write_token_lists
-from benchmarks.measure import in_own_process, interleaved_seconds, machine, median, print_table, spread
+from benchmarks.measure import (
+    interleaved_seconds,
+    machine,
+    make_parser,
+    median,
+    print_table,
+    run_in_own_process,
+    spread,
+    write_token_lists,
+)
 from seqvae.config.data import CacheSettings, LengthSettings, LoadingSettings, SourceSettings
 from seqvae.data.batch import TokenBatch
 from seqvae.data.batching import Limits, Plan, cut_batches, padding_efficiency, plan_epoch
@@ -43,7 +51,7 @@ FIRST_LOOK, LAST_LOOK = 50, 1000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser("benchmarks.speed.loading", __doc__)
     parser.add_argument("--sequences", type=int, default=1_000_000)
     parser.add_argument("--large_gb", type=float, default=0.0)
     parser.add_argument("--build", nargs="+", help=argparse.SUPPRESS)
@@ -81,14 +89,17 @@ def report_builds(directory: Path, data: Path, large_gb: float) -> list[dict[str
         jobs["physionet2012, 1.4 M training events"] = [f"{real}/physionet2012", ""]
     if large_gb:
         write_token_lists(directory / "large" / "all.parquet", int(large_gb * 1e9 / 310))
-        jobs[f"generated token lists, {size_of(directory / 'large'):.1f} GB"] = [str(directory / "large"), ""]
+        size = sum(path.stat().st_size for path in (directory / "large").rglob("*") if path.is_file())
+        jobs[f"generated token lists, {size / 1e9:.1f} GB"] = [str(directory / "large"), ""]
     rows = []
     for name, (path, tokenizer) in jobs.items():
         cache = directory / "built"
-        runs = [in_own_process("benchmarks.speed.loading", "--build", path, str(cache), tokenizer) for _ in range(2)]
+        runs = [
+            run_in_own_process("benchmarks.speed.loading", "--build", path, str(cache), tokenizer) for _ in range(2)
+        ]
         shutil.rmtree(cache)
         rows.append({"data": name, **runs[0], "second start s": runs[1]["seconds"]})
-    print_table("Cache: built once (peak memory of the whole process), opened ever after", rows)
+    print_table("Cache: built once (peak memory of the whole process), then only opened", rows)
     return rows
 
 
@@ -109,13 +120,8 @@ def build_once(path: str, cache: str, tokenizer: str = "") -> dict[str, Any]:
     }
 
 
-def size_of(directory: Path) -> float:
-    """Gigabytes of the files below."""
-    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()) / 1e9
-
-
 def report_against_hf(train: SequenceSet, file: Path, directory: Path) -> dict[str, Any]:
-    """The same random batches of 64 from the same file: ours, and HF datasets in each of its documented forms."""
+    """Load the same random batches of 64 from the same file: with ours, and with HF datasets in each documented form."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -123,21 +129,39 @@ def report_against_hf(train: SequenceSet, file: Path, directory: Path) -> dict[s
     random = np.random.default_rng(0)
     batches = [random.choice(len(train), BATCH, replace=False) for _ in range(TIMED_BATCHES)]
     rows_of = [np.array(train.ids(batch)) for batch in batches]
+
+    def pad(rows: list[dict[str, Any]]) -> torch.Tensor:
+        return pad_sequence([torch.as_tensor(row["tokens"]).long() for row in rows], batch_first=True)
+
+    def hf_batches(form: str, workers: int) -> Iterator[torch.Tensor]:
+        """Yield batches as the documentation of `datasets` has it: a DataLoader, indices, rows padded by torch."""
+        samples = [rows.tolist() for rows in rows_of]
+        yield from DataLoader(hf.with_format(form), batch_sampler=samples, num_workers=workers, collate_fn=pad)
+
+    def our_batches(loading: LoadingSettings) -> Iterator[torch.Tensor]:
+        bounds = np.arange(len(batches) + 1) * BATCH
+        plan = Plan(np.concatenate(batches), bounds, np.arange(len(batches)))
+        for batch in BatchLoader(train, lambda epoch: plan, len(batches), resolve_loading(loading)):
+            assert isinstance(batch, TokenBatch)
+            yield batch.tokens_BT
+
     forms: dict[str, Callable[[], Iterator[torch.Tensor]]] = {
-        "HF numpy format, in process": lambda: hf_batches(hf.with_format("numpy"), rows_of, 0),
-        "HF torch format, in process": lambda: hf_batches(hf.with_format("torch"), rows_of, 0),
-        "HF numpy format, 2 workers": lambda: hf_batches(hf.with_format("numpy"), rows_of, 2),
-        "SeqVAE, in process": lambda: our_batches(train, batches, "0"),
-        "SeqVAE, 1 thread (the default)": lambda: our_batches(train, batches, "auto"),
+        "HF numpy format, in process": lambda: hf_batches("numpy", 0),
+        "HF torch format, in process": lambda: hf_batches("torch", 0),
+        "HF numpy format, 2 workers": lambda: hf_batches("numpy", 2),
+        "SeqVAE, in process": lambda: our_batches(LoadingSettings(num_workers=0)),
+        "SeqVAE, 1 thread (the default)": lambda: our_batches(LoadingSettings(num_workers="auto")),
     }
-    assert_same_rows(forms["HF numpy format, in process"](), forms["SeqVAE, 1 thread (the default)"]())
+    for ours, theirs in zip(our_batches(LoadingSettings()), hf_batches("numpy", 0), strict=True):
+        if not torch.equal(ours, theirs):
+            raise AssertionError("the two loaders do not deliver the same rows")
     tokens = sum(int(train.lengths_N[batch].sum()) for batch in batches)
     seconds = interleaved_seconds({name: partial(drain, form) for name, form in forms.items()})
     best_hf = min(median(values) for name, values in seconds.items() if name.startswith("HF"))
     rows = [
         {
             "loader": name,
-            "us a batch": round(median(values) / TIMED_BATCHES * 1e6),
+            "us per batch": round(median(values) / TIMED_BATCHES * 1e6),
             "M real tokens/s": round(tokens / median(values) / 1e6, 1),
             "times the best HF": round(best_hf / median(values), 1),
             "spread": spread(values),
@@ -148,38 +172,13 @@ def report_against_hf(train: SequenceSet, file: Path, directory: Path) -> dict[s
     return {"rows": rows, "ratio": rows[-1]["times the best HF"]}
 
 
-def hf_batches(dataset: Any, rows_of: list[np.ndarray], workers: int) -> Iterator[torch.Tensor]:
-    """As the documentation of `datasets` has it: a DataLoader over it, batches of indices, rows padded by torch."""
-
-    def pad(rows: list[dict[str, Any]]) -> torch.Tensor:
-        return pad_sequence([torch.as_tensor(row["tokens"]).long() for row in rows], batch_first=True)
-
-    loader = DataLoader(dataset, batch_sampler=[rows.tolist() for rows in rows_of], num_workers=workers, collate_fn=pad)
-    return iter(loader)
-
-
-def our_batches(train: SequenceSet, batches: list[np.ndarray], workers: str) -> Iterator[torch.Tensor]:
-    bounds = np.arange(len(batches) + 1) * BATCH
-    plan = Plan(np.concatenate(batches), bounds, np.arange(len(batches)))
-    loading = resolve_loading(LoadingSettings(num_workers="auto" if workers == "auto" else int(workers)))
-    for batch in BatchLoader(train, lambda epoch: plan, len(batches), loading):
-        assert isinstance(batch, TokenBatch)
-        yield batch.tokens_BT
-
-
-def assert_same_rows(one: Iterator[torch.Tensor], other: Iterator[torch.Tensor]) -> None:
-    for ours, theirs in zip(one, other, strict=True):
-        if not torch.equal(ours, theirs):
-            raise AssertionError("the two loaders do not deliver the same rows")
-
-
 def drain(form: Callable[[], Iterator[torch.Tensor]]) -> None:
     for _ in form():
         pass
 
 
 def report_gather(train: SequenceSet) -> dict[str, Any]:
-    """Batches of about 4,000 tokens out of the memory map, no loader around it."""
+    """Gather batches of about 4,000 tokens out of the memory map, without a loader."""
     cut = cut_batches(train.lengths_N, Limits(None, 4096, None))
     plan = plan_epoch(cut, seed=0, epoch=0)
     batches = [plan.batch(k) for k in range(min(plan.batches, 500))]
@@ -191,8 +190,8 @@ def report_gather(train: SequenceSet) -> dict[str, Any]:
 
     seconds = interleaved_seconds({"gather": gather_all})["gather"]
     row = {
-        "tokens a batch": round(tokens / len(batches)),
-        "us a batch": round(median(seconds) / len(batches) * 1e6, 1),
+        "tokens per batch": round(tokens / len(batches)),
+        "us per batch": round(median(seconds) / len(batches) * 1e6, 1),
         "M real tokens/s": round(tokens / median(seconds) / 1e6),
         "spread": spread(seconds),
     }
@@ -215,7 +214,7 @@ def report_plan() -> list[dict[str, Any]]:
             rows.append(
                 {
                     "sequences": count,
-                    "tokens a batch": tokens,
+                    "tokens per batch": tokens,
                     "ms": round(median(seconds) * 1e3, 1),
                     "padding efficiency": round(padding_efficiency(lengths_N, plan), 3),
                     "same order, each once at 1, 2, 4, 8 processes": turns_agree(plan, count),
@@ -226,7 +225,7 @@ def report_plan() -> list[dict[str, Any]]:
 
 
 def turns_agree(plan: Plan, count: int) -> bool:
-    """Processes that take turns see one global order, equal counts, and every sequence once."""
+    """Return whether processes that take turns see one global order, equal counts, and every sequence once."""
     whole = [plan.batch(k) for k in range(plan.batches)]
     for world in (1, 2, 4, 8):
         rounds = -(-plan.batches // world)
@@ -242,9 +241,11 @@ def report_worker_memory(path: Path) -> list[dict[str, Any]]:
     for kind in ("thread", "process"):
         for workers in WORKERS:
             words = ("--workers", str(path), kind, str(workers))
-            rows.append({"worker_type": kind, "workers": workers, **in_own_process("benchmarks.speed.loading", *words)})
+            rows.append(
+                {"worker_type": kind, "workers": workers, **run_in_own_process("benchmarks.speed.loading", *words)}
+            )
             without = rows[-1 - WORKERS.index(workers)]["MB"]
-            rows[-1]["MB a worker"] = round((rows[-1]["MB"] - without) / max(1, workers), 1)
+            rows[-1]["MB per worker"] = round((rows[-1]["MB"] - without) / max(1, workers), 1)
     print_table(
         f"Memory of all processes together, mapped files apart; growth is from batch {FIRST_LOOK} to {LAST_LOOK}", rows
     )
@@ -252,7 +253,7 @@ def report_worker_memory(path: Path) -> list[dict[str, Any]]:
 
 
 def memory_with_workers(path: str, kind: str, workers: int) -> dict[str, Any]:
-    """In a process of its own, while batches flow: the memory of it and its children (Linux)."""
+    """Return the memory of this process and its children (Linux) while batches flow."""
     train = open_cache(Path(path), LengthSettings()).splits["train"]
     cut = cut_batches(train.lengths_N, Limits(None, 4096, None))
     settings = LoadingSettings(worker_type="process" if kind == "process" else "thread", num_workers=workers)
@@ -261,16 +262,15 @@ def memory_with_workers(path: str, kind: str, workers: int) -> dict[str, Any]:
     for number, _ in enumerate(loader):
         if number in (FIRST_LOOK, LAST_LOOK):
             me = psutil.Process()
-            looks[number] = sum(own_mb(process.pid) for process in (me, *me.children(recursive=True)))
+            held = 0
+            for process in (me, *me.children(recursive=True)):
+                # Memory that holds no file's pages; what several processes share counts in parts, so that the sum is right.
+                lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+                held += sum(int(line.split()[1]) for line in lines if line.startswith("Pss_Anon:"))
+            looks[number] = held / 1024
         if number == LAST_LOOK:
             break
     return {"MB": round(looks[LAST_LOOK], 1), "growth MB": round(looks[LAST_LOOK] - looks[FIRST_LOOK], 1)}
-
-
-def own_mb(pid: int) -> float:
-    """Memory that holds no file's pages; what several processes share counts in parts, so that sums come out right."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss_Anon:")) / 1024
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Costs that were measured at several sizes -> the power law through them, and a picture with its exponent in the legend."""
+"""The power law through costs that were measured at several sizes, and a picture with its exponent in the legend."""
 
 import math
 from collections.abc import Sequence
@@ -6,17 +6,28 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from benchmarks.measure import median
-from seqvae.reports.figures import DARK, GREY, MIDDLE, head, new_figure
 
-STROKES = ((DARK, "o"), (MIDDLE, "s"), ("#2a9d8f", "^"), (GREY, "D"), ("#9b5de5", "v"))
+STROKES = (("#00437a", "o"), ("#d55e00", "s"), ("#2a9d8f", "^"), ("#6b6b6b", "D"), ("#9b5de5", "v"))
+STYLE = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "#e3e3e3",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+}
 TICKS = ((1.0,), (1.0, 2.0, 5.0))
 """Of each power of ten: on a long axis, and on one of less than two powers."""
-MOST_X_TICKS = 8
+MAX_X_TICKS = 8
 PLAIN = FuncFormatter(lambda number, _: f"{number:,.0f}" if number >= 1000 else f"{number:g}")
 ROOM = 1.25
 """Above and below the curves."""
@@ -42,23 +53,25 @@ class Curve(NamedTuple):
 
     @property
     def law(self) -> PowerLaw:
-        """Through all the medians."""
+        """The power law through all the medians."""
         return fit_power_law(self.sizes, self.medians)
 
     @property
     def end(self) -> float:
-        """The exponent between the two largest sizes, where what every size costs alike counts least."""
+        """The exponent between the two largest sizes, where a cost that is the same for every size counts least."""
         return fit_power_law(self.sizes[-2:], self.medians[-2:]).exponent
 
 
 class Panel(NamedTuple):
+    """One pair of axes."""
+
     x_label: str
     y_label: str
     curves: Sequence[Curve]
 
 
 def fit_power_law(sizes: Sequence[float], costs: Sequence[float]) -> PowerLaw:
-    """The straight line of least squares through the logarithms.
+    """Fit a straight line through the logarithms, by least squares.
 
     >>> law = fit_power_law([1, 10, 100], [2, 20, 200])
     >>> round(law.factor, 9), round(law.exponent, 9)
@@ -70,42 +83,33 @@ def fit_power_law(sizes: Sequence[float], costs: Sequence[float]) -> PowerLaw:
     return PowerLaw(math.exp(offset), float(exponent))
 
 
-def draw_panels(path: Path, title: str, note: str, panels: Sequence[Panel]) -> None:
-    """One PNG, the panels side by side."""
+def draw_panels(path: Path, title: str, panels: Sequence[Panel]) -> None:
+    """Draw the panels side by side into one PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with new_figure(path, 6 * len(panels), 4.8) as figure:
-        head(figure, title, note)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(6 * len(panels), 4.8), layout="constrained", dpi=110)
+        figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
         for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-            _draw(axes, panel)
-
-
-def _draw(axes: Axes, panel: Panel) -> None:
-    for curve, (colour, marker) in zip(panel.curves, STROKES, strict=False):
-        law, medians = curve.law, curve.medians
-        below = [middle - min(values) for middle, values in zip(medians, curve.costs, strict=True)]
-        above = [max(values) - middle for middle, values in zip(medians, curve.costs, strict=True)]
-        name = f"{curve.name}: exponent {law.exponent:.2f}, {curve.end:.2f} at the end"
-        axes.errorbar(curve.sizes, medians, (below, above), fmt=marker, color=colour, ms=5, capsize=2.5, label=name)
-        fitted = [law.factor * size**law.exponent for size in curve.sizes]
-        axes.plot(curve.sizes, fitted, "--", color=colour, linewidth=1)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel(panel.x_label)
-    axes.set_ylabel(panel.y_label)
-    _number_axes(axes, panel)
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), handlelength=1.2, borderaxespad=0.2)
-
-
-def _number_axes(axes: Axes, panel: Panel) -> None:
-    """Along x the sizes themselves; along y round numbers, more than one of them."""
-    sizes = sorted({size for curve in panel.curves for size in curve.sizes})
-    costs = [cost for curve in panel.curves for values in curve.costs for cost in values]
-    low, high = min(costs) / ROOM, max(costs) * ROOM
-    axes.set_ylim(low, high)
-    axes.yaxis.set_major_locator(LogLocator(subs=TICKS[high < 100 * low]))
-    crowded = len(sizes) > MOST_X_TICKS or min(b / a for a, b in pairwise(sizes)) < 1.5
-    axes.xaxis.set_major_locator(LogLocator() if crowded else FixedLocator(sizes))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(PLAIN)
-        axis.set_minor_formatter(NullFormatter())
-    axes.xaxis.set_minor_locator(NullLocator())
+            for curve, (colour, marker) in zip(panel.curves, STROKES, strict=False):
+                law, medians = curve.law, curve.medians
+                below = [middle - min(values) for middle, values in zip(medians, curve.costs, strict=True)]
+                above = [max(values) - middle for middle, values in zip(medians, curve.costs, strict=True)]
+                label = f"{curve.name}: exponent {law.exponent:.2f}, {curve.end:.2f} at the end"
+                style = {"fmt": marker, "color": colour, "ms": 5, "capsize": 2.5, "label": label}
+                axes.errorbar(curve.sizes, medians, (below, above), **style)
+                fitted = [law.factor * size**law.exponent for size in curve.sizes]
+                axes.plot(curve.sizes, fitted, "--", color=colour, linewidth=1)
+            # Along x the sizes themselves; along y round numbers, more than one of them.
+            sizes = sorted({size for curve in panel.curves for size in curve.sizes})
+            costs = [cost for curve in panel.curves for values in curve.costs for cost in values]
+            low, high = min(costs) / ROOM, max(costs) * ROOM
+            is_crowded = len(sizes) > MAX_X_TICKS or min(b / a for a, b in pairwise(sizes)) < 1.5
+            axes.set(xscale="log", yscale="log", xlabel=panel.x_label, ylabel=panel.y_label, ylim=(low, high))
+            axes.yaxis.set_major_locator(LogLocator(subs=TICKS[high < 100 * low]))
+            axes.xaxis.set_major_locator(LogLocator() if is_crowded else FixedLocator(sizes))
+            axes.xaxis.set_minor_locator(NullLocator())
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_formatter(PLAIN)
+                axis.set_minor_formatter(NullFormatter())
+            axes.legend(loc="lower left", bbox_to_anchor=(0, 1), handlelength=1.2, borderaxespad=0.2)
+        figure.savefig(path)

@@ -2,11 +2,10 @@
 
     python -m benchmarks.speed.scaling_start [--until batch] [flags of train_optimized.py]
 
-A real run, with the command's settings and callbacks, that ends there. The last line is JSON. Where the cache is there already,
-this is what a second start takes; the clock starts when everything is imported.
+A real run, with the command's settings and callbacks, that ends there. The last line is JSON. Where the cache exists, this is what
+a second start takes; the clock starts when everything is imported. A process of its own, so that its memory is a command's.
 """
 
-import argparse
 import json
 import pkgutil
 import time
@@ -19,6 +18,7 @@ from unittest.mock import patch
 from lightning import Callback, LightningModule, Trainer
 
 import train_optimized
+from benchmarks.measure import make_parser
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.training import OptimizedSettings, TrainingSettings
 from seqvae.console import set_up_output
@@ -41,11 +41,11 @@ STAGES = {
 
 
 class Reached(Exception):
-    """What was waited for has come."""
+    """Ends the run: the first batch or step has come."""
 
 
 class Stopwatch(Callback):
-    """Notes when the first batch and the first optimizer step come, and adds up what the stages before them take."""
+    """Callback that notes when the first batch and the first optimizer step come, and times the stages before them."""
 
     def __init__(self, until: str) -> None:
         self.until = until
@@ -56,13 +56,13 @@ class Stopwatch(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if batch_idx == 0:
-            self._reached("batch")
+            self._mark("batch")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if trainer.global_step == 1:
-            self._reached("step")
+            self._mark("step")
 
     def timed(self, stage: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed_call(*arguments: Any, **named: Any) -> Any:
@@ -73,7 +73,7 @@ class Stopwatch(Callback):
 
         return timed_call
 
-    def _reached(self, what: str) -> None:
+    def _mark(self, what: str) -> None:
         self.marks[f"first_{what}_seconds"] = time.perf_counter() - self._start
         self.marks[f"first_{what}_mb"] = peak_mb()
         if what == self.until:
@@ -81,9 +81,7 @@ class Stopwatch(Callback):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser(PROG, __doc__)
     parser.add_argument("--until", choices=("batch", "step"), default="step", help="the first batch or optimizer step")
     options, words = parser.parse_known_args()
     settings = parse_command_line(OptimizedSettings, words, prog=PROG, description=__doc__ or "")
@@ -92,7 +90,7 @@ def main() -> None:
 
 
 def start_once(settings: TrainingSettings, until: str) -> dict[str, Any]:
-    """Seconds since the imports, and megabytes of the process at its fullest."""
+    """Return seconds since the imports, and peak megabytes of the process."""
     callbacks = train_optimized.callbacks(settings)  # which imports the monitors
     imported_mb = peak_mb()
     watch = Stopwatch(until)
@@ -111,7 +109,7 @@ def start_once(settings: TrainingSettings, until: str) -> dict[str, Any]:
 
 
 def peak_mb() -> float:
-    """Of this process so far (Linux). What `getrusage` calls so begins at the peak of the process that started this one."""
+    """Return the peak memory of this process (Linux); that of `getrusage` begins at the peak of its parent."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
 

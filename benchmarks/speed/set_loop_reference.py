@@ -8,9 +8,9 @@ our own. In: an `EventBatch`, as the loader makes it. Out: the loss of a trainin
         all of the patient's sets            -> causal transformer over their latents
         for each set:                        state -> as many vectors as it has events -> Chamfer distances to its events
 
-SeqSetVAE also does what its loss hardly needs: it reconstructs each set from its own latent and uses nothing of it, it works
-each set's vectors out twice, divides five weights by their spectral norms, and has attention weights materialised that nobody
-reads. `lean` leaves that out. Both leave out its Python loop over the events of a batch that looks vectors up and
+SeqSetVAE also does what its loss hardly needs: it reconstructs each set from its own latent and uses nothing of it, computes
+each set's vectors twice, divides five weights by their spectral norms, and materialises attention weights that are never read.
+`lean` leaves that out. Both leave out its Python loop over the events of a batch that looks vectors up and
 normalises values.
 
 Shapes: E events of one set, S sets of one patient, W width, G width of the given vectors, M induced points, V variables.
@@ -26,13 +26,13 @@ from torch.nn.utils.parametrizations import spectral_norm
 from seqvae.data.batch import EventBatch
 
 GIVEN_WIDTH = 768
-"""Of the vectors that stand for variables: those of a language model."""
+"""Width of the vectors that stand for variables: those of a language model."""
 WIDTH, HEADS, LEVELS, INDUCED, HISTORY_LAYERS = 256, 2, 2, 16, 2
 FREE_BITS, KL_WEIGHT = 0.1, 0.1
 
 
 class Attention(nn.Module):
-    """Queries look at keys; then a feed-forward network. Normalised after each of the two."""
+    """Attention of queries to keys, then a feed-forward network, each followed by a normalisation."""
 
     def __init__(self, *, lean: bool) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Attention(nn.Module):
 
 
 class InducedAttention(nn.Module):
-    """A few learned points look at the set, and the set looks at them: linear in the size of the set."""
+    """Attention of a few learned points to the set, and of the set to them: linear in the size of the set."""
 
     def __init__(self, *, lean: bool) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class InducedAttention(nn.Module):
 
 
 class NoisePooling(nn.Module):
-    """As many vectors as asked for: noise that looks at the set."""
+    """Attention of noise to the set, which gives a requested number of vectors."""
 
     def __init__(self, *, lean: bool) -> None:
         super().__init__()
@@ -91,6 +91,8 @@ class SetDecoder(nn.Module):
 
 
 class SetPosterior(NamedTuple):
+    """Posterior of the latent of one set."""
+
     mean_1W: Tensor
     logvar_1W: Tensor
 
@@ -129,7 +131,7 @@ class SetVAE(nn.Module):
 
 
 class SetLoopVAE(nn.Module):
-    """The whole of it."""
+    """The model: sets, patients, loss."""
 
     given_VG: Tensor
 
@@ -166,7 +168,8 @@ class SetLoopVAE(nn.Module):
             posterior = self.set_vae(target_1EW)
             targets.append(target_1EW)
             means.append(posterior.mean_1W)
-            kl = kl + clamped_kl(posterior)
+            kl_1W = 0.5 * (posterior.mean_1W.square() + posterior.logvar_1W.exp() - 1 - posterior.logvar_1W)
+            kl = kl + kl_1W.sum().clamp(min=FREE_BITS * WIDTH)
         states_1SW = self.add_history(torch.stack(means, dim=1), times_S)
         distance = torch.zeros(())
         for number, target_1EW in enumerate(targets):
@@ -176,7 +179,7 @@ class SetLoopVAE(nn.Module):
         return (distance + KL_WEIGHT * kl) / len(targets)
 
     def embed(self, variables_E: Tensor, values_E: Tensor) -> Tensor:
-        """A direction for the variable, as long as the value."""
+        """Return a direction for the variable, as long as the value."""
         return F.normalize(self.reduce(self.given_VG[variables_E]), dim=-1) * values_E[:, None]
 
     def add_history(self, latents_1SW: Tensor, times_S: Tensor) -> Tensor:
@@ -186,24 +189,16 @@ class SetLoopVAE(nn.Module):
 
 
 def waves(times_S: Tensor) -> Tensor:
-    """The logarithm of a time as sines and cosines, (S, W)."""
+    """Return the logarithm of each time as sines and cosines, (S, W)."""
     angles_SH = torch.log1p(times_S)[:, None] * torch.logspace(-1, 2, WIDTH // 2)
     return torch.cat((angles_SH.sin(), angles_SH.cos()), dim=-1)
 
 
-def clamped_kl(posterior: SetPosterior) -> Tensor:
-    mean_1W, logvar_1W = posterior
-    return (0.5 * (mean_1W.square() + logvar_1W.exp() - 1 - logvar_1W)).sum().clamp(min=FREE_BITS * WIDTH)
-
-
 def chamfer(made_1EW: Tensor, target_1EW: Tensor) -> Tensor:
-    """Distances of directions, of lengths and of whole vectors, each vector's to its nearest on the other side."""
+    """Sum the distances of directions, of lengths and of whole vectors, each vector's to its nearest on the other side."""
     made_EW, target_EW = made_1EW[0], target_1EW[0]
     directions = 1 - F.normalize(made_EW, dim=-1) @ F.normalize(target_EW, dim=-1).T
     lengths = (made_EW.norm(dim=-1)[:, None] - target_EW.norm(dim=-1)).abs()
     whole = (made_EW[:, None] - target_EW).square().sum(dim=-1)
-    return nearest(directions) + nearest(lengths) + 3 * nearest(whole)
-
-
-def nearest(distances: Tensor) -> Tensor:
-    return 0.5 * (distances.amin(dim=0).mean() + distances.amin(dim=1).mean())
+    nearest = [0.5 * (pairs.amin(dim=0).mean() + pairs.amin(dim=1).mean()) for pairs in (directions, lengths, whole)]
+    return nearest[0] + nearest[1] + 3 * nearest[2]

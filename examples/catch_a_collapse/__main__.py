@@ -7,15 +7,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from examples.catch_a_collapse.picture import draw
-from examples.catch_a_collapse.verdicts import Told, flag_of, last_verdict, with_flag
-from examples.steps import run, say
-from seqvae.data.demo.write import write_demo
+from examples.catch_a_collapse.results import LastVerdict, draw, flag_of, last_verdict, with_flag
+from examples.shared import run, say
+from seqvae.data.demo.demo import write_demo
 from seqvae.errors import UsageError, run_command
 
 PROG = "python -m examples.catch_a_collapse"
 SEQUENCES, MEAN_LENGTH, LONGEST = 4000, 8, 24
-"""Short sequences: they hold little that a decoder could not find out from one token to the next."""
+"""Short sequences: they hold little that a decoder could not predict from one token to the next."""
 STEPS = 600
 RECIPE = {
     "--free_bits": "0",  # the default, 0.1, would prevent what we want to see
@@ -43,15 +42,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of both runs (default: %(default)s)")
     options = parser.parse_args()
     folder: Path = options.output_dir
-    words = _words(folder, options.seed)
+    data_dir = write_demo(folder / "data", "tokens", sequences=SEQUENCES, mean_length=MEAN_LENGTH)
+    places = {"--data_dir": data_dir, "--cache_dir": folder / "cache", "--output_dir": folder}
+    words = [str(word) for pair in (places | RECIPE | {"--seed": options.seed}).items() for word in pair]
 
     say("1. Train, with the KL weight rising over the first third: by itself no protection.")
     run("train_optimized.py", *words, "--run_name", "first")
 
-    told = _alarm_of(folder / "first")
-    flag, value = flag_of(told.advice[0])
+    caught = last_verdict(folder / "first")
+    if caught.name != "collapsed":
+        raise UsageError(
+            f"the run in {folder / 'first'} ended as {caught.name}: there is nothing to heal. Try another --seed"
+        )
+    flag, value = flag_of(caught.advice[0])
     say(f"2. Read the verdict in {folder / 'first' / 'events.jsonl'}:")
-    _print_verdict(told)
+    _print_verdict(caught)
 
     say(f"3. Follow its first advice, {flag} {value}, and change nothing else.")
     run("train_optimized.py", *with_flag(words, flag, value), "--run_name", "second")
@@ -63,22 +68,9 @@ def main() -> None:
     say(f"Both runs side by side: {picture}")
 
 
-def _words(folder: Path, seed: int) -> list[str]:
-    data_dir = write_demo(folder / "data", "tokens", sequences=SEQUENCES, mean_length=MEAN_LENGTH)
-    places = {"--data_dir": data_dir, "--cache_dir": folder / "cache", "--output_dir": folder}
-    return [str(word) for pair in (places | RECIPE | {"--seed": seed}).items() for word in pair]
-
-
-def _alarm_of(first: Path) -> Told:
-    told = last_verdict(first)
-    if told.verdict != "collapsed":
-        raise UsageError(f"the run in {first} ended as {told.verdict}: there is nothing to heal. Try another --seed")
-    return told
-
-
-def _print_verdict(told: Told) -> None:
-    print(f"   at step {told.step}: {told.verdict.replace('_', ' ')}\n   because {told.evidence}")
-    for one in told.advice:
+def _print_verdict(verdict: LastVerdict) -> None:
+    print(f"   at step {verdict.step}: {verdict.name.replace('_', ' ')}\n   because {verdict.evidence}")
+    for one in verdict.advice:
         print(f"   advice: {one}")
 
 

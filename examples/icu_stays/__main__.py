@@ -1,4 +1,4 @@
-"""Intensive care: from the published text files to latents of stays that say how patients fare.
+"""Intensive care: from the published text files to latents of stays that predict how patients fare.
 
 python -m examples.icu_stays --from physionet2012       # a directory with set-a/ and Outcomes-a.txt, as published
 """
@@ -7,9 +7,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from examples.icu_stays.meds import LABEL, make_meds
+from examples.icu_stays.data import LABEL, make_meds
 from examples.icu_stays.results import VARIABLES, show_deaths, show_stay
-from examples.steps import run, say
+from examples.shared import run, say
 from seqvae.errors import run_command
 
 PROG = "python -m examples.icu_stays"
@@ -34,14 +34,16 @@ def main() -> None:
 
     say("1. Text files into MEDS.")
     folder.mkdir(parents=True, exist_ok=True)
-    made = make_meds(options.source, data, labels)
-    print(f"{data}: " + ", ".join(f"{count:,} {split}" for split, count in made.stays.items()))
-    print(f"{made.events:,} events; {made.unknown:,} rows of unknown values left out; {made.deaths:,} died in hospital")
+    counts = make_meds(options.source, data, labels)
+    print(f"{data}: " + ", ".join(f"{count:,} {split}" for split, count in counts.stays.items()))
+    print(
+        f"{counts.events:,} events; {counts.unknown:,} rows of unknown values left out; {counts.deaths:,} died in hospital"
+    )
 
-    say("2. Train, without telling who died.")
+    say("2. Train without the outcomes.")
     run("train_optimized.py", *train_words(folder))
 
-    say("3. Do the latents know who died? A linear probe, beside what plain means of the variables know.")
+    say("3. Do the latents predict who died? A linear probe, beside one on plain means of the variables.")
     probe = ["--probe", LABEL, "--label_path", labels, "--split", "valid+test"]
     run("seqvae evaluate", model, *probe, "--iw_sequences", 0)
 

@@ -1,4 +1,4 @@
-"""Molecules: from the published SMILES strings to new ones that nobody wrote down.
+"""Molecules: from the published SMILES strings to new ones.
 
 python -m examples.molecules                                    # fetches 52 MB once (the molsets package, for its data)
 python -m examples.molecules --limit 20000 --max_steps 300      # a first look
@@ -8,21 +8,20 @@ import argparse
 import sys
 from pathlib import Path
 
-from examples.molecules.data import WHEEL, make_parquet
+from examples.molecules.data import WHEEL, make_parquet, make_tokenizer
 from examples.molecules.results import ends_of, judge, latent_line, show_way
-from examples.molecules.tokens import make_tokenizer
-from examples.steps import run, say
+from examples.shared import run, say
 from seqvae.errors import run_command
 
 PROG = "python -m examples.molecules"
 STEPS = 8300
-"""Of 4,000 tokens each, which are 470 molecules."""
+"""Optimizer steps of 4,000 tokens each, which are 470 molecules."""
 SETTINGS = {
     "--width": 192,
     "--depth": 2,
     "--gradient_accumulation_steps": 1,
-    "--dropout": 0,  # no molecule comes more than three times: there is nothing to remember by heart
-    "--free_bits": 0.2,  # of 16 dimensions: 3 nats at least, that a molecule may cost
+    "--dropout": 0,  # no molecule comes more than three times: there is nothing to memorise
+    "--free_bits": 0.2,  # of 16 dimensions: a molecule may cost at least 3 nats
     "--limit_val_batches": 0.2,  # some 2,000 molecules
 }
 SAMPLES = 10_000
@@ -36,12 +35,12 @@ def main() -> None:
     say("1. Published strings into Parquet, and a tokenizer learnt from them.")
     counts = make_parquet(options.downloads, data, options.limit)
     print(f"{data}: " + ", ".join(f"{count:,} {split}" for split, count in counts.items()), flush=True)
-    print(f"{tokenizer}: {make_tokenizer(data, tokenizer):.1f} tokens a molecule; all of them come back as they were")
+    print(f"{tokenizer}: {make_tokenizer(data, tokenizer):.1f} tokens per molecule; all are decoded to the same string")
 
     say("2. Train.")
     run("train_optimized.py", *train_words(folder, options.max_steps, options.max_time))
 
-    say("3. Molecules that nobody wrote down: samples from the prior.")
+    say("3. New molecules: samples from the prior.")
     samples, picture = folder / "samples.parquet", folder / "samples.png"
     run("seqvae sample", model, "--count", SAMPLES, "--output", samples)
     print("\n".join([*judge(samples, data, picture).lines(), latent_line(model)]))

@@ -1,4 +1,4 @@
-"""Somebody's own model in the same pipeline: data, batches, objective, monitors, checkpoints and resume stay as they are.
+"""A model of your own in the same pipeline: data, batches, objective, monitors, checkpoints and resume stay as they are.
 
 python -m examples.own_model                        # demo data
 python -m examples.own_model --data_dir my_data     # tokens or text, with the flags of the training commands

@@ -1,7 +1,7 @@
-"""Somebody's own VAE: any `nn.Module` that turns one of our batches (`seqvae/data/batch.py`) into a `VAEOutput`.
+"""A VAE of your own: any `nn.Module` that turns one of our batches (`seqvae/data/batch.py`) into a `VAEOutput`.
 
 This one is for tokens: a bag of words for an encoder, a GRU for a decoder. Only `forward` is compulsory; with `encode` and
-`nll_given_z` the monitor can also ask whether the decoder listens to z.
+`nll_given_z` the monitor can also measure whether the decoder uses z.
 
 Shapes: B sequences, T steps, S = T + 1 with the end mark, W width, Z latent dimensions, V vocabulary and end mark.
 """
@@ -15,7 +15,7 @@ from seqvae.models.vae import Posterior, VAEOutput, draw
 
 
 class BagToGRU(nn.Module):
-    """What words a sequence holds, but not their order, goes through z."""
+    """A VAE whose z carries the words of a sequence, but not their order."""
 
     def __init__(self, vocabulary_size: int, width: int = 64, latent_size: int = 8) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class BagToGRU(nn.Module):
         return Posterior(mean_BZ, logvar_BZ.clamp(-10, 10), batch.lengths_B > 0)
 
     def nll_given_z(self, batch: TokenBatch, z: Tensor) -> Tensor:
-        """-log p(x | z) of each sequence: teacher forcing, the end mark predicted as well."""
+        """Return -log p(x | z) of each sequence: teacher forcing, the end mark predicted as well."""
         steps_S = torch.arange(batch.tokens_BT.shape[1] + 1, device=z.device)
         targets_BS = F.pad(batch.tokens_BT, (0, 1)).masked_fill(steps_S == batch.lengths_B[:, None], self.end)
         before_BS = F.pad(batch.tokens_BT, (1, 0), value=self.end)

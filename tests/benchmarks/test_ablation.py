@@ -1,4 +1,4 @@
-"""The ablation compares what it says: its ladder ends in the command's recipe, and slower loading makes the same batches."""
+"""The ablation: its ladder ends in the command's recipe, and slower loading makes the same batches."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from benchmarks.speed import ablation
-from benchmarks.speed.ablation_loading import Fetched, Source, write_source
-from benchmarks.speed.ablation_measures import MAIN, MEASURES, Goal, Variant, ladder, plain_variant, without
-from benchmarks.speed.ablation_turns import (
+from benchmarks.speed.ablation import (
     Measured,
     Timed,
     Turns,
@@ -20,6 +18,8 @@ from benchmarks.speed.ablation_turns import (
     validation_sample,
     validation_seconds,
 )
+from benchmarks.speed.ablation_loading import Fetched, Source, write_source
+from benchmarks.speed.ablation_measures import MAIN, MEASURES, Goal, Variant, ladder, plain_variant, without
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.data import CacheSettings, LengthSettings, LoadingSettings, SourceSettings
 from seqvae.config.run import MonitoringSettings, ValidationSettings
@@ -53,7 +53,7 @@ def test_every_measure_changes_something():
 def test_what_a_later_measure_supersedes_makes_no_difference_to_the_whole():
     whole = ladder(PLAIN, MEASURES, GOAL)[-1]
     superseded = [measure.name for measure in MEASURES if without(PLAIN, MEASURES, GOAL, measure) == whole]
-    assert superseded == ["4 sequences a batch, not 1", "8 worker processes, not 2"]
+    assert superseded == ["4 sequences per batch, not 1", "8 worker processes, not 2"]
 
 
 def test_the_short_form_knows_its_measures():
@@ -76,7 +76,7 @@ def opened(path: Path, cap: int) -> SequenceData:
 
 @pytest.mark.parametrize("normalise", [False, True])
 @pytest.mark.parametrize("from_parquet", [False, True])
-def test_a_batch_is_the_same_however_it_is_come_by(cache, from_parquet, normalise):
+def test_a_batch_is_the_same_whatever_it_is_fetched_from(cache, from_parquet, normalise):
     data = opened(cache, 12)
     train, has_values = data.splits["train"], data.description.kind != "tokens"
     slow = Fetched(train, data.description, Source(cache / "source", from_parquet, has_values and normalise))
@@ -123,7 +123,7 @@ def test_a_validation_is_timed_on_a_known_share_of_the_tokens(tmp_path):
         (LoadingSettings(), 1, 2.0, 0),
     ],
 )
-def test_what_was_made_ready_in_others_turns_is_used_up_first(loading, accumulate, step_seconds, expected):
+def test_batches_prepared_during_the_turns_of_others_are_used_up_first(loading, accumulate, step_seconds, expected):
     optimizer = OptimizerSettings(gradient_accumulation_steps=accumulate)
     assert lead_steps(TrainingSettings(loading=loading, optimizer=optimizer), step_seconds) == expected
 
@@ -132,15 +132,15 @@ def test_rows_say_what_adding_and_removing_a_measure_did():
     rungs = ladder(PLAIN, MEASURES, GOAL)
     lacking = [without(PLAIN, MEASURES, GOAL, measure) for measure in MEASURES]
     reference = Variant(ReferenceSettings(), closest_watch=True, from_parquet=False, normalise=False)
-    question = ablation.Question(PLAIN, MEASURES, rungs[1:], lacking, None, reference)
+    comparison = ablation.Comparison(PLAIN, MEASURES, rungs[1:], lacking, None, reference)
     rates = {variant: 100.0 * 2**number for number, variant in enumerate(rungs)}
-    measured = {variant: Measured(rates.get(variant, 50.0), "1.00-1.00", 1.0) for variant in question.variants}
-    rows = ablation.rows_of(question, measured)
+    measured = {variant: Measured(rates.get(variant, 50.0), "1.00-1.00", 1.0) for variant in comparison.variants}
+    rows = ablation.rows_of(comparison, measured)
     by_name = {row["measure"]: row for row in rows}
     assert [row["measure"] for row in rows[1:-2]] == [f"+ {name}" for name in NAMES]
     assert {row["gain by adding"] for row in rows[1:-2]} == {2.0}
     assert by_name["+ fused AdamW"]["lost by removing"] == round(rates[rungs[-1]] / 50, 2)
-    assert by_name["+ 4 sequences a batch, not 1"]["lost by removing"] == ablation.NOT_APPLICABLE
+    assert by_name["+ 4 sequences per batch, not 1"]["lost by removing"] == ablation.NOT_APPLICABLE
 
 
 def test_real_runs_take_turns_with_the_one_that_is_in_all_groups(tmp_path):
@@ -151,16 +151,16 @@ def test_real_runs_take_turns_with_the_one_that_is_in_all_groups(tmp_path):
         parse_command_line(schema, words, prog="test", description="")
         for schema in (ReferenceSettings, OptimizedSettings)
     )
-    question = ablation.question_of(reference, recommended, tmp_path / "source", short=False)
-    turns = Turns(rounds=1, seconds=0.0, warm_up_seconds=0.0, together=1)
-    measured = measure_variants([question.plain], question.recommended, tmp_path / "source", turns)
-    assert measured.keys() == {question.plain, question.recommended}
+    comparison = ablation.prepare(reference, recommended, tmp_path / "source", short=False)
+    turns = Turns(rounds=1, seconds=0.0, warm_up_seconds=0.0, group_size=1)
+    measured = measure_variants([comparison.plain], comparison.recommended, tmp_path / "source", turns)
+    assert measured.keys() == {comparison.plain, comparison.recommended}
     assert all(one.rate > 0 and one.peak_gib > 0 for one in measured.values())
 
 
 @pytest.mark.slow
 def test_the_short_form_measures_each_of_its_measures():
-    turns = Turns(rounds=1, seconds=0.0, warm_up_seconds=0.0, together=8)
+    turns = Turns(rounds=1, seconds=0.0, warm_up_seconds=0.0, group_size=8)
     report = ablation.run(["tokens"], TINY, turns, short=True, sequences=100)
     names = [row["measure"] for row in report["tokens"]]
     assert names[1:-2] == [f"+ {name}" for name in MAIN]

@@ -1,4 +1,4 @@
-"""The benchmark of damaged data: its cases are the same for the same seed, they come to a right end, and a wrong end is seen."""
+"""The benchmark of damaged data: the same seed gives the same cases, they end as they must, and a wrong end is seen."""
 
 import hashlib
 import json
@@ -11,12 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.reliability import bad_input_workers, bad_inputs
-from benchmarks.reliability.bad_input_cases import DAMAGES, ROUND, VARIED, in_turn, make_case
-from benchmarks.reliability.bad_input_checks import Ended, check_end, compare_cache
-from benchmarks.reliability.bad_input_data import FORMS, File, as_it_is, make_files
-from benchmarks.reliability.bad_input_runs import FAILED, Outcome, run_case
-from benchmarks.reliability.bad_input_workers import Worker
+from benchmarks.reliability import bad_input_runs, bad_inputs
+from benchmarks.reliability.bad_input_cases import DAMAGES, ROUND, VARIED, make_case, variant_of_turn
+from benchmarks.reliability.bad_input_data import FORMS, File, make_files, unchanged
+from benchmarks.reliability.bad_input_runs import FAILED, Ended, Outcome, Worker, check_end, compare_cache, run_case
 from seqvae.config.data import CacheSettings, SourceSettings
 from seqvae.data.cache import prepare_cache
 from tests.support.parquet_files import write
@@ -46,13 +44,13 @@ def test_a_case_is_the_same_for_the_same_seed_and_another_for_another(tmp_path, 
 def test_a_round_has_every_family_and_eight_rounds_have_every_form():
     assert set(ROUND) == {*DAMAGES, *VARIED}
     for family in VARIED:
-        assert {in_turn(family, 0, turn)[0] for turn in range(200)} == set(FORMS)
+        assert {variant_of_turn(family, 0, turn)[0] for turn in range(200)} == set(FORMS)
 
 
 @pytest.mark.parametrize("family", VARIED)
 def test_no_variant_comes_twice_before_all_have_come(family):
     number = sum(len(VARIED[family](form)) for form in FORMS)
-    drawn = [in_turn(family, 3, turn) for turn in range(number)]
+    drawn = [variant_of_turn(family, 3, turn) for turn in range(number)]
     assert len({(form, variant.what) for form, variant in drawn}) == number
 
 
@@ -63,7 +61,7 @@ def test_a_dozen_cases_come_to_a_right_end(tmp_path, number):
 
 @pytest.mark.slow
 def test_sixty_cases_of_another_seed_come_to_a_right_end():
-    outcomes = list(bad_input_workers.run_in_workers(7, range(64), workers=1, limit=120))
+    outcomes = list(bad_input_runs.run_in_workers(7, range(64), workers=1, limit=120))
     assert {one.number: one.wrong for one in outcomes if one.wrong} == {}
     assert sorted(one.number for one in outcomes) == list(range(64))
 
@@ -73,7 +71,7 @@ def test_a_clear_refusal_is_a_right_end():
 
 
 @pytest.mark.parametrize(
-    ("ended", "said"),
+    ("ended", "expected"),
     [
         (
             REFUSAL._replace(err="Traceback (most recent call last):\nKeyError: 'x'\n", code=1),
@@ -94,9 +92,9 @@ def test_a_clear_refusal_is_a_right_end():
         (REFUSAL._replace(prints_reasons=True), "messages on stderr where one should stand"),
     ],
 )
-def test_a_wrong_end_is_seen(ended, said):
+def test_a_wrong_end_is_seen(ended, expected):
     wrong = check_end(ended, ["/d"])
-    assert len([one for one in wrong if said in one]) == 1, wrong
+    assert len([one for one in wrong if expected in one]) == 1, wrong
 
 
 def built(directory: Path, form: str, files: Sequence[File]) -> Path:
@@ -112,13 +110,13 @@ def test_a_cache_of_whole_files_holds_what_they_mean_and_any_changed_value_is_se
     cache = built(tmp_path / "d", form, files)
     assert compare_cache(cache, files, "", tmp_path / "d") == ([], 0)
     first = files[0].meant[0]
-    files[0].meant[0] = as_it_is(first.id, changed(form, first.value))
+    files[0].meant[0] = unchanged(first.id, changed(form, first.value))
     wrong = compare_cache(cache, files, "", tmp_path / "d").wrong
     assert any(f"{first.id!r} is " in one and "not what its file meant" in one for one in wrong), wrong
 
 
 def changed(form: str, value: list) -> list | str:
-    """The smallest change of one number, or of one letter."""
+    """Return the value with the smallest change of one number, or of one letter."""
     if form == "tokens":
         return [*value[:-1], value[-1] + 1]
     if form == "text":
@@ -133,21 +131,21 @@ def test_a_time_that_moved_is_seen(tmp_path):
     files = make_files("events", np.random.default_rng(0))
     cache = built(tmp_path / "d", "events", files)
     first = files[0].meant[0]
-    files[0].meant[0] = as_it_is(first.id, [*first.value[:-1], (first.value[-1][0] + 1, first.value[-1][1])])
+    files[0].meant[0] = unchanged(first.id, [*first.value[:-1], (first.value[-1][0] + 1, first.value[-1][1])])
     assert compare_cache(cache, files, "", tmp_path / "d").wrong
 
 
-def test_a_sequence_that_is_missing_without_a_word_is_seen(tmp_path):
+def test_a_missing_sequence_that_no_note_counts_is_seen(tmp_path):
     files = make_files("tokens", np.random.default_rng(0))
     cache = built(tmp_path / "d", "tokens", files)
-    files[0].meant.append(as_it_is(999, [1, 2]))
+    files[0].meant.append(unchanged(999, [1, 2]))
     assert compare_cache(cache, files, "", tmp_path / "d").wrong == [
-        "1 sequences are not in the cache, but 0 are said to be left out"
+        "1 sequences are not in the cache, but 0 are reported as left out"
     ]
 
 
-class Unwell(BaseProcess):
-    """Stands in for a process that was given a case and never answers."""
+class HungProcess(BaseProcess):
+    """A process that has a case and never answers."""
 
     killed = False
     exitcode = -11
@@ -159,22 +157,22 @@ class Unwell(BaseProcess):
         pass
 
 
-@pytest.mark.parametrize(("dies", "said"), [(False, "the process hung for 0.2 s"), (True, "the process died with -11")])
-def test_a_case_that_hangs_or_kills_its_process_fails_and_the_next_one_runs(monkeypatch, dies, said):
+@pytest.mark.parametrize(("dies", "why"), [(False, "the process hung for 0.2 s"), (True, "the process died with -11")])
+def test_a_case_that_hangs_or_kills_its_process_fails_and_the_next_one_runs(monkeypatch, dies, why):
     processes, other_ends = [], []
 
     def start(seed: int, number: int) -> Worker:
         ours, theirs = multiprocessing.Pipe()
-        processes.append(Unwell())
+        processes.append(HungProcess())
         if dies:
             theirs.close()
         other_ends.append(theirs)
         return Worker(processes[-1], ours, number, time.monotonic())
 
-    monkeypatch.setattr(bad_input_workers, "_start", start)
-    outcomes = list(bad_input_workers.run_in_workers(0, [1, 2, 3], workers=1, limit=0.2))
+    monkeypatch.setattr(bad_input_runs, "start_worker", start)
+    outcomes = list(bad_input_runs.run_in_workers(0, [1, 2, 3], workers=1, limit=0.2))
     assert [(one.number, one.ends, one.wrong) for one in outcomes] == [
-        (number, {"refuse": FAILED}, [said]) for number in (1, 2, 3)
+        (number, {"refuse": FAILED}, [why]) for number in (1, 2, 3)
     ]
     assert [one.killed for one in processes] == [True] * 3
 
@@ -183,8 +181,8 @@ def test_failures_are_listed_with_the_command_that_repeats_them_and_counted_in_t
     good = Outcome(3, "values", "tokens", "null", {"refuse": "exit 3"}, [])
     bad = Outcome(4, "names", "text", "\x1b", {"refuse": FAILED}, ["refuse: a traceback"])
     bad_inputs.report([good, bad], 0, [], seed=5, seconds=1.0)
-    said = capsys.readouterr().out
-    assert "again: python -m benchmarks.reliability.bad_inputs --seed 5 --only 4" in said
-    assert "\x1b" not in said
-    last = json.loads(said.splitlines()[-1])
+    printed = capsys.readouterr().out
+    assert "again: python -m benchmarks.reliability.bad_inputs --seed 5 --only 4" in printed
+    assert "\x1b" not in printed
+    last = json.loads(printed.splitlines()[-1])
     assert (last["failed"], last["failed_cases"], last["total"]["exit 3"]) == (1, [4], 1)

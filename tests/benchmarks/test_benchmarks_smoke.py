@@ -1,4 +1,4 @@
-"""The benchmarks run from end to end on next to nothing; what they measure in earnest is not for a test.
+"""The benchmarks run from end to end on next to nothing, which says nothing of what they measure.
 
 Shapes: V variables.
 """
@@ -60,19 +60,19 @@ def test_results_trains_measures_and_compares(demo: Path, capsys: pytest.Capture
     options = results.Options("demo", evaluate=None, without_latent=True, samples=3, sequences=4)
     report = results.run(tiny_settings(demo), options)
     found = figures(json.loads(json.dumps(report)))
-    difference = found["IW-NLL (3 samples), nats a sequence"] - found["NLL of the decoder without a latent"]
+    difference = found["IW-NLL (3 samples), nats per sequence"] - found["NLL of the decoder without a latent"]
     assert found["IW-NLL minus that"] == pytest.approx(difference, abs=1e-3)
-    assert found["true entropy, nats a symbol"] < found["unigram entropy, nats a symbol"]
+    assert found["true entropy, nats per symbol"] < found["unigram entropy, nats per symbol"]
     assert "share of the gap closed, %" in capsys.readouterr().out
     (likelihood,), (latent,), (truth,) = report["likelihood"], report["latent"], report["truth"]
     assert likelihood["training"].endswith("passes: 1")
-    assert likelihood["IW-NLL a sequence"].startswith(f"{found['IW-NLL (3 samples), nats a sequence']:.1f}"[:-1])
+    assert likelihood["IW-NLL per sequence"].startswith(f"{found['IW-NLL (3 samples), nats per sequence']:.1f}"[:-1])
     assert likelihood["difference"][0] in "+-"
     assert latent["active units"].endswith(" of 2")
-    assert float(truth["true entropy"]) == pytest.approx(found["true entropy, nats a symbol"], abs=1e-4)
+    assert float(truth["true entropy"]) == pytest.approx(found["true entropy, nats per symbol"], abs=1e-4)
 
 
-def test_all_data_sets_of_results_are_measured_where_it_is_asked_for():
+def test_the_runner_measures_all_data_sets_of_results():
     assert set(DATA_SETS) == {results.DEMO, *results.REAL}
 
 
@@ -85,7 +85,7 @@ def test_results_of_a_checkpoint_are_those_of_its_run(demo: Path):
     assert again["training_seconds"] is None
 
 
-def test_without_its_latent_a_decoder_is_told_nothing_of_the_sequence():
+def test_a_decoder_without_its_latent_sees_z_of_0():
     torch.manual_seed(0)
     settings = ModelSettings(width=16, depth=1, heads=2, latent_size=2)
     vae = SequenceVAE(DataDescription(kind="tokens", vocabulary_size=5), settings).eval()

@@ -1,4 +1,4 @@
-"""docs/every_flag.md says what the parsers say."""
+"""docs/every_flag.md equals what the parsers hold."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,8 +48,8 @@ def rows(*schemas: type) -> list[str]:
     return [line for line in made.splitlines() if line.startswith(("| `--size`", "| `--is_round`"))]
 
 
-def test_the_page_is_what_the_parsers_make_of_it():
-    assert PAGE.read_text(encoding="utf-8") == page(COMMANDS), "python -m benchmarks.flag_page writes it anew"
+def test_the_page_equals_what_is_made_from_the_parsers():
+    assert PAGE.read_text(encoding="utf-8") == page(COMMANDS), "write it with python -m benchmarks.flag_page"
 
 
 def test_every_command_is_on_the_page():

@@ -1,8 +1,7 @@
-"""Watching waits for no device but at a reading, and its benchmark runs from end to end on next to nothing.
+"""A monitor waits for the device at readings alone, and its benchmark runs from end to end on next to nothing.
 
-The device here is torch's meta device, whose tensors have shapes and no values: whoever asks for one, or for a shape that
-depends on one, fails, as `.item()`, `if tensor:`, `.nonzero()` and indexing with a mask do. Nothing but `.cpu()` gets values,
-and is counted.
+The device here is torch's meta device, whose tensors have shapes and no values: what needs a value, or a shape that depends on
+one, fails, as `.item()`, `if tensor:`, `.nonzero()` and indexing with a mask do. Only `.cpu()` returns values, and is counted.
 """
 
 import json
@@ -15,9 +14,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.detection import monitor_cost
-from seqvae.data.demo.write import write_demo
+from seqvae.data.demo.demo import write_demo
 from seqvae.monitors import PosteriorMetricsMonitor, StepOutputs, callback, read_readings
-from seqvae.monitors.contract import step_outputs_of
+from seqvae.monitors.contract import from_training_step
 from seqvae.monitors.window import take_reading
 from tests.benchmarks.test_benchmarks_smoke import tiny_settings
 from tests.support.tiny_vaes import Batches, TinyVAE, make_batches, make_trainer
@@ -30,10 +29,10 @@ class OnADeviceWithoutValues(TinyVAE):
     """Trains on the CPU, and tells its posteriors from elsewhere."""
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Any:
-        told = super().training_step(batch, batch_idx)
-        elsewhere = {name: told[name].to("meta") for name in ("posterior_mean", "posterior_logvar", "nll")}
+        outputs = super().training_step(batch, batch_idx)
+        elsewhere = {name: outputs[name].to("meta") for name in ("posterior_mean", "posterior_logvar", "nll")}
         mask = torch.ones(len(batch), dtype=torch.bool, device="meta")
-        return told | elsewhere | {"posterior_mask": mask, "kl_weight": torch.ones((), device="meta")}
+        return outputs | elsewhere | {"posterior_mask": mask, "kl_weight": torch.ones((), device="meta")}
 
 
 @pytest.fixture
@@ -105,9 +104,9 @@ def ask_for_a_copy(mean: Tensor) -> object:
 )
 def test_a_hidden_wait_in_a_step_would_be_found(tmp_path, transfers, ask: Callable[[Tensor], object]):
     def hidden(module: object, outputs: object, batch: object) -> StepOutputs:
-        told = step_outputs_of(module, outputs, batch)
-        ask(told.posterior_mean)
-        return told
+        found = from_training_step(module, outputs, batch)
+        ask(found.posterior_mean)
+        return found
 
     with pytest.raises((RuntimeError, TypeError), match="meta"):
         train(tmp_path, steps=100, read_outputs=hidden)
@@ -130,7 +129,7 @@ def test_the_benchmark_times_each_way_to_watch(tmp_path: Path, mode: str):
     (row,) = report["rows"]
     assert row["mode"] == mode
     assert row["readings"] == 8  # of a run so short, each step
-    assert row["probes"] > 0 or mode == "fast"  # where it is asked on suspicion alone
+    assert row["probes"] > 0 or mode == "fast"  # where only suspicion requests it
     assert 0 < row["hooks s"] < row["training s"]
     assert row["push, us"] > 0
 

@@ -7,11 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.generated import write_token_lists
-from benchmarks.speed import scaling_report
+from benchmarks.measure import write_token_lists
+from benchmarks.speed import scaling
+from benchmarks.speed.scaling import (
+    Shape,
+    chosen_batches,
+    prepare_folder,
+    random_batch,
+    start_again,
+    sweeps,
+    token_training,
+)
 from benchmarks.speed.scaling_laws import Curve, Panel, draw_panels, fit_power_law
-from benchmarks.speed.scaling_sequences import cache_of, chosen_batches, start_again
-from benchmarks.speed.scaling_steps import Shape, random_batch, sweeps, token_training
 from seqvae.config.data import CacheSettings, SourceSettings
 from seqvae.config.model import ModelSettings
 from seqvae.data.batching import Limits, cut_batches, padding_efficiency, plan_epoch
@@ -27,18 +34,18 @@ SIZES = (10, 100, 1000, 10_000)
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     write_token_lists(tmp_path / "data" / "all.parquet", 200)
-    cache_of(tmp_path)
+    prepare_folder(tmp_path)
     return tmp_path
 
 
 @pytest.mark.parametrize(("factor", "exponent"), [(3e-6, 1.0), (0.5, 2.0), (7.0, 0.0), (40.0, -0.5)])
-def test_a_power_law_is_found_again(factor: float, exponent: float):
+def test_a_power_law_is_recovered(factor: float, exponent: float):
     law = fit_power_law(SIZES, [factor * size**exponent for size in SIZES])
     assert law.factor == pytest.approx(factor)
     assert law.exponent == pytest.approx(exponent, abs=1e-12)
 
 
-def test_of_a_cost_that_begins_flat_the_end_tells_how_it_grows():
+def test_the_exponent_at_the_end_is_that_of_a_cost_that_begins_flat():
     curve = Curve("start", SIZES, [[1 + 0.01 * size] for size in SIZES])
     assert curve.law.exponent < 0.7
     assert curve.end == pytest.approx(np.log10(101 / 11))
@@ -50,19 +57,19 @@ def test_the_exponent_is_that_of_the_medians():
 
 
 @pytest.mark.parametrize(("sizes", "costs"), [([10], [1.0]), ([10, 100], [1.0, 0.0])])
-def test_what_has_no_logarithm_or_no_slope_is_refused(sizes: list[float], costs: list[float]):
+def test_costs_without_logarithm_or_slope_are_refused(sizes: list[float], costs: list[float]):
     with pytest.raises(ValueError, match="two sizes or more"):
         fit_power_law(sizes, costs)
 
 
-def test_a_picture_of_costs_over_many_powers_and_over_less_than_one(tmp_path: Path):
+def test_a_picture_is_drawn_of_costs_over_many_powers_of_ten_and_over_less_than_one(tmp_path: Path):
     far = Curve("far", SIZES, [[size * 0.9, size, size * 1.2] for size in SIZES])
     near = Curve("near", SIZES, [[5.0], [5.1], [5.2], [5.3]])
-    draw_panels(tmp_path / "new" / "x.png", "Title", "note", [Panel("x", "s", [far, near]), Panel("x", "s", [near])])
+    draw_panels(tmp_path / "new" / "x.png", "Title", [Panel("x", "s", [far, near]), Panel("x", "s", [near])])
     assert (tmp_path / "new" / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_in_each_sweep_one_number_grows_and_the_others_stay():
+def test_each_sweep_varies_one_number_alone():
     for sweep in sweeps(short=True, base=TINY_SHAPE):
         varied = [name for name in Shape._fields if len({getattr(shape, name) for shape in sweep.shapes}) > 1]
         assert len(varied) == 1
@@ -91,7 +98,7 @@ def test_the_same_batches_are_timed_in_each_round(folder: Path):
     assert len(rounds[0]) == 4
 
 
-def test_a_start_says_when_the_first_batch_came_and_where_the_time_went(folder: Path):
+def test_a_start_reports_when_the_first_batch_came_and_the_time_of_its_stages(folder: Path):
     start = start_again(folder, "batch", TINY_WORDS)
     assert 0 < sum(start["stages"].values()) < start["first_batch_seconds"]
     assert all(seconds > 0 for seconds in start["stages"].values())
@@ -100,10 +107,10 @@ def test_a_start_says_when_the_first_batch_came_and_where_the_time_went(folder: 
 
 
 def test_everything_is_reported_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    asked = []
+    started = []
 
     def start(folder: Path, until: str, words: Any) -> dict[str, Any]:
-        asked.append((int(folder.name), until))
+        started.append((int(folder.name), until))
         step = {"first_step_mb": 30.0} if until == "step" else {}
         stages = {"open": 0.1, "plan": 0.2}
         return {"imported_mb": 10.0, "first_batch_mb": 20.0, "first_batch_seconds": 1.0, "stages": stages} | {
@@ -111,12 +118,12 @@ def test_everything_is_reported_and_drawn(tmp_path: Path, monkeypatch: pytest.Mo
             **step,
         }
 
-    monkeypatch.setattr("benchmarks.speed.scaling_sequences.start_again", start)
+    monkeypatch.setattr("benchmarks.speed.scaling.start_again", start)
     steps = [
         sweep._replace(shapes=sweep.shapes[:2], sizes=sweep.sizes[:2]) for sweep in sweeps(short=True, base=TINY_SHAPE)
     ]
-    report = json.loads(json.dumps(scaling_report.run(tmp_path, (100, 200), steps, TINY, rounds=2)))
-    assert asked == [(100, "step"), (200, "step"), (100, "batch"), (200, "batch")]
+    report = json.loads(json.dumps(scaling.run(tmp_path, (100, 200), steps, TINY, rounds=2)))
+    assert started == [(100, "step"), (200, "step"), (100, "batch"), (200, "batch")]
     assert [row["sequences"] for row in report["sequences"]] == [100, 200]
     assert report["sequences"][0]["start"]["at the first step, once"] == 30
     assert {path.name for path in tmp_path.iterdir()} == {
@@ -124,7 +131,7 @@ def test_everything_is_reported_and_drawn(tmp_path: Path, monkeypatch: pytest.Mo
     }
     exponents = {row["cost"]: row["exponent"] for row in report["exponents"]}
     assert exponents["second start to the first batch"] == 0.0
-    assert exponents["batch: a step"] == pytest.approx(1 + exponents["batch: a token"], abs=0.02)
+    assert exponents["batch: step"] == pytest.approx(1 + exponents["batch: token"], abs=0.02)
 
 
 def test_header_and_loader_share_the_plan_of_the_first_epoch(folder: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,4 +1,4 @@
-"""time_to_quality: what its curves say, that both sides measure the same thing, and that it runs on next to nothing."""
+"""time_to_quality: what its curves mean, that both sides measure the same thing, and that it runs on next to nothing."""
 
 import json
 import math
@@ -8,24 +8,36 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.speed import quality_moses, time_to_quality
-from benchmarks.speed.quality_contest import (
-    LOOKS,
+from benchmarks.speed import time_to_quality
+from benchmarks.speed.quality_trainees import (
+    WHEEL,
     Candidate,
-    Point,
+    Molecules,
+    Moses,
+    MosesMissing,
+    MosesTrainee,
+    Portion,
     Stretch,
+    find_wheel,
+    hugging_face,
+    load_moses,
+    moses_elbo_B,
+    padded,
+    write_demo_tokens,
+)
+from benchmarks.speed.time_to_quality import (
+    LOOKS,
+    Contest,
+    Effort,
+    Point,
+    compare,
     race,
+    run_contest,
     seconds_to,
     smoothed,
-    tokens_a_second,
+    tokens_per_second,
     try_all,
-    try_all_against,
 )
-from benchmarks.speed.quality_data import write_demo_tokens
-from benchmarks.speed.quality_hf import hugging_face, padded
-from benchmarks.speed.quality_moses import Molecules, Moses, MosesMissing, MosesTrainee, Portion, elbo_B
-from benchmarks.speed.quality_report import compare
-from benchmarks.speed.time_to_quality import Contest, Effort, run_contest
 
 # Lightning 2.6.6 asks torch 2.13 in a way that torch calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")
@@ -33,8 +45,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")
 TINY = ("--width", "16", "--depth", "1", "--heads", "2", "--latent_size", "2", "--num_workers", "0")
 
 
+EFFORT = Effort(True, turn_seconds=2.0, rounds=3, seeds=1)
+
+
 class ToyTrainee:
-    """Gains `gain` nats and 100 tokens a second."""
+    """A training that gains `gain` nats and 100 tokens per second."""
 
     parameters = 7
 
@@ -62,7 +77,7 @@ def toys(gains: dict[str, float], log: list[str]) -> list[Candidate]:
 
 
 def few_tokens(directory: Path) -> Path:
-    return write_demo_tokens(directory, trained_on=200, validated_on=10, mean_length=5)
+    return write_demo_tokens(directory, train_sequences=200, valid_sequences=10, mean_length=5)
 
 
 def curve(*elbos: float) -> list[Point]:
@@ -72,13 +87,13 @@ def curve(*elbos: float) -> list[Point]:
 def test_an_elbo_is_reached_where_the_curve_first_crosses_it():
     assert seconds_to(curve(-90, -50, -60, -40), -50.0) == 10.0
     assert seconds_to(curve(-90, -50, -60, -40), -45.0) == 27.5
-    assert seconds_to(curve(-90, -50), -40.0) is None
+    assert seconds_to(curve(-90, -50), -40.0) == math.inf
     assert seconds_to(curve(-40, -50), -45.0) == 0.0
 
 
-def test_tokens_a_second_leaves_the_first_turn_out():
+def test_tokens_per_second_leaves_the_first_turn_out():
     slow_turn = [Point(50.0 * k, 10 * k, -9.0) for k in range(LOOKS)]
-    assert tokens_a_second([*slow_turn, Point(200, 40, -8.0), Point(210, 140, -7.0)]) == 10.0
+    assert tokens_per_second([*slow_turn, Point(200, 40, -8.0), Point(210, 140, -7.0)]) == 10.0
 
 
 def test_the_target_is_the_best_of_the_other_side_seed_by_seed():
@@ -89,16 +104,16 @@ def test_the_target_is_the_best_of_the_other_side_seed_by_seed():
     assert found.ratios == [2, 0]
 
 
-def test_of_the_others_the_one_that_comes_to_the_best_elbo_is_taken():
+def test_without_a_target_the_candidate_with_the_best_elbo_comes_first():
     log: list[str] = []
-    trials = try_all(toys({"a": 1, "b": 4, "c": math.nan}, log), turn_seconds=2.0, rounds=3)
+    trials = try_all(toys({"a": 1, "b": 4, "c": math.nan}, log), EFFORT)
     assert [trial.candidate.name for trial in trials] == ["b", "a", "c"]
     assert trials[0].curve[-1] == Point(5.25, 525, -79.0)
     assert log[:12] == ["a1000"] * LOOKS + ["b1000"] * LOOKS + ["c1000"] * LOOKS
 
 
-def test_of_ours_the_one_that_is_at_the_target_soonest_is_taken_and_then_who_comes_closest():
-    trials = try_all_against(toys({"a": 1, "b": 4, "c": 2, "d": 8}, []), -80.0, turn_seconds=2.0, rounds=3)
+def test_with_a_target_the_soonest_candidate_comes_first_and_then_the_closest():
+    trials = try_all(toys({"a": 1, "b": 4, "c": 2, "d": 8}, []), EFFORT, target=-80.0)
     assert [(trial.candidate.name, pytest.approx(trial.seconds)) for trial in trials] == [
         ("d", 2.5),
         ("b", 5.0),
@@ -107,7 +122,7 @@ def test_of_ours_the_one_that_is_at_the_target_soonest_is_taken_and_then_who_com
     ]
 
 
-def test_a_lucky_look_does_not_count_as_there():
+def test_one_lucky_validation_does_not_count():
     assert smoothed(curve(-90, -50, -70), 2) == [Point(5, 500, -70), Point(15, 1500, -60)]
     assert smoothed(curve(-90, -50), 1) == curve(-90, -50)
 
@@ -129,7 +144,7 @@ def test_a_race_goes_round_in_turns_of_equal_time():
     assert parameters == [7, 7]
 
 
-def test_all_are_closed_in_the_end_also_where_one_cannot_begin():
+def test_all_trainings_are_closed_even_if_one_cannot_start():
     log: list[str] = []
     race(toys({"a": 1, "b": 2}, log), [0], turn_seconds=4.0, rounds=2)
     assert log[-2:] == ["b0 closed", "a0 closed"]
@@ -143,11 +158,11 @@ def test_all_are_closed_in_the_end_also_where_one_cannot_begin():
     assert log[-1] == "c0 closed"
 
 
-def test_a_contest_says_how_many_times_as_long_the_other_took(capsys: pytest.CaptureFixture[str]):
+def test_a_contest_reports_how_many_times_as_long_the_other_took(capsys: pytest.CaptureFixture[str]):
     sides = [[candidate] for candidate in toys({"slow": 1, "ours": 5}, [])]
     result = run_contest(Contest("Toys", sides), Effort(False, 4.0, rounds=2, seeds=3))
     assert result["rows"][0]["times as long"] == 4.33  # the first mean of looks stands at 1.5 s
-    assert result["rows"][0]["tokens/s, ours/its"] == 1.0
+    assert result["rows"][0]["tokens/s, ratio"] == 1.0
     assert "times as long" in capsys.readouterr().out
 
 
@@ -156,12 +171,12 @@ def test_a_contest_says_how_many_times_as_long_the_other_took(capsys: pytest.Cap
 
 @pytest.fixture
 def moses() -> Moses:
-    """The wheel itself where it lies already, for nothing is downloaded here."""
-    path = Path(sys.prefix) / quality_moses.WHEEL
+    """Return the package if its wheel is there already; nothing is downloaded here."""
+    path = Path(sys.prefix) / WHEEL
     if not path.exists():
         pytest.skip(f"{path.name} is not there: `python -m benchmarks.speed.time_to_quality --part moses` downloads it")
     try:
-        return quality_moses.load(path)
+        return load_moses(path)
     except MosesMissing as missing:
         pytest.skip(str(missing))
 
@@ -176,7 +191,9 @@ def test_the_elbo_from_moses_logits_is_the_negative_of_its_own_loss(moses: Moses
     kl_mean, nll_mean_of_symbols = model(texts)
     torch.manual_seed(5)
     symbols = 5 + 3 + 2  # with end marks
-    assert elbo_B(model, texts).mean().item() == pytest.approx(-(kl_mean + nll_mean_of_symbols * symbols / 3).item())
+    assert moses_elbo_B(model, texts).mean().item() == pytest.approx(
+        -(kl_mean + nll_mean_of_symbols * symbols / 3).item()
+    )
 
 
 def test_moses_weighs_a_nat_of_kl_like_a_nat_of_nll(moses: Moses):
@@ -201,9 +218,9 @@ def test_a_portion_gives_one_batch_at_least_and_counts_characters_alone():
 
 
 def test_a_wheel_that_is_not_the_published_one_is_refused(tmp_path: Path):
-    (tmp_path / quality_moses.WHEEL).write_bytes(b"something else")
+    (tmp_path / WHEEL).write_bytes(b"something else")
     with pytest.raises(MosesMissing, match="not the file that was published"):
-        quality_moses.wheel(tmp_path)
+        find_wheel(tmp_path)
 
 
 # --- Hugging Face -----------------------------------------------------------------------------------------------------

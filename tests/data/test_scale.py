@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from benchmarks.generated import write_token_lists
+from benchmarks.measure import write_token_lists
 from seqvae.data.batching import Limits, cut_batches, plan_epoch
 from seqvae.data.demo.processes import log_normal_lengths
 from tests.support.parquet_files import write

@@ -1,4 +1,4 @@
-"""The guided example: what it reads from a run, what it makes of it, and, slowly, the whole of it as a user types it."""
+"""The guided example: the verdict that it reads, the picture, and, slowly, the whole of it as a user types it."""
 
 import json
 import subprocess
@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.catch_a_collapse.picture import draw
-from examples.catch_a_collapse.verdicts import last_verdict, with_flag
+from examples.catch_a_collapse.results import draw, last_verdict, with_flag
 from seqvae.errors import UsageError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -24,19 +23,19 @@ def make_run(folder: Path, verdict: str, rates: list[float]) -> Path:
         for number, rate in enumerate(rates, start=1)
     ]
     (folder / "posterior.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    said = {"event": "verdict", "evidence": "the rate is gone", "advice": ["--free_bits 0.25 (nats for free)"]}
-    events = [{"step": 0, "event": "started"}, {"step": 6, "verdict": "warming_up", **said}]
-    events += [{"step": 12, "verdict": verdict, **said}, {"step": 18, "event": "finished"}]
+    verdicts = {"event": "verdict", "evidence": "the rate is gone", "advice": ["--free_bits 0.25 (nats for free)"]}
+    events = [{"step": 0, "event": "started"}, {"step": 6, "verdict": "warming_up", **verdicts}]
+    events += [{"step": 12, "verdict": verdict, **verdicts}, {"step": 18, "event": "finished"}]
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     return folder
 
 
 def test_the_last_verdict_is_the_one_in_force(tmp_path):
-    told = last_verdict(make_run(tmp_path / "run", "collapsed", [1.0, 0.1]))
-    assert told == ("collapsed", 12, "the rate is gone", ("--free_bits 0.25 (nats for free)",))
+    found = last_verdict(make_run(tmp_path / "run", "collapsed", [1.0, 0.1]))
+    assert found == ("collapsed", 12, "the rate is gone", ("--free_bits 0.25 (nats for free)",))
 
 
-def test_a_run_that_nobody_watched_has_none(tmp_path):
+def test_a_run_without_monitoring_has_no_verdict(tmp_path):
     with pytest.raises(UsageError, match="holds no verdict"):
         last_verdict(tmp_path)
 
@@ -59,7 +58,7 @@ def test_the_example_catches_the_collapse_and_heals_it(tmp_path):
     command = [sys.executable, "-m", "examples.catch_a_collapse", "--output_dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr
-    assert last_verdict(tmp_path / "first").verdict == "collapsed"
-    assert last_verdict(tmp_path / "second").verdict == "healthy"
+    assert last_verdict(tmp_path / "first").name == "collapsed"
+    assert last_verdict(tmp_path / "second").name == "healthy"
     assert "--free_bits 0.25" in done.stdout
     assert (tmp_path / "collapse_caught.png").exists()

@@ -1,4 +1,4 @@
-"""The example of intensive care: what stands in the published text files comes back from MEDS, value by value."""
+"""The example of intensive care: MEDS holds what the published text files hold, value by value."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,10 +8,8 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from examples.icu_stays.meds import ADMISSION, make_meds, split_of
-from examples.icu_stays.physionet import read_stay
-from examples.icu_stays.pictures import roc_of
-from examples.icu_stays.results import VARIABLES, show_deaths, show_stay
+from examples.icu_stays.data import ADMISSION, make_meds, read_stay, split_of
+from examples.icu_stays.results import VARIABLES, roc_of, show_deaths, show_stay
 from seqvae.errors import DataError
 from tests.support import parquet_files
 
@@ -26,7 +24,7 @@ Rows = Sequence[tuple[float, str, float]]
 
 
 def publish(folder: Path, stays: dict[int, str], deaths: dict[int, int]) -> Path:
-    """Text files as the challenge has them."""
+    """Write text files as the challenge has them."""
     (folder / "set-a").mkdir(parents=True)
     for record, text in stays.items():
         (folder / "set-a" / f"{record}.txt").write_text(HEADING + text)
@@ -41,7 +39,7 @@ def made_up(folder: Path) -> Path:
 
 
 def make(source: Path, folder: Path) -> pd.DataFrame:
-    """All events of the MEDS data set."""
+    """Return all events of the MEDS data set."""
     make_meds(source, folder / "data", folder / "labels.csv")
     return pd.concat(pq.read_table(path).to_pandas() for path in sorted((folder / "data" / "data").glob("*/*.parquet")))
 
@@ -58,10 +56,10 @@ def test_values_and_times_come_back_in_their_order_and_duplicates_stay(tmp_path)
 
 
 def test_what_was_made_is_counted(tmp_path):
-    made = make_meds(made_up(tmp_path / "published"), tmp_path / "data", tmp_path / "labels.csv")
-    assert (made.events, made.unknown, made.deaths) == (40 * 8, 40 * 2, 20)
-    assert sum(made.stays.values()) == 40
-    assert min(made.stays.values()) >= 1
+    counts = make_meds(made_up(tmp_path / "published"), tmp_path / "data", tmp_path / "labels.csv")
+    assert (counts.events, counts.unknown, counts.deaths) == (40 * 8, 40 * 2, 20)
+    assert sum(counts.stays.values()) == 40
+    assert min(counts.stays.values()) >= 1
 
 
 def test_it_is_read_as_meds_with_its_splits_and_labels(tmp_path, load):
@@ -103,7 +101,7 @@ def test_missing_files_are_named(tmp_path):
     with pytest.raises(DataError, match="stay 7 has no outcome"):
         make(source, tmp_path / "out")
     (source / "Outcomes-a.txt").unlink()
-    with pytest.raises(DataError, match=r"Outcomes-a\.txt is not there"):
+    with pytest.raises(DataError, match=r"Outcomes-a\.txt is missing"):
         make(source, tmp_path / "out")
 
 
@@ -126,8 +124,8 @@ def test_real_stays_come_back(tmp_path, real_data):
     assert events["code"].tolist() == known["variable"].tolist()
     assert events["numeric_value"].tolist() == known["value"].tolist()
     assert minutes.tolist() == known["minute"].tolist()
-    told = pd.read_csv(tmp_path / "labels.csv", index_col="subject_id")["in_hospital_mortality"]
-    assert told.to_dict() == {record: int(outcomes[record]) for record in stays}
+    labels = pd.read_csv(tmp_path / "labels.csv", index_col="subject_id")["in_hospital_mortality"]
+    assert labels.to_dict() == {record: int(outcomes[record]) for record in stays}
 
 
 def test_the_area_under_the_curve_counts_pairs():
@@ -140,8 +138,8 @@ def test_the_area_under_the_curve_counts_pairs():
     assert (curve.false_positive_rate_P[-1], curve.true_positive_rate_P[-1]) == (1, 1)
 
 
-def test_deaths_are_told_from_latents_of_the_stays_that_were_held_out(tmp_path):
-    """The latent that says it stands in both splits; the outlier score says the opposite."""
+def test_deaths_are_predicted_from_latents_of_the_held_out_stays(tmp_path):
+    """One latent dimension predicts deaths in both splits; the outlier score predicts the opposite."""
     rng = np.random.default_rng(0)
     records = np.arange(100)
     died = records % 2

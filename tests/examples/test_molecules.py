@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from examples.molecules import chemistry, data, results, tokens
+from examples.molecules import data, results
 from seqvae.errors import DataError, UsageError
 from tests.support.parquet_files import write
 
@@ -56,7 +56,7 @@ def test_another_heading_is_refused(tmp_path, monkeypatch):
 
 def test_samples_are_counted_as_molecules_not_as_strings():
     pytest.importorskip("rdkit", exc_type=ImportError)
-    counted = chemistry.quality(["CCO", "OCC", "CCN", "C1CC", "", "c1ccccc1"], trained_on={"CCN"})
+    counted = results.quality(["CCO", "OCC", "CCN", "C1CC", "", "c1ccccc1"], trained_on={"CCN"})
     assert counted == (6, 4, 3, 2)
     assert counted.lines()[0] == "valid   4 of 6: 66.7%"
 
@@ -65,9 +65,9 @@ def test_the_picture_has_a_place_for_each_string(tmp_path):
     pytest.importorskip("rdkit", exc_type=ImportError)
     from PIL import Image
 
-    chemistry.draw_molecules(tmp_path / "grid.png", ["CCO", "C1CC", "c1ccccc1"], ["", "", "benzene"], columns=2)
+    results.draw_molecules(tmp_path / "grid.png", ["CCO", "C1CC", "c1ccccc1"], ["", "", "benzene"], columns=2)
     with Image.open(tmp_path / "grid.png") as picture:
-        assert picture.size == (2 * chemistry.CELL, 2 * chemistry.CELL)
+        assert picture.size == (2 * results.CELL, 2 * results.CELL)
 
 
 def test_samples_and_a_way_are_judged_and_drawn_from_what_the_commands_write(tmp_path):
@@ -83,7 +83,7 @@ def test_samples_and_a_way_are_judged_and_drawn_from_what_the_commands_write(tmp
     assert (tmp_path / "way.png").exists()
 
 
-def test_validity_is_told_with_what_the_latent_carried(tmp_path):
+def test_validity_is_reported_beside_what_the_latent_carries(tmp_path):
     reading = {"posteriors": 64, "kl_per_dim": [3.5], "active_units": 1, "mutual_information_cap": 4.2}
     rest = {"effective_dimensions": 1.0, "kl_weight": 1.0, "nll": 20.0, "verdict": "healthy", "epoch": 0}
     rows = [
@@ -102,24 +102,24 @@ def test_rings_become_tokens_and_every_molecule_comes_back(tmp_path):
     rings = [f"C{'C' * (n % 5)}c1ccccc1{'N' * (n % 3)}" for n in range(200)]
     for split, smiles in {"train": [*rings, "[Br]"], "valid": rings[:2], "test": ["BrCc1ccccc1"]}.items():
         write(tmp_path / f"{split}.parquet", {"smiles": smiles})
-    mean = tokens.make_tokenizer(tmp_path, tmp_path / "tokenizer.json")
+    mean = data.make_tokenizer(tmp_path, tmp_path / "tokenizer.json")
     assert 1 <= mean < 3
     tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert "c1ccccc1" in {token.removeprefix("C") for token in tokenizer.encode("c1ccccc1").tokens}
     content = (tmp_path / "tokenizer.json").read_bytes()
-    tokens.make_tokenizer(tmp_path, tmp_path / "tokenizer.json")
+    data.make_tokenizer(tmp_path, tmp_path / "tokenizer.json")
     assert (tmp_path / "tokenizer.json").read_bytes() == content
 
 
-def test_a_molecule_that_no_tokens_can_spell_is_named(tmp_path):
+def test_a_molecule_that_the_tokens_cannot_spell_is_named(tmp_path):
     pytest.importorskip("tokenizers", exc_type=ImportError)
     for split, smiles in {"train": ["CCO"], "valid": ["CO"], "test": ["CCN"]}.items():
         write(tmp_path / f"{split}.parquet", {"smiles": smiles})
     with pytest.raises(DataError, match=r"molecule 'CCN' comes back from the tokenizer as 'CC'"):
-        tokens.make_tokenizer(tmp_path, tmp_path / "tokenizer.json")
+        data.make_tokenizer(tmp_path, tmp_path / "tokenizer.json")
 
 
 def test_without_rdkit_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "rdkit", None)
     with pytest.raises(UsageError, match=r"pip install -c constraints\.txt -e '\.\[examples\]'"):
-        chemistry.canonical_of("CCO")
+        results.canonical_of("CCO")

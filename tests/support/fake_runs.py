@@ -1,4 +1,4 @@
-"""Training runs that are only pretended, with a clock of their own: for the tests of what measures and compares runs."""
+"""Fake training runs with a clock of their own, for the tests of what measures and compares runs."""
 
 from collections.abc import Callable
 from itertools import cycle
@@ -13,12 +13,12 @@ STEPS = 10
 
 
 class Behaviour(NamedTuple):
-    """Of a run under some settings."""
+    """The behaviour of a run under some settings."""
 
     rates: tuple[float, ...] = (1000.0,)
-    """Real steps a second, turn by turn, again and again."""
+    """Real steps per second, turn by turn, repeated."""
     start_seconds: float = 0.0
-    """That its first turn takes more."""
+    """Additional seconds of its first turn."""
     fails: Exception | None = None
     """At turn number `fails_at`."""
     fails_at: int = 1
@@ -34,7 +34,7 @@ class FakeRuns:
         self.most_alive = 0
         self.started: list[TrainingSettings] = []
         self.turns: list[str] = []
-        """Whose they were."""
+        """The name of the run of each turn."""
 
     def start(self, recipe: Recipe) -> "FakeRun":
         self.started.append(recipe.settings)

@@ -38,7 +38,7 @@ class FakeSequences:
 
 
 def log_normal_lengths(number: int, seed: int = 0, mean: float = 75, cap: int = 1000) -> np.ndarray:
-    """Lengths as real sets have them: many short ones, few long ones."""
+    """Return lengths as real sets have them: many short ones, few long ones."""
     random = np.random.default_rng(seed)
     spread = 0.8
     lengths = random.lognormal(np.log(mean) - spread**2 / 2, spread, number)

@@ -1,4 +1,4 @@
-"""A split that makes trouble as often as a test needs, in any process, and a loader over it."""
+"""A split that fails on request, in whatever process, and a loader over it."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ from tests.support.fake_sequences import FakeSequences, log_normal_lengths
 LENGTHS = log_normal_lengths(60, cap=100)
 CUT = cut_batches(LENGTHS, Limits(4, 400, None))
 AT = 7
-"""The batch that makes trouble."""
+"""The number of the faulty batch."""
 NEVER = threading.Event()
 WAYS: dict[str, dict[str, Any]] = {
     "in process": {"num_workers": 0},
@@ -51,7 +51,7 @@ def is_stopped() -> None:
 
 
 class Faulty(FakeSequences):
-    """Makes trouble the first few times that one of the troublesome sequences is requested, in any process."""
+    """A split that fails the first times that one of its faulty batches is gathered, in whatever process."""
 
     def __init__(self, fault: Callable[[], None], times: int, log: Path, batches: tuple[int, ...] = (AT,)) -> None:
         super().__init__(LENGTHS)
@@ -66,25 +66,23 @@ class Faulty(FakeSequences):
         return super().gather(sequences_B, pad_to)
 
     def count(self, number: int) -> int:
-        """In a file, as each process has its own memory."""
+        """Count the calls in a file, as each process has its own memory."""
         with self.log.with_suffix(f".{number}").open("ab") as file:
             file.write(b".")
             file.flush()
             return file.tell()
 
-    def calls(self, number: int = AT) -> int:
+    def asked(self, number: int = AT) -> int:
         return self.log.with_suffix(f".{number}").stat().st_size
 
 
-def make_loader(
-    sequences: FakeSequences, way: str, messages: list[str] | None = None, wait: float = 60, **options
-) -> Any:
+def make_loader(sequences: FakeSequences, way: str, told: list[str] | None = None, wait: float = 60, **options) -> Any:
     loading = LoadingSettings(**WAYS[way], loader_timeout_seconds=wait)
     return BatchLoader(
         sequences,
         lambda epoch: plan_epoch(CUT, 0, epoch),
         CUT.batches,
         resolve_loading(loading),
-        on_trouble=([] if messages is None else messages).append,
+        on_trouble=([] if told is None else told).append,
         **options,
     )

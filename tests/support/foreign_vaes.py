@@ -1,6 +1,6 @@
-"""Two VAEs that share nothing with ours, each in the manner of its field, and data for them in which one factor varies.
+"""Two VAEs that share nothing with ours, each as its field writes them, and data for them in which one factor varies.
 
-They do in their steps what a monitor must not make happen twice: count, collect, log, draw random numbers of three kinds.
+In their steps they do what a monitor must not repeat: count, collect, log, draw random numbers of three kinds.
 """
 
 import random
@@ -79,14 +79,14 @@ class ImageVAE(lightning.LightningModule):
 
 
 class AskedImageVAE(ImageVAE):
-    """And its decoder can be asked."""
+    """An image VAE whose decoder can be evaluated at any z."""
 
     def nll_given_z(self, batch: Any, z: Tensor) -> Tensor:
         return self.likelihood(batch[0], z)
 
 
 class TellingImageVAE(AskedImageVAE):
-    """And its encoder, too."""
+    """An image VAE whose encoder can be evaluated, too."""
 
     def posterior_of(self, batch: Any) -> tuple[Tensor, ...]:
         return tuple(self.encoder(batch[0]).chunk(2, dim=1))
@@ -129,7 +129,7 @@ class LSTMVAE(lightning.LightningModule):
 
 
 def q_of(module: LSTMVAE, outputs: Any, batch: dict[str, Tensor]) -> StepOutputs:
-    """What the monitor asks for, out of what the LSTM returns."""
+    """Return what the monitor needs, out of what the LSTM returns."""
     mean, sigma = outputs["q"]
     return StepOutputs(mean, 2 * sigma.log(), real(batch) if module.per_step else None, None, 0.3)
 
@@ -139,7 +139,7 @@ def real(batch: dict[str, Tensor]) -> Tensor:
 
 
 def pictures(count: int, batch_size: int, *, shuffle: bool = False) -> DataLoader[Any]:
-    """A bright bar on black; the factor, and the label, is where it stands."""
+    """Return pictures of a bright bar on black; the factor, and the label, is its place."""
     place = torch.randint(PICTURE - 1, (count,), generator=torch.Generator().manual_seed(0))
     column = torch.arange(PICTURE)
     bar = (column == place[:, None]) | (column == place[:, None] + 1)
@@ -166,7 +166,7 @@ class Sentences:
 
 
 def watched(directory: Path, module: Any, loaders: Sequence[Any], *callbacks: Callback, **options: Any) -> Reading:
-    """The last reading of a run."""
+    """Run a module, and return the last reading."""
     (monitor,) = (one for one in callbacks if isinstance(one, PosteriorMetricsMonitor))
     trainer = make_trainer(directory, list(callbacks), **({"max_steps": 5} | options))
     trainer.fit(module, *loaders)

@@ -1,4 +1,4 @@
-"""What an attacker would hand in: files that run code where they are trusted, and names that steer whatever shows them."""
+"""What an attacker would submit: files that run code where they are trusted, and names that command whatever shows them."""
 
 import io
 import os
@@ -28,7 +28,7 @@ NAMES = (
 
 
 class Malice:
-    """Makes a directory when it is unpickled."""
+    """An object that makes a directory when it is unpickled."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace
@@ -50,7 +50,7 @@ def _bare(path: Path, trace: Path) -> None:
 
 
 def _in_tar(path: Path, trace: Path) -> None:
-    """The format before that: each member is a pickle."""
+    """Write the format before that, in which each member is a pickle."""
     content = pickle.dumps(Malice(trace))
     with tarfile.open(path, "w") as archive:
         for name in ("sys_info", "pickle", "storages", "tensors"):
@@ -60,7 +60,7 @@ def _in_tar(path: Path, trace: Path) -> None:
 
 
 def _in_script(path: Path, trace: Path) -> None:
-    """What torch takes for a program of its own and hands to another reader."""
+    """Write what torch takes for a program of its own and reads with another reader."""
     _in_zip(path, trace)
     with zipfile.ZipFile(path, "a") as archive:
         folder = archive.namelist()[0].partition("/")[0]
@@ -68,7 +68,7 @@ def _in_script(path: Path, trace: Path) -> None:
 
 
 def _compressed(path: Path, trace: Path) -> None:
-    """A gigabyte would fit into a megabyte."""
+    """Write compressed members: a gigabyte would fit into a megabyte."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", pickle.dumps(Malice(trace)))
 

@@ -1,4 +1,4 @@
-"""Made-up runs for a detector: curves over the optimizer step -> readings -> the verdict in force after each."""
+"""Synthetic runs for a detector: curves over the optimizer step, their readings, and the verdict in force after each."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from seqvae.monitors.detection.trends import KLSchedule
 from seqvae.monitors.reading import Reading, Scope
 
 STEPS = 1000
-"""Of most made-up runs."""
+"""Optimizer steps of most synthetic runs."""
 ALWAYS = KLSchedule(STEPS, lambda step: 1.0)
 """A constant KL weight."""
 LINEAR = KLSchedule(STEPS, lambda step: min(1.0, step / 200))
@@ -19,9 +19,11 @@ LINEAR = KLSchedule(STEPS, lambda step: min(1.0, step / 200))
 
 
 class Cadence(NamedTuple):
+    """How closely a run is watched."""
+
     every_n_steps: int
     probe_every_n_readings: int | None
-    """None: the decoder is asked only when the detector wants it."""
+    """None: decoder use is measured only when the detector requests it."""
 
     @property
     def window(self) -> int:
@@ -49,7 +51,7 @@ def reading(
     weight: float | None = 1.0,
     scope: Scope = "sequence",
 ) -> Reading:
-    """The rate is spread evenly, unless it is said what the largest dimension has; information is the rate up to its cap."""
+    """Return a reading; the rate is spread evenly unless `largest` is set, and information is the rate up to its cap."""
     cap = math.log(posteriors) if posteriors else math.nan
     information = min(rate, cap) if information is None else information
     first = rate / dimensions if largest is None else largest
@@ -75,18 +77,18 @@ def reading(
 
 
 def noise(step: int) -> float:
-    """Between -1 and 1, without any order, and the same each time."""
+    """Return a number between -1 and 1, without any order, and the same each time."""
     return 2 * ((math.sin(12.9898 * step) * 43758.5453) % 1) - 1
 
 
 class Watched(NamedTuple):
-    """What a detector said of a run."""
+    """The verdicts of a detector on a run."""
 
     detector: Detector
     verdicts: list[tuple[int, Verdict]]
-    """(step, the one in force after its reading)."""
+    """(step, the verdict in force after its reading)."""
     asked: list[int]
-    """Steps at which the detector had the decoder asked."""
+    """Steps at which the detector requested decoder use."""
 
     @property
     def last(self) -> Verdict:
@@ -104,12 +106,12 @@ class Watched(NamedTuple):
         return [(step, name) for step, name in self.changes if name in ALARMS]
 
     def first(self, name: str) -> int:
-        """The step of the first such verdict."""
+        """Return the step of the first such verdict."""
         return next(step for step, verdict in self.verdicts if verdict.name == name)
 
 
 def offered(curve: Curve, cadence: Cadence, steps: int = STEPS, begin: int = 0) -> Iterator[Reading]:
-    """The readings that fall due, without decoder use where nobody would have asked unbidden."""
+    """Yield the readings that fall due, with decoder use only where the cadence measures it unrequested."""
     every, nth = cadence
     for number, step in enumerate(range(begin + every, steps + 1, every), start=1):
         due = nth is not None and number % nth == 0
@@ -149,7 +151,7 @@ def dead(step: int) -> Reading:
 
 
 def falling(step: int) -> Reading:
-    """To a rate of 0.316 at step 441, and to an information of 0.2 at step 476."""
+    """Fall to a rate of 0.316 at step 441, and to an information of 0.2 at step 476."""
     left = math.exp(-step / 150) * (1 + 0.02 * noise(step))
     return reading(step, rate=6 * left, information=4.8 * left, use=9 * left, use_error=0.1)
 
@@ -160,7 +162,7 @@ def settling(step: int) -> Reading:
 
 
 def ignored(step: int) -> Reading:
-    """Held up by construction."""
+    """Return a rate that is held up by construction."""
     return reading(step, rate=4 + 0.1 * noise(step), information=0.1 + 0.05 * noise(step), use=0.05 * noise(step))
 
 
@@ -169,18 +171,18 @@ def partly(step: int) -> Reading:
 
 
 def points(step: int) -> Reading:
-    """Next to no variance."""
+    """Return posteriors of almost no variance."""
     return reading(step, rate=20 + step / 20, information=6.9, use=40.0, use_error=1.0, variance=0.001)
 
 
 def annealed_to_death(step: int) -> Reading:
-    """Alive while the weight is small, dead when it is full."""
+    """Return a latent that is alive while the weight is small, and dead when it is full."""
     rate = 0.05 + 6 * math.exp(-step / 30)
     return reading(step, rate=rate, use=1.5 * rate, weight=min(1.0, step / 200), active=0 if rate < 0.3 else 16)
 
 
 def interpolated(knots: list[tuple[int, float]]) -> Callable[[int], float]:
-    """A curve through (step, value), straight in the logarithm; what is below 0.01 counts as 0.01."""
+    """Return a curve through (step, value), straight in the logarithm; values below 0.01 count as 0.01."""
 
     def at(step: int) -> float:
         for (start, before), (end, after) in pairwise(knots):

@@ -33,7 +33,7 @@ def write_splits(directory: Path, **splits: Mapping[str, Any] | pa.Table) -> Pat
 
 
 def events_of(*sequences: int) -> dict[str, list]:
-    """Two steps each: hr 60 and bp 120, and five minutes later hr 70."""
+    """Return sequences of two steps each: hr 60 and bp 120, and five minutes later hr 70."""
     number = len(sequences)
     return {
         "ts_id": [one for one in sequences for _ in range(3)],
@@ -58,7 +58,7 @@ def meds_table(*subjects: int) -> pa.Table:
 
 
 def flip_bit(path: Path, position: int, bit: int = 0) -> None:
-    """Negative positions count from the end."""
+    """Flip a bit of a file; negative positions count from the end."""
     data = bytearray(path.read_bytes())
     data[position] ^= 1 << bit
     path.write_bytes(data)
@@ -73,19 +73,19 @@ def by_id(split: SequenceSet, values: list[Any]) -> dict[int | str, Any]:
 
 
 def tokens(split: SequenceSet) -> list[list[int]]:
-    """The tokens of each sequence."""
+    """Return the tokens of each sequence."""
     batch = split.gather(np.arange(len(split)))
     assert isinstance(batch, TokenBatch)
     return [row[:length].tolist() for row, length in zip(batch.tokens_BT, batch.lengths_B, strict=True)]
 
 
 def texts(split: SequenceSet, about: DataDescription, between: str = "") -> list[str]:
-    """The text of each sequence."""
+    """Return the text of each sequence."""
     return [between.join(about.symbols[token] for token in sequence) for sequence in tokens(split)]
 
 
 def vectors(split: SequenceSet, about: DataDescription, digits: int = 4) -> list[list[list[float | None]]]:
-    """The vectors of each sequence in their own units, None where missing."""
+    """Return the vectors of each sequence in their own units, None where missing."""
     batch = split.gather(np.arange(len(split)))
     assert isinstance(batch, VectorBatch)
     own_BTD = batch.values_BTD.double().numpy() * np.array(about.std) + np.array(about.mean)
@@ -104,7 +104,7 @@ Event = tuple[str, float | None]
 def events(
     split: SequenceSet, about: DataDescription, digits: int = 3, only: Sequence[int] | None = None
 ) -> list[list[tuple[float, list[Event]]]]:
-    """Of each sequence the steps: the gap before, and the events by name as (variable, value in its own units or None)."""
+    """Return the steps of each sequence: the gap before, and the events as (variable, value in its own units or None)."""
     batch = split.gather(np.arange(len(split)) if only is None else np.array(only))
     assert isinstance(batch, EventBatch)
     width = batch.gaps_BT.shape[1]

@@ -12,7 +12,7 @@ _STYLE_OR_CURSOR = re.compile(r"\x1b\[(?:[\d;]*m|\?25[hl])")
 
 
 class Terminal:
-    """Lines as they stand after all that was written; understands as much as a progress bar needs."""
+    """A terminal that understands as much as a progress bar needs."""
 
     def __init__(self, columns: int, encoding: str) -> None:
         self._master, slave = os.openpty()
@@ -25,7 +25,7 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """Everything, with what steers the terminal in it. Closes the terminal."""
+        """Everything that was written, with control sequences. Closes the terminal."""
         if not self.stream.closed:
             self.stream.close()
             self._reader.join()
@@ -34,7 +34,7 @@ class Terminal:
 
     @property
     def screen(self) -> list[str]:
-        """Closes the terminal."""
+        """The lines that are seen in the end. Closes the terminal."""
         lines, column = [""], 0
         rest = _STYLE_OR_CURSOR.sub("", self.text)
         while rest:
@@ -58,7 +58,7 @@ class Terminal:
         while True:
             try:
                 data = os.read(self._master, 4096)
-            except OSError:  # how Linux says that nobody has the other end open any more
+            except OSError:  # on Linux: the other end is closed
                 return
             if not data:
                 return

@@ -1,5 +1,6 @@
 """Run directories that never ran: written by hand as a run writes them, for the tests of reports."""
 
+import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 STEPS = range(20, 1001, 20)
 CONFIG = {
@@ -31,7 +33,7 @@ def make_run(
     monitored: bool = True,
     is_text: bool = True,
 ) -> Path:
-    """With everything that a run of 1,000 steps has; `names` stand wherever something comes from data."""
+    """Write everything that a run of 1,000 steps has; `names` stand wherever something comes from data."""
     directory.mkdir(parents=True)
     settings = CONFIG | {"disable_metrics_monitoring": not monitored}
     write(directory / "config.yaml", [f"{name}: {json.dumps(value)}" for name, value in settings.items()])
@@ -63,13 +65,13 @@ def event(name: str, step: int, **more: Any) -> dict[str, Any]:
 
 
 def events(verdict: str, says: str | None) -> list[dict[str, Any]]:
-    told = [event("started", 0)]
+    rows = [event("started", 0)]
     if says is not None:
         advice = [] if verdict == "healthy" else ["--free_bits 0.25 (the first nats of each dimension are free)"]
-        told.append(
+        rows.append(
             event("verdict", 500, verdict=verdict, was="cannot_tell", since_step=480, evidence=says, advice=advice)
         )
-    return [*told, event("step_skipped", 600, said="the loss came to NaN", sequences=["a"])]
+    return [*rows, event("step_skipped", 600, said="the loss came to NaN", sequences=["a"])]
 
 
 def reading(step: int, verdict: str) -> dict[str, Any]:
@@ -150,11 +152,7 @@ def environment(names: Sequence[str]) -> dict[str, Any]:
 
 
 def picture(width: int, height: int) -> bytes:
-    """A PNG."""
-    import io
-
-    from matplotlib.figure import Figure
-
+    """Return a PNG."""
     file = io.BytesIO()
     Figure(figsize=(width / 10, height / 10), dpi=20).savefig(file, format="png")
     return file.getvalue()

@@ -1,4 +1,4 @@
-"""Training whose numbers are known beforehand: a module for a real Trainer, a Trainer for single hooks, clocks, a logger."""
+"""Training whose numbers are known in advance: a module for a real Trainer, a Trainer for single hooks, clocks, a logger."""
 
 import csv
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ class Clock:
 
 
 def second_by_second() -> Any:
-    """A clock on which every look is a second after the last: the bar is always due."""
+    """Return a clock that advances by a second with every call: the bar is always due."""
     clock = Clock()
 
     def now() -> float:
@@ -41,7 +41,7 @@ def second_by_second() -> Any:
 
 
 class Scripted(TrainingModule):
-    """Learns nothing; what its steps come to follows from their numbers alone."""
+    """A module that learns nothing; the results of its steps follow from their numbers alone."""
 
     def __init__(self) -> None:
         lightning.LightningModule.__init__(self)
@@ -102,7 +102,7 @@ class Recorder(DummyLogger):
 
 
 def fake_trainer(**changes: Any) -> Any:
-    """As much of a Trainer as the callback looks at."""
+    """Return as much of a Trainer as the callback uses."""
     facts: dict[str, Any] = {
         "global_step": 0,
         "current_epoch": 0,
@@ -120,7 +120,7 @@ def fake_trainer(**changes: Any) -> Any:
 
 
 def outputs(loss: float = 6.0) -> dict[str, Any]:
-    """A micro-batch of 3 steps of 1 sequence, 2 of them real."""
+    """Return the outputs of a micro-batch of 3 steps of 1 sequence, 2 of them real."""
     counts = [torch.tensor(count) for count in (3, 2, 1)]
     return {"sums": Sums(torch.tensor(loss), torch.tensor(3.0), torch.tensor(0.5), *counts), "kl_weight": 0.25}
 

@@ -1,4 +1,4 @@
-"""Modules whose posterior and decoder follow a script over the optimizer steps, so that verdicts come where a test wants them;
+"""Modules whose posterior and decoder follow a script over the optimizer steps, so that verdicts come where a test needs them;
 runs of them, in this process or in one of their own, and what they wrote.
 """
 
@@ -26,7 +26,7 @@ LONG = 100
 
 
 def dies(step: int) -> float:
-    """Healthy, then less and less."""
+    """Return the strength of a latent that dies slowly."""
     return 1.0 if step < 15 else math.exp((15 - step) / 20)
 
 
@@ -35,7 +35,7 @@ def lives(step: int) -> float:
 
 
 class ScriptedVAE(lightning.LightningModule):
-    """At 1 the means say what the input was and the decoder listens; at 0 neither. Its one weight never moves."""
+    """At strength 1 the means follow the input and the decoder uses z; at 0 neither. Its one weight never moves."""
 
     def __init__(self, strength: Callable[[int], float] = dies) -> None:
         super().__init__()
@@ -52,8 +52,8 @@ class ScriptedVAE(lightning.LightningModule):
     def training_step(self, batch: Tensor, batch_idx: int) -> Any:
         mean, logvar = self.posterior_of(batch)
         nll_B = self.nll_given_z(batch, mean)
-        told = {"posterior_mean": mean, "posterior_logvar": logvar, "nll": nll_B, "kl_weight": 1.0}
-        return {"loss": self.weight * nll_B.mean()} | told
+        outputs = {"posterior_mean": mean, "posterior_logvar": logvar, "nll": nll_B, "kl_weight": 1.0}
+        return {"loss": self.weight * nll_B.mean()} | outputs
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         pass
@@ -63,7 +63,7 @@ class ScriptedVAE(lightning.LightningModule):
 
 
 class ScriptedData(lightning.LightningDataModule):
-    """Shared out among the processes; one batch to validate on, for all of them."""
+    """Data that are distributed over the processes, with one batch to validate on, for all of them."""
 
     def __init__(self, batches: int = 40) -> None:
         super().__init__()
@@ -78,12 +78,12 @@ class ScriptedData(lightning.LightningDataModule):
 
 
 def quiet(**options: Any) -> PosteriorMetricsMonitor:
-    """A small window, since a script moves fast, and no figures."""
+    """Return a monitor with a small window, since a script moves fast, and without figures."""
     return PosteriorMetricsMonitor(**({"posteriors": 64, "plot_frequency": None} | options))
 
 
 def verdicts_of(directory: Path) -> list[dict[str, Any]]:
-    """Changes, without their times."""
+    """Return the changes of verdict, without their times."""
     rows = read_rows(directory / "events.jsonl")
     return [{k: v for k, v in row.items() if k != "time"} for row in rows if row["event"] == "verdict"]
 
@@ -93,7 +93,7 @@ def events_of(directory: Path) -> list[str]:
 
 
 def step_of(verdict: str, directory: Path) -> int:
-    """At which a run was first called so."""
+    """Return the step of the first such verdict on a run."""
     return next(row["step"] for row in verdicts_of(directory) if row["verdict"] == verdict)
 
 
@@ -112,7 +112,7 @@ def watch(
 
 
 class SaveAtSteps(Callback):
-    """Behind the steps that are asked for."""
+    """Callback that saves after the requested steps."""
 
     def __init__(self, directory: Path, steps: set[int]) -> None:
         self.directory, self.steps = directory, steps
@@ -129,7 +129,7 @@ def script(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def main(directory: str, *words: str) -> None:
-    """A user's own script."""
+    """Run as a user's own script would."""
     monitor = PosteriorMetricsMonitor(on_collapse="stop", posteriors=64, plot_frequency=40 if "draw" in words else None)
     options: dict[str, Any] = {"devices": 2, "strategy": "ddp_spawn"} if "two" in words else {}
     watch(Path(directory), monitor, **options)

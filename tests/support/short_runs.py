@@ -1,4 +1,4 @@
-"""Training runs of a dozen steps, in memory, that can be stopped anywhere and go on: for the tests of checkpoints and resuming.
+"""Training runs of a dozen steps, in memory, that can be stopped anywhere and resumed: for the tests of checkpoints.
 
 Three epochs of 8 batches, two to an optimizer step, and a validation after every second step, so that one comes within and
 one at the end of each epoch; dropout, hidden words, drawn latents and a falling learning rate.
@@ -45,8 +45,8 @@ class ShortData(SequenceDataModule):
     """Pairs of sequences in memory."""
 
     def __init__(self, sequences: dict[str, int] = SEQUENCES, **options: Any) -> None:
-        given = {"batches": BY_TWO, "loading": LoadingSettings(num_workers=0), "accumulate": 2, **options}
-        super().__init__(SourceSettings(), **given)
+        settings = {"batches": BY_TWO, "loading": LoadingSettings(num_workers=0), "accumulate": 2, **options}
+        super().__init__(SourceSettings(), **settings)
         sets: Any = {name: FakeSequences(np.full(number, LENGTHS[name])) for name, number in sequences.items()}
         self.data = SequenceData(Path(), DESCRIPTION, sets, "tokens: in memory", (), {})
 
@@ -55,7 +55,7 @@ class ShortData(SequenceDataModule):
 
 
 class Ask(Callback):
-    """A signal in one hook, at the `at`-th time that it is called."""
+    """Callback that raises a signal in one hook, at its `at`-th call."""
 
     def __init__(self, hook: str, at: int, number: int = signal.SIGTERM) -> None:
         self.calls, self.at, self.number = 0, at, number
@@ -71,7 +71,7 @@ class Ask(Callback):
 
 
 class Killed(Exception):
-    """Stands in for a SIGKILL: nobody can save anything any more."""
+    """In place of a SIGKILL: nothing can be saved any more."""
 
 
 class Kill(Ask):
@@ -80,7 +80,7 @@ class Kill(Ask):
 
 
 class Record(Callback):
-    """What each validation came to, and at which step."""
+    """Callback that records the result and the step of each validation."""
 
     def __init__(self) -> None:
         self.validations: list[tuple[int, dict[str, float]]] = []
@@ -167,7 +167,7 @@ def last_of(directory: Path) -> Path | None:
 
 
 def state_of(run: Run) -> dict[str, Any]:
-    """All that training goes on from, flat."""
+    """Return all that training resumes from, flat."""
     module, (optimizer,) = run.trainer.lightning_module, run.trainer.optimizers
     state: dict[str, Any] = dict(module.state_dict())
     for index, kept in optimizer.state_dict()["state"].items():
@@ -178,7 +178,7 @@ def state_of(run: Run) -> dict[str, Any]:
 
 
 def assert_same(one: Run, other: Run) -> None:
-    """To the last bit."""
+    """Assert that two runs are equal to the last bit."""
     first, second = state_of(one), state_of(other)
     assert first.keys() == second.keys()
     unequal = [

@@ -25,9 +25,9 @@ DESCRIPTIONS = {
 
 
 def make_batch(kind: str, lengths: list[int], steps: int | None = None, seed: int = 0) -> Any:
-    """Random sequences of the given lengths, padded to `steps`; the same seed gives the same first steps.
+    """Return random sequences of these lengths, padded to `steps`; the same seed gives the same first steps.
 
-    Any, because a test knows which kind of batch it asked for.
+    Any, because a test knows which kind of batch it requested.
     """
     steps = max(*lengths, 1) if steps is None else steps
     generator = torch.Generator().manual_seed(seed)
@@ -65,7 +65,7 @@ def make_vae(kind: str, **changes: Any) -> SequenceVAE:
 
 
 def change_step(batch: Batch, row: int, step: int) -> Batch:
-    """The same batch, everything different at one step of one sequence."""
+    """Return the batch with everything different at one step of one sequence."""
     match batch:
         case TokenBatch():
             tokens_BT = batch.tokens_BT.clone()

@@ -1,4 +1,4 @@
-"""Speeds as they could have been measured, for tests of what is said of them."""
+"""Speeds as they could have been measured, for the tests of their reports."""
 
 from typing import Any
 
@@ -16,9 +16,9 @@ RUN = WholeRun(
 
 
 def speed(name: str = "optimized", *, stages: dict[str, float] | None = None, **others: Any) -> Speed:
-    """Ten optimizer steps of a second each, all of it forward where nothing else is said of the `stages`, without padding."""
-    given = stages or {}
-    shares = {stage: given.get(stage, 0.0) for stage in STAGE_NAMES}
+    """Return ten optimizer steps of a second each, without padding; all of it is forward unless `stages` says otherwise."""
+    known = stages or {}
+    shares = {stage: known.get(stage, 0.0) for stage in STAGE_NAMES}
     shares["forward"] += 10.0 - sum(shares.values())
     facts: dict[str, Any] = {
         "name": name,

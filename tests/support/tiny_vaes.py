@@ -1,4 +1,4 @@
-"""Lightning modules of a few weights that share nothing with ours, for monitors to watch; and a run of one in two processes."""
+"""Lightning modules of a few weights that share nothing with ours, for monitors; and a run of one in two processes."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ SIZE, LATENT = 4, 3
 
 
 class Batches:
-    """A loader that knows where it is, so that a run can be resumed within an epoch. Process r takes every world-th."""
+    """A loader with a position, so that a run can be resumed within an epoch. Process r takes every world-th batch."""
 
     def __init__(self, batches: Sequence[Tensor], rank: int = 0, world: int = 1) -> None:
         self.batches = batches[rank::world]
@@ -45,7 +45,7 @@ def make_batches(count: int, size: int = 16, steps: int | None = None) -> list[T
 
 
 class TinyVAE(lightning.LightningModule):
-    """One posterior for each row of a batch. `dead`: the encoder says nothing, and the decoder hears nothing."""
+    """One posterior for each row of a batch. `dead`: neither encoder nor decoder uses its input."""
 
     def __init__(self, *, dead: bool = False) -> None:
         super().__init__()
@@ -92,13 +92,13 @@ class TinyStepVAE(TinyVAE):
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Any:
         mean, logvar, mask = self.posterior_of(batch)
-        padding = torch.nan * torch.ones_like(mean)  # whoever reads padding, notices
-        told = {"posterior_mean": torch.where(mask[..., None], mean, padding), "posterior_logvar": logvar}
-        return {"loss": self.nll_given_z(batch, mean).mean(), "posterior_mask": mask} | told
+        padding = torch.nan * torch.ones_like(mean)  # padding that is read shows up
+        posterior = {"posterior_mean": torch.where(mask[..., None], mean, padding), "posterior_logvar": logvar}
+        return {"loss": self.nll_given_z(batch, mean).mean(), "posterior_mask": mask} | posterior
 
 
 class FrozenVAE(TinyVAE):
-    """Does not learn, and draws the same noise for the same batch, so that only what a monitor has seen makes a difference."""
+    """A VAE that does not learn and draws the same noise for the same batch: only what a monitor has seen differs."""
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Any:
         torch.manual_seed(int(1e6 * batch[0, 0].abs()))
@@ -109,14 +109,14 @@ class FrozenVAE(TinyVAE):
 
 
 class SilentVAE(TinyVAE):
-    """Returns its loss and nothing else."""
+    """A VAE that returns its loss and nothing else."""
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Any:
         return super().training_step(batch, batch_idx)["loss"]
 
 
 class OpaqueVAE(lightning.LightningModule):
-    """Tells its posterior, and offers no way to try another z."""
+    """A VAE that returns its posterior, and offers no way to try another z."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ def make_trainer(directory: Path, callbacks: list[Callback], max_steps: int, **o
 
 
 class SaveAt(Callback):
-    """Saves after a micro-batch, in the middle of an accumulation if it falls so."""
+    """Callback that saves after a micro-batch, possibly in the middle of an accumulation."""
 
     def __init__(self, path: Path, micro_batch: int) -> None:
         self.path, self.micro_batch = path, micro_batch
@@ -165,7 +165,7 @@ class SaveAt(Callback):
 
 
 class Notes(Callback):
-    """Writes down the last reading of each process."""
+    """Callback that writes the last reading of each process."""
 
     def __init__(self, monitor: PosteriorMetricsMonitor, directory: Path) -> None:
         self.monitor, self.directory = monitor, directory
@@ -176,7 +176,7 @@ class Notes(Callback):
 
 
 class SharedData(lightning.LightningDataModule):
-    """Eight batches, shared out among the processes, and one to validate on, for all of them."""
+    """Eight batches, distributed over the processes, and one to validate on, for all of them."""
 
     def train_dataloader(self) -> Batches:
         assert self.trainer is not None

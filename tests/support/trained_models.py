@@ -1,4 +1,4 @@
-"""Checkpoints of small networks on small Parquet of each kind, made in no time: nothing is trained."""
+"""Checkpoints of small networks on small Parquet of each kind; nothing is trained."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +24,7 @@ TOKENIZER = {"tokens": "characters", "vectors": None, "events": None}
 
 
 def columns(kind: str, split: str) -> pa.Table:
-    """Sequences of 1 to 9 steps; ids begin with the split's name."""
+    """Return sequences of 1 to 9 steps; ids begin with the split's name."""
     random = np.random.default_rng(list(SIZES).index(split))
     lengths = random.integers(1, 10, SIZES[split])
     ids = [f"{split}-{number:02d}" for number in range(SIZES[split])]
@@ -52,7 +52,7 @@ def write_data(directory: Path, kind: str, rename: Mapping[str, str]) -> Path:
 def make_checkpoint(
     directory: Path, kind: str, model: ModelSettings = TINY, rename: Mapping[str, str] | None = None, **lengths: Any
 ) -> Path:
-    """A run's directory with best.ckpt, and its data in `data/` beside it; `rename`: columns."""
+    """Write a run's directory with best.ckpt, and its data in `data/` beside it, with columns renamed."""
     data_dir = write_data(directory / "data", kind, rename or {})
     settings = TrainingSettings(
         source=SourceSettings(data_dir=str(data_dir), tokenizer=TOKENIZER[kind]),

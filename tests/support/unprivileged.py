@@ -1,4 +1,4 @@
-"""Commands of a user who may not do everything: root, as whom tests may run, may write anywhere."""
+"""Commands of an unprivileged user: root, as which tests may run, may write anywhere."""
 
 import ctypes
 import os
@@ -19,7 +19,7 @@ OF_ROOT = (1, 2, 3)
 def run_unprivileged(
     words: Sequence[object], *, cwd: Path, env: dict[str, str] | None = None, timeout: float = 240
 ) -> subprocess.CompletedProcess[str]:
-    """A Python command of a user for whom permissions are in force, as they are for its children."""
+    """Run a Python command as a user for whom permissions are in force, as they are for its children."""
     if os.name != "posix":
         pytest.skip("other platforms have other permissions")
     if os.getuid() == 0 and sys.platform != "linux":

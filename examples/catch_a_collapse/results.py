@@ -1,4 +1,4 @@
-"""Two runs -> one picture: what their latents carried, step by step, and what the monitor said of it at once.
+"""The last verdict on a run, and a picture of two runs: what their latents carried, step by step, and when the monitor caught it.
 
 In: the directories of a run that collapsed and of the same run with the advised flag. Out: a PNG to be read at 800 pixels.
 """
@@ -10,20 +10,67 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
-from examples.catch_a_collapse.verdicts import Told, last_verdict
 from seqvae.errors import UsageError
+from seqvae.monitors.figure_data import History, read_history
+from seqvae.monitors.figure_style import DARK, LIGHT, MIDDLE, count_steps, new_figure
+from seqvae.monitors.figure_timeline import bands_of
 from seqvae.monitors.reading import NAME
-from seqvae.reports.charts import Band, bands_of
-from seqvae.reports.figures import DARK, LIGHT, MIDDLE, count_steps, new_figure
-from seqvae.reports.read_run import History, read_history
+from seqvae.reports.run_files import EVENTS, read_events
+
+# --- Verdicts -----------------------------------------------------------------------------------------------------------
+
+
+class LastVerdict(NamedTuple):
+    """The last verdict in a run's events.jsonl."""
+
+    name: str
+    step: int
+    """Of the reading that it is based on."""
+    evidence: str
+    advice: tuple[str, ...]
+    """The most promising first: a flag, and in brackets what it does."""
+
+
+def last_verdict(run: Path) -> LastVerdict:
+    events = [event for event in read_events(run) if event["event"] == "verdict"]
+    if not events:
+        raise UsageError(f"{run / EVENTS} holds no verdict: was the run watched, and did it come to a reading?")
+    last = events[-1]
+    return LastVerdict(last["verdict"], last["step"], last["evidence"], tuple(last["advice"]))
+
+
+def flag_of(advice: str) -> tuple[str, str]:
+    """Return flag and value of an advice.
+
+    >>> flag_of("--free_bits 0.25 (the first nats of each dimension are free)")
+    ('--free_bits', '0.25')
+    """
+    flag, value = advice.partition(" (")[0].split()
+    return flag, value
+
+
+def with_flag(words: Sequence[str], flag: str, value: str) -> list[str]:
+    """Return the words of a command with one flag changed, or added.
+
+    >>> with_flag(["--depth", "1", "--free_bits", "0"], "--free_bits", "0.25")
+    ['--depth', '1', '--free_bits', '0.25']
+    """
+    if flag not in words:
+        return [*words, flag, value]
+    place = words.index(flag) + 1
+    return [*words[:place], value, *words[place + 1 :]]
+
+
+# --- The picture --------------------------------------------------------------------------------------------------------
+
 
 WIDTH, HEIGHT, DOTS_PER_INCH = 8.0, 3.7, 180
 """Shown 800 pixels wide on a page: a point is then as large there as in print."""
 BAD = "#8f3e00"
 COLOURS = {"warming_up": "#d8d8d8", "cannot_tell": "#ececec", "healthy": LIGHT, "partly_collapsed": LIGHT}
-"""Of verdicts; all others are bad."""
+"""Colours of verdicts; all others are bad."""
 CHARACTER = 0.0165
-"""Of a verdict's name, in widths of the axes; a band too narrow for its name stays without."""
+"""Width of a character of a verdict's name, in widths of the axes; a band too narrow for its name has none."""
 
 
 class Curve(NamedTuple):
@@ -36,7 +83,7 @@ class Curve(NamedTuple):
 
 
 def draw(path: Path, first: Path, second: Path, advised: str) -> None:
-    """`advised`: what the second run has and the first has not."""
+    """Draw both runs side by side; `advised` is what the second run has and the first has not."""
     collapsed, healed = _history_of(first), _history_of(second)
     top = 1.08 * max(np.nanmax(curve.y) for history in (collapsed, healed) for curve in _curves_of(history))
     with new_figure(path, WIDTH, HEIGHT) as figure:
@@ -47,10 +94,10 @@ def draw(path: Path, first: Path, second: Path, advised: str) -> None:
             _draw_curves(axes, history, top)
             _draw_strip(strip, history)
         (left, right), _ = panels
-        left.set_ylabel("nats a sequence")
+        left.set_ylabel("nats per sequence")
         left.set_title("A posterior collapses …", color=BAD, fontsize=12)
         right.set_title(f"… and with {advised} it does not", color=DARK, fontsize=12)
-        _say_when_caught(left, last_verdict(first), advised, top)
+        _mark_verdict(left, last_verdict(first), advised, top)
         _name_curves(right, _curves_of(healed), top)
 
 
@@ -62,7 +109,7 @@ def _history_of(run: Path) -> History:
 
 
 def _curves_of(history: History) -> Sequence[Curve]:
-    asked = {
+    probed = {
         "color": "black",
         "marker": "o",
         "markersize": 3.2,
@@ -71,7 +118,7 @@ def _curves_of(history: History) -> Sequence[Curve]:
         "clip_on": False,
     }
     return (
-        Curve("decoder use", history.probed_steps_P, history.decoder_use_P, asked),
+        Curve("decoder use", history.probed_steps_P, history.decoder_use_P, probed),
         Curve("rate (KL)", history.steps_R, history.rate_R, {"color": DARK, "linewidth": 2.2}),
         Curve(
             "information",
@@ -93,13 +140,16 @@ def _draw_curves(axes: Axes, history: History, top: float) -> None:
 
 
 def _draw_strip(axes: Axes, history: History) -> None:
-    """What the monitor said, in words where they fit."""
+    """Draw the verdicts as bands, with their names where they fit."""
     right = axes.get_xlim()[1]
     for band in bands_of(history.steps_R, history.verdicts):
         end = min(band.end, right)
         colour = COLOURS.get(band.verdict, BAD)
         axes.axvspan(band.start, end, color=colour, linewidth=0)
-        _write_in(axes, band._replace(end=end), "white" if colour == BAD else "black")
+        name, middle = band.verdict.replace("_", " "), (band.start + end) / 2
+        if (end - band.start) / right > CHARACTER * len(name):
+            ink = "white" if colour == BAD else "black"
+            axes.text(middle, 0.46, name, color=ink, ha="center", va="center", fontsize=8.5)
     axes.set(yticks=[], ylim=(0, 1))
     axes.grid(visible=False)
     for side in ("left", "bottom"):
@@ -108,21 +158,15 @@ def _draw_strip(axes: Axes, history: History) -> None:
     count_steps(axes)
 
 
-def _write_in(axes: Axes, band: Band, colour: str) -> None:
-    name = band.verdict.replace("_", " ")
-    if (band.end - band.start) / axes.get_xlim()[1] > CHARACTER * len(name):
-        axes.text((band.start + band.end) / 2, 0.46, name, color=colour, ha="center", va="center", fontsize=8.5)
-
-
-def _say_when_caught(axes: Axes, told: Told, advised: str, top: float) -> None:
-    """A flag on a pole: the pole stands at the reading, the flag where a dead latent leaves room."""
-    axes.plot((told.step, told.step), (0, 0.93 * top), color=BAD, linewidth=1.6)
-    said = f"caught at step {told.step}:\n{told.verdict.replace('_', ' ')}. Advice:\n{advised}"
+def _mark_verdict(axes: Axes, verdict: LastVerdict, advised: str, top: float) -> None:
+    """Draw a flag on a pole: the pole stands at the reading, the flag where a dead latent leaves room."""
+    axes.plot((verdict.step, verdict.step), (0, 0.93 * top), color=BAD, linewidth=1.6)
+    text = f"caught at step {verdict.step}:\n{verdict.name.replace('_', ' ')}. Advice:\n{advised}"
     look = {"boxstyle": "square,pad=0.45", "facecolor": BAD, "edgecolor": BAD}
-    is_early = told.step < 0.55 * axes.get_xlim()[1]
+    is_early = verdict.step < 0.55 * axes.get_xlim()[1]
     axes.annotate(
-        said,
-        (told.step, 0.93 * top),
+        text,
+        (verdict.step, 0.93 * top),
         (4.5 if is_early else -4.5, -4.5),
         textcoords="offset points",
         color="white",
@@ -136,7 +180,7 @@ def _say_when_caught(axes: Axes, told: Told, advised: str, top: float) -> None:
 
 
 def _name_curves(axes: Axes, curves: Sequence[Curve], top: float) -> None:
-    """Behind their ends, from the lowest up, none on top of another."""
+    """Write the names behind the ends of the curves, from the lowest up, none on top of another."""
     lowest = -np.inf
     for curve in sorted(curves, key=lambda curve: float(curve.y[-1])):
         height = max(float(curve.y[-1]), lowest + 0.07 * top)
