@@ -213,7 +213,7 @@ def words(tmp_path_factory):
 def advice_on(words: list[str], runs: FakeRuns) -> tuple[Advice, list[str]]:
     settings = parse_command_line(OptimizedSettings, words, prog="x", description="")
     said: list[str] = []
-    return advise(recipe(settings), words, prog="train_optimized.py", say=said.append, start=runs.start), said
+    return advise(recipe(settings), words, prog="python train_optimized.py", say=said.append, start=runs.start), said
 
 
 def typed_settings(advice: Advice) -> OptimizedSettings:
@@ -331,7 +331,7 @@ def test_real_runs_are_compared(words, monkeypatch):
     monkeypatch.setattr(advise_module, "changes_for", lambda *_: [one_by_one, refused])
     settings = parse_command_line(OptimizedSettings, words, prog="x", description="")
     advice = advise(
-        recipe(settings), words, prog="train_optimized.py", seconds_per_turn=0.1, rounds=3, say=lambda _: None
+        recipe(settings), words, prog="python train_optimized.py", seconds_per_turn=0.1, rounds=3, say=lambda _: None
     )
     slow, too_small = advice.alone
     assert (slow.verdict, too_small.verdict) == (Verdict.SLOWER, Verdict.FAILED)
