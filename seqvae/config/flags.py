@@ -151,11 +151,7 @@ class CommandLine(Generic[Settings]):
         self._presets = {} if presets is None else {path.stem: path for path in sorted(presets.glob("*.yaml"))}
         self.flags: dict[str, Flag] = {}
         for group in values_of(schema()).values():
-            flags = self._add_group(group)
-            assert flags.keys().isdisjoint(self.flags), (
-                f"two settings are called {', '.join(flags & self.flags.keys())}"
-            )
-            self.flags |= flags
+            self.flags |= self._add_group(group)
         skip = () if self._presets else ("preset",)
         self.controls = self._add_group(_Controls(), skip)
         if self._presets:
