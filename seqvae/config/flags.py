@@ -157,6 +157,8 @@ class CommandLine(Generic[Settings]):
         if self._presets:
             preset = self.controls["preset"]
             self.controls["preset"] = preset._replace(types=(), choices=tuple(self._presets))
+            (action,) = (one for one in self._parser._actions if one.dest == "preset")
+            action.metavar = f"{{{','.join(self._presets)}}}"
 
     def _add_group(self, group: "DataclassInstance", skip: Collection[str] = ()) -> dict[str, Flag]:
         """Add a flag for each field; the group's values are the defaults."""
