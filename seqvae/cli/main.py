@@ -31,7 +31,7 @@ VERBS = {
     "impute": Verb("use_model", "CHECKPOINT", "write vectors or events with missing values filled"),
     "export": Verb("use_model", "CHECKPOINT", "write the weights as safetensors, with settings as JSON"),
     "profile": Verb("profile", "", "say where a training step's time goes, and what to change"),
-    "report": Verb("report", "RUN ...", "write the report of runs anew"),
+    "report": Verb("report", "RUN ...", "write the report of each run again"),
     "compare": Verb("report", "RUN RUN ...", "write one page that lays runs over one another"),
 }
 
