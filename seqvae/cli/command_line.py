@@ -33,16 +33,16 @@ def parse_command_line(
     whose schema `config_of` is: what only that command knows is ignored.
     """
     set_parsing_settings(import_path_denylist=["*"])  # plain types import nothing: a second lock on the same door
-    asked = {word.lstrip("-").replace("-", "_") for word in words if word.startswith("-")}
-    if "version" in asked:
+    names = {word.lstrip("-").replace("-", "_") for word in words if word.startswith("-")}
+    if "version" in names:
         print(f"seqvae {seqvae.__version__}")
         raise SystemExit(ExitCode.DONE)
     line = CommandLine(schema, prog=prog, description=description, presets=presets)
-    if not asked.isdisjoint({"help", "h"}):
+    if not names.isdisjoint({"help", "h"}):
         line.print_help()
         raise SystemExit(ExitCode.DONE)
     settings = line.settings(line.read_words(words), ignored=flags_of(config_of) if config_of else ())
-    if "print_config" in asked:
+    if "print_config" in names:
         print(to_yaml(settings), end="")
         raise SystemExit(ExitCode.DONE)
     return settings
@@ -55,9 +55,9 @@ def split_positional(words: Sequence[str], names: Sequence[str], example: str) -
     (['last.ckpt'], ['--count', '5'])
     """
     first_flag = next((place for place, word in enumerate(words) if word.startswith("--") or word == "-h"), len(words))
-    given, flags = list(words[:first_flag]), list(words[first_flag:])
-    if len(given) == len(names) or not INFORMATION_FLAGS.isdisjoint(flags):
-        return given, flags
-    if len(given) > len(names):
-        raise UsageError(f"{given[len(names)]!r}: nothing more is wanted before the flags. Wanted: {example}")
-    raise UsageError(f"{names[len(given)]} is missing, which stands before the flags. Wanted: {example}")
+    positional, flags = list(words[:first_flag]), list(words[first_flag:])
+    if len(positional) == len(names) or not INFORMATION_FLAGS.isdisjoint(flags):
+        return positional, flags
+    if len(positional) > len(names):
+        raise UsageError(f"{positional[len(names)]!r}: nothing more is wanted before the flags. Wanted: {example}")
+    raise UsageError(f"{names[len(positional)]} is missing, which stands before the flags. Wanted: {example}")

@@ -149,8 +149,8 @@ def _report(data: "SequenceData", settings: InspectSettings, ink: "Ink") -> Exit
 def training_command(settings: InspectSettings) -> str:
     """Return the command that trains on the same data: every setting of theirs that is not the default."""
     words: list[str] = []
-    given: list[DataclassInstance] = [settings.source, settings.lengths, settings.cache, settings.batches]
-    flags = [(name, value, getattr(type(group), name)) for group in given for name, value in values_of(group).items()]
+    groups: list[DataclassInstance] = [settings.source, settings.lengths, settings.cache, settings.batches]
+    flags = [(name, value, getattr(type(group), name)) for group in groups for name, value in values_of(group).items()]
     accumulate = settings.report.gradient_accumulation_steps
     flags.append(("gradient_accumulation_steps", accumulate, ReportSettings.gradient_accumulation_steps))
     for name, value, default in flags:

@@ -21,21 +21,17 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "train": Verb(
-        "train", "[--flag value ...]", "train a model as fast as this machine allows, and watch its posterior"
-    ),
-    "inspect": Verb("inspect_data", "[--flag value ...]", "say what Parquet files hold, and whether they would train"),
-    "evaluate": Verb("evaluate", "CHECKPOINT [--flag value ...]", "say what a trained model is worth on some data"),
-    "encode": Verb("use_model", "CHECKPOINT [--flag value ...]", "write each sequence's latents, NLL and rate"),
-    "reconstruct": Verb("use_model", "CHECKPOINT [--flag value ...]", "write sequences as decoded from their latents"),
-    "sample": Verb("use_model", "CHECKPOINT [--flag value ...]", "write new sequences from the prior"),
-    "interpolate": Verb("use_model", "CHECKPOINT ID ID [--flag value ...]", "write what lies between two sequences"),
-    "impute": Verb("use_model", "CHECKPOINT [--flag value ...]", "write vectors or events with missing values filled"),
-    "export": Verb(
-        "use_model", "CHECKPOINT [--flag value ...]", "write the weights as safetensors, with settings as JSON"
-    ),
-    "profile": Verb("profile", "[--flag value ...]", "say where a training step's time goes, and what to change"),
-    "report": Verb("report", "RUN ...", "write the report of runs anew"),
+    "train": Verb("train", "", "train a model as fast as this machine allows, and watch its posterior"),
+    "inspect": Verb("inspect_data", "", "say what Parquet files hold, and whether they would train"),
+    "evaluate": Verb("evaluate", "CHECKPOINT", "say what a trained model is worth on some data"),
+    "encode": Verb("use_model", "CHECKPOINT", "write each sequence's latents, NLL and rate"),
+    "reconstruct": Verb("use_model", "CHECKPOINT", "write sequences as decoded from their latents"),
+    "sample": Verb("use_model", "CHECKPOINT", "write new sequences from the prior"),
+    "interpolate": Verb("use_model", "CHECKPOINT ID ID", "write what lies between two sequences"),
+    "impute": Verb("use_model", "CHECKPOINT", "write vectors or events with missing values filled"),
+    "export": Verb("use_model", "CHECKPOINT", "write the weights as safetensors, with settings as JSON"),
+    "profile": Verb("profile", "", "say where a training step's time goes, and what to change"),
+    "report": Verb("report", "RUN ...", "write the report of each run again"),
     "compare": Verb("report", "RUN RUN ...", "write one page that lays runs over one another"),
 }
 
@@ -62,7 +58,7 @@ def main() -> int:
 
 
 def _help() -> str:
-    lines = [f"  {f'{name} {verb.usage}':<46} {verb.summary}" for name, verb in VERBS.items()]
+    lines = [f"  {f'{name} {verb.usage}':<26} {verb.summary}" for name, verb in VERBS.items()]
     return "\n".join(
         [
             "usage: seqvae COMMAND [...]\n",

@@ -168,15 +168,15 @@ def _find_batch(recipe: "Recipe", measuring: MeasuringSettings, ink: "Ink") -> d
 
 
 @contextmanager
-def _new_directory(given: str | None, output_dir: str, kind: str) -> Iterator[Path]:
+def _new_directory(output: str | None, output_dir: str, kind: str) -> Iterator[Path]:
     """Make the directory before anything is measured, and remove it where nothing came of it."""
     name = f"analysis-{kind}-{datetime.now():%Y%m%d-%H%M%S}"
-    directory = (Path(given) if given else Path(output_dir) / name).expanduser()
+    directory = (Path(output) if output else Path(output_dir) / name).expanduser()
     is_new = not directory.exists()
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
-        flag = "--output" if given else "--output_dir"
+        flag = "--output" if output else "--output_dir"
         raise UsageError(f"{flag}: {error.filename} is no directory") from error
     try:
         yield directory

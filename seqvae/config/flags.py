@@ -81,7 +81,7 @@ class Flag(NamedTuple):
         return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
-class Given(NamedTuple):
+class FlagValue(NamedTuple):
     """A value that was given on the command line, in a file or as a keyword argument; not converted yet."""
 
     flag: Flag
@@ -151,16 +151,14 @@ class CommandLine(Generic[Settings]):
         self._presets = {} if presets is None else {path.stem: path for path in sorted(presets.glob("*.yaml"))}
         self.flags: dict[str, Flag] = {}
         for group in values_of(schema()).values():
-            flags = self._add_group(group)
-            assert flags.keys().isdisjoint(self.flags), (
-                f"two settings are called {', '.join(flags & self.flags.keys())}"
-            )
-            self.flags |= flags
+            self.flags |= self._add_group(group)
         skip = () if self._presets else ("preset",)
         self.controls = self._add_group(_Controls(), skip)
         if self._presets:
             preset = self.controls["preset"]
             self.controls["preset"] = preset._replace(types=(), choices=tuple(self._presets))
+            (action,) = (one for one in self._parser._actions if one.dest == "preset")
+            action.metavar = f"{{{','.join(self._presets)}}}"
 
     def _add_group(self, group: "DataclassInstance", skip: Collection[str] = ()) -> dict[str, Flag]:
         """Add a flag for each field; the group's values are the defaults."""
@@ -176,18 +174,18 @@ class CommandLine(Generic[Settings]):
     def print_help(self) -> None:
         self._parser.print_help()
 
-    def read_words(self, words: Sequence[str]) -> list[Given]:
+    def read_words(self, words: Sequence[str]) -> list[FlagValue]:
         """Return the flags in the order in which they were typed."""
         rest = deque(words)
-        given: list[Given] = []
+        flag_values: list[FlagValue] = []
         while rest:
             word = rest.popleft()
             typed, equals, text = word.partition("=")
             name = typed[2:].replace("-", "_") if typed.startswith("--") else ""
             flag = self.flags.get(name.removeprefix("no_")) or self.controls.get(name)
             if flag is None or (name != flag.name and not flag.is_switch):
-                raise UsageError(self._message_on_unknown(word, given))
-            one = Given(flag, text, typed)
+                raise UsageError(self._message_on_unknown(word, flag_values))
+            one = FlagValue(flag, text, typed)
             if not self._takes_value(one):
                 if equals:
                     raise UsageError(f"{typed} takes no value, got {text!r}")
@@ -200,35 +198,35 @@ class CommandLine(Generic[Settings]):
                 else:
                     raise UsageError(f"{typed} wants {flag.expected}, but nothing follows it")
             is_null = flag.optional and text.lower() in ("null", "none")
-            given.append(one._replace(text=None if is_null else text))
-        return given
+            flag_values.append(one._replace(text=None if is_null else text))
+        return flag_values
 
-    def read_values(self, values: Mapping[str, object]) -> list[Given]:
+    def read_values(self, values: Mapping[str, object]) -> list[FlagValue]:
         """Return keyword arguments as flags; a value means what its text means on the command line."""
-        given = []
+        flag_values = []
         for name, value in values.items():
             flag = self.flags.get(name) or (self.controls.get(name) if name in ("preset", "config") else None)
             if flag is None:
                 raise UsageError(f"{name} is no setting{did_you_mean(name, self.flags)}")
             text = str(value).lower() if isinstance(value, bool) else str(value)
-            given.append(Given(flag, None if value is None else text, name))
-        return given
+            flag_values.append(FlagValue(flag, None if value is None else text, name))
+        return flag_values
 
-    def settings(self, given: Sequence[Given], ignored: Collection[str] = ()) -> Settings:
+    def settings(self, flag_values: Sequence[FlagValue], ignored: Collection[str] = ()) -> Settings:
         """Return the settings in force; of the names in a --config, those in `ignored` belong to another command."""
-        layers: list[Given] = []
-        for one in given:
+        layers: list[FlagValue] = []
+        for one in flag_values:
             if one.flag.name == "preset" and one.text is not None:
                 if one.text not in self._presets:
                     raise UsageError(_refusal(one))
                 # Presets serve every command: a name that this one lacks belongs to another (a test checks each name).
                 layers += self._read_file(self._presets[one.text], f"preset {one.text}", None)
-        for one in given:
+        for one in flag_values:
             if one.flag.name == "config" and one.text is not None:
                 if reason := why_no_path(one.text):
                     raise UsageError(f"--config {reason}")
                 layers += self._read_file(Path(one.text).expanduser(), one.text, ignored)
-        layers += [one for one in given if one.flag.name in self.flags]
+        layers += [one for one in flag_values if one.flag.name in self.flags]
         values = {name: flag.default for name, flag in self.flags.items()}
         values |= {one.flag.name: self._converted(one) for one in layers}
         try:
@@ -240,12 +238,12 @@ class CommandLine(Generic[Settings]):
         except ValueError as error:  # what a group refuses in its `__post_init__`
             raise UsageError(_in_users_spelling(str(error), layers)) from error
 
-    def _read_file(self, path: Path, shown_as: str, ignored: Collection[str] | None) -> list[Given]:
+    def _read_file(self, path: Path, shown_as: str, ignored: Collection[str] | None) -> list[FlagValue]:
         """Return the settings of a file; of other names, `ignored` are passed over; None: all are."""
-        given = []
+        flag_values = []
         for name, text, place in read_settings_file(path, shown_as):
             if name in self.flags:
-                given.append(Given(self.flags[name], text, f"{place}: {name}", place))
+                flag_values.append(FlagValue(self.flags[name], text, f"{place}: {name}", place))
             elif ignored is not None and name not in ignored:
                 positive = self.flags.get(name.removeprefix("no_"))
                 if positive is not None and positive.is_switch:
@@ -254,27 +252,27 @@ class CommandLine(Generic[Settings]):
                     raise UsageError(f"{place}: {name} is no setting; give --{name} on the command line")
                 hint = did_you_mean(name, self.flags) or "; --help lists them"
                 raise UsageError(f"{place}: {name} is not a setting here{hint}")
-        return given
+        return flag_values
 
-    def _converted(self, given: Given) -> object:
-        flag, text = given.flag, given.text
+    def _converted(self, value: FlagValue) -> object:
+        flag, text = value.flag, value.text
         if text is None and flag.optional:
             return None
         if text is not None and str in flag.types:
             return text  # untouched: jsonargparse would read "null" and "~" as None
         if text is None or not _PLAIN_WORD.fullmatch(text):  # jsonargparse would read "1:30" as 90 and "4 # 5" as 4
-            raise UsageError(_refusal(given))
+            raise UsageError(_refusal(value))
         try:
             return self._parser.parse_object({flag.name: text}, env=False, defaults=False)[flag.name]
         except ArgumentError as error:
-            raise UsageError(_refusal(given)) from error
+            raise UsageError(_refusal(value)) from error
 
-    def _takes_value(self, given: Given) -> bool:
+    def _takes_value(self, value: FlagValue) -> bool:
         """Whether a value may follow it: neither `--no_bucketing` nor `--version` has one."""
-        flag = given.flag
-        return not flag.is_switch or (given.typed_name == flag.name and flag.name in self.flags)
+        flag = value.flag
+        return not flag.is_switch or (value.typed_name == flag.name and flag.name in self.flags)
 
-    def _message_on_unknown(self, word: str, before: Sequence[Given]) -> str:
+    def _message_on_unknown(self, word: str, before: Sequence[FlagValue]) -> str:
         """Name either a misspelled flag or a value too many."""
         typed, equals, _ = word.partition("=")
         name = typed.lstrip("-")
@@ -303,16 +301,16 @@ def _alternatives(name: str, hint: Any) -> tuple[tuple[type, ...], tuple[str, ..
     return types, choices, NoneType in kinds
 
 
-def _refusal(given: Given) -> str:
-    text = "null" if given.text is None else repr(given.text)
+def _refusal(value: FlagValue) -> str:
+    text = "null" if value.text is None else repr(value.text)
     text = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
-    return f"{given.label} wants {given.flag.expected}, got {text}{did_you_mean(given.text or '', given.flag.choices)}"
+    return f"{value.label} wants {value.flag.expected}, got {text}{did_you_mean(value.text or '', value.flag.choices)}"
 
 
-def _in_users_spelling(message: str, given: Sequence[Given]) -> str:
+def _in_users_spelling(message: str, flag_values: Sequence[FlagValue]) -> str:
     """Spell the flags in a message as they were typed, and add the places of those that stand in a file."""
-    last = {one.flag.name: one for one in given}
-    typed = {one.typed_name: one.label for one in given if one.place is None}
+    last = {one.flag.name: one for one in flag_values}
+    typed = {one.typed_name: one.label for one in flag_values if one.place is None}
     has_hyphens = any("-" in label.lstrip("-") for label in typed.values())
     dashes = "" if any(not label.startswith("-") for label in typed.values()) else "--"  # none on keyword arguments
 

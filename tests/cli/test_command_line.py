@@ -405,6 +405,7 @@ def test_help_explains_every_flag_within_the_terminal(monkeypatch, capsys, colum
     for flag in FLAGS.values():
         assert f"--{'[no_]' if flag.is_switch else ''}{flag.name}" in words
         assert flag.help in words
+    assert "--preset {debug,high_memory,max_speed,memory_limited,recommended}" in words
     for theme in ("Data:", "Sequences:", "Cache:", "Batches:", "Loading:", "Presets, files, help:"):
         assert theme in text.splitlines()
 

@@ -143,16 +143,18 @@ def metadata_of(wheel: Path) -> Message:
 
 def closure(names: set[str]) -> set[str]:
     """These distributions and all that they need, by normalised names."""
-    found: set[str] = set()
-    rest = list(names)
+    found: set[tuple[str, str]] = set()
+    rest = [(name, "") for name in names]  # the second is an extra: lightning needs fsspec[http]
     while rest:
-        name = re.sub(r"[-_.]+", "-", rest.pop()).lower()
-        if name in found:
+        name, extra = rest.pop()
+        one = (re.sub(r"[-_.]+", "-", name).lower(), extra)
+        if one in found:
             continue
-        found.add(name)
+        found.add(one)
         required = [Requirement(text) for text in distribution(name).requires or []]
-        rest += [one.name for one in required if one.marker is None or one.marker.evaluate({"extra": ""})]
-    return found
+        needed = [each for each in required if each.marker is None or each.marker.evaluate({"extra": extra})]
+        rest += [(each.name, of_it) for each in needed for of_it in ("", *each.extras)]
+    return {name for name, _ in found}
 
 
 # --- The command, where nothing of the checkout is ---------------------------------------------------------------------
