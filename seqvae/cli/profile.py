@@ -20,7 +20,7 @@ from seqvae.errors import UsageError, harmless
 
 if TYPE_CHECKING:
     from seqvae.data.datamodule import SequenceDataModule
-    from seqvae.profiling.measured_run import Recipe
+    from seqvae.profiling.contestant import Recipe
     from seqvae.text import Ink
 
 NUMBERS, FIGURE, TRACE = "analysis.json", "analysis.png", "trace{}.json"
@@ -60,7 +60,7 @@ def run(verb: str, words: Sequence[str]) -> None:
     found = read_settings(words)
     share_machine()
 
-    from seqvae.profiling.measured_run import Recipe
+    from seqvae.profiling.contestant import Recipe  # only now: torch and Lightning take seconds, which --help must not
     from seqvae.text import ink_for
     from seqvae.training.fit import make_data, make_monitors
 
@@ -121,7 +121,7 @@ def _analyse(
     recipes: "Sequence[Recipe]", measuring: MeasuringSettings, directory: Path, data: "SequenceDataModule", ink: "Ink"
 ) -> dict[str, Any]:
     from seqvae.profiling import analysis
-    from seqvae.profiling.analysis import bottleneck_of
+    from seqvae.profiling.bottleneck import bottleneck_of
     from seqvae.reports.performance_figure import write_performance_figure
     from seqvae.reports.performance_numbers import as_dict
     from seqvae.reports.performance_table import performance_page

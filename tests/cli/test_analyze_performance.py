@@ -14,22 +14,17 @@ import psutil
 import pytest
 
 import analyze_performance
-import train_optimized
-from analyze_performance import (
-    AnalyzeOptimized,
-    new_directory,
-    read_settings,
-    training_settings,
-    training_words,
-)
+from seqvae.cli import profile
 from seqvae.cli.command_line import parse_command_line
+from seqvae.cli.profile import ProfileOptimized, _new_directory, read_settings, training_settings, training_words
+from seqvae.config.training import OptimizedSettings, ReferenceSettings
 from seqvae.config.yaml_files import to_yaml
+from seqvae.console import named_command
 from seqvae.errors import UsageError
 from seqvae.profiling.contestant import Recipe
-from seqvae.reports.terminal import Ink
+from seqvae.text import Ink
+from seqvae.training.fit import make_monitors
 from tests.support.parquet_files import write_splits
-from train_optimized import OptimizedSettings
-from train_with_collapse_detection import ReferenceSettings
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = "--width 16 --heads 2 --depth 1 --latent_size 2 --tokens_per_batch 400 --max_sequence_length 100"
@@ -111,7 +106,15 @@ def test_what_was_typed_for_the_training_command_is_told_from_the_rest():
 # --- The command -------------------------------------------------------------------------------------------------------
 
 
-def test_changes_are_tried_on_the_training_command_as_it_was_typed(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("typed", "advised"),
+    [
+        ("python analyze_performance.py", "python train_with_collapse_detection.py"),
+        ("seqvae profile", "seqvae train --plain"),
+        ("python -m seqvae profile", "python -m seqvae train --plain"),
+    ],
+)
+def test_changes_are_tried_on_the_training_command_as_it_was_typed(typed, advised, monkeypatch, capsys):
     asked: dict[str, Any] = {}
 
     class Advice:
@@ -123,29 +126,30 @@ def test_changes_are_tried_on_the_training_command_as_it_was_typed(monkeypatch, 
         return Advice()
 
     monkeypatch.setattr("seqvae.profiling.advise.advise", advise)
-    monkeypatch.setattr("seqvae.reports.performance_report.advice_lines", lambda advice, ink: [advice["command"]])
-    monkeypatch.setattr(sys, "argv", ["analyze_performance.py", "--advise", "--command", "reference", "--lr", "0.1"])
-    recipe = Recipe("reference", ReferenceSettings(), train_optimized.callbacks)
-    assert analyze_performance.advise(recipe, Ink()) == {"command": "the best"}
-    assert asked == {"words": ["--lr", "0.1"], "prog": "train_with_collapse_detection.py"}
+    monkeypatch.setattr("seqvae.reports.advice_table.advice_lines", lambda advice, ink: [advice["command"]])
+    words = ["--advise", "--command", "reference", "--lr", "0.1"]
+    recipe = Recipe("reference", ReferenceSettings(), make_monitors)
+    with named_command(typed):
+        assert profile.advise(recipe, words, Ink()) == {"command": "the best"}
+    assert asked == {"words": ["--lr", "0.1"], "prog": advised}
     assert capsys.readouterr().out == "the best\n"
 
 
 def test_a_directory_of_which_nothing_came_is_removed_again(tmp_path):
-    with pytest.raises(KeyError), new_directory(None, str(tmp_path / "runs"), "tokens") as directory:
+    with pytest.raises(KeyError), _new_directory(None, str(tmp_path / "runs"), "tokens") as directory:
         raise KeyError
     assert not directory.exists()
 
 
 def test_a_directory_that_was_there_stays(tmp_path):
-    with pytest.raises(KeyError), new_directory(str(tmp_path), "runs", "tokens"):
+    with pytest.raises(KeyError), _new_directory(str(tmp_path), "runs", "tokens"):
         raise KeyError
     assert tmp_path.exists()
 
 
 def test_a_file_is_no_place_for_output(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="--output"), new_directory(str(tmp_path / "file"), "runs", "tokens"):
+    with pytest.raises(UsageError, match="--output"), _new_directory(str(tmp_path / "file"), "runs", "tokens"):
         pass
 
 
@@ -212,7 +216,7 @@ def test_both_commands_are_put_side_by_side(tmp_path, token_lists):
     with start(tmp_path, token_lists, words) as process:
         out, err = process.communicate(timeout=250)
     assert process.returncode == 0, err
-    assert "times as many real tokens per second as" in " ".join(out.split())
+    assert "times as many real tokens a second as" in " ".join(out.split())
     numbers = json.loads((tmp_path / "out" / "analysis.json").read_text())
     assert [run["name"] for run in numbers["runs"]] == ["reference", "optimized"]
     assert numbers["comparison"]["lowest"] <= numbers["comparison"]["highest"]
@@ -223,4 +227,4 @@ def test_the_words_that_are_shown_in_its_docstring_parse():
     assert len(lines) == 5
     for line in lines:
         _, _, *words = shlex.split(line, comments=True)
-        parse_command_line(AnalyzeOptimized, words, prog="x", description="")
+        parse_command_line(ProfileOptimized, words, prog="x", description="")

@@ -1,4 +1,4 @@
-"""evaluate.py: what it says of a trained model, what it leaves in the run's directory, and what it refuses in which words."""
+"""`seqvae evaluate`: what it says of a trained model, what it leaves in the run's directory, and what it refuses in which words."""
 
 import errno
 import json
@@ -14,16 +14,17 @@ import pandas as pd
 import pytest
 import torch
 
-import evaluate
-from evaluate import words_of
+from seqvae.cli.evaluate import models_and_flags
+from seqvae.cli.main import main
 from seqvae.config.inference import DataChoices
-from seqvae.errors import ExitCode, UsageError, run_command
+from seqvae.errors import ExitCode, UsageError
 from seqvae.files import JsonLines
 from seqvae.inference.estimates import SequenceNLL
 from seqvae.inference.evaluate import Weighted, compare, paired_difference, weighted_nll
-from seqvae.inference.model import chosen_splits, joined_batches, open_data, open_trained, shares
-from seqvae.reports.evaluation_report import comparison_lines, evaluation_lines
-from seqvae.reports.terminal import Ink
+from seqvae.inference.model import open_data, open_model
+from seqvae.inference.streaming import chosen_splits, joined_batches, shares
+from seqvae.reports.evaluation_page import comparison_lines, evaluation_lines
+from seqvae.text import Ink
 from tests.support.parquet_files import write
 from tests.support.trained_models import KINDS, SIZES, columns, make_checkpoint
 
@@ -60,8 +61,8 @@ def run(monkeypatch, capsys) -> Evaluate:
     """The command, in this process."""
 
     def call(*words: object) -> Said:
-        monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, words)])
-        return Said(run_command(evaluate.main, evaluate.PROG), *capsys.readouterr())
+        monkeypatch.setattr(sys, "argv", ["seqvae", "evaluate", *map(str, words)])
+        return Said(main(), *capsys.readouterr())
 
     return call
 
@@ -138,7 +139,7 @@ def test_without_sequences_there_is_no_importance_weighting(run, runs):
 
 
 def test_splits_go_together(runs):
-    data = open_data(open_trained(str(runs["vectors"])), DataChoices())
+    data = open_data(open_model(str(runs["vectors"])), DataChoices())
     both = chosen_splits(data, "valid+test")
     assert shares(data, both, None) == [9, 12]
     assert shares(data, both, 7) == [3, 4]
@@ -233,9 +234,9 @@ def test_only_what_is_of_the_same_content_in_the_same_units_compares():
 
 
 def test_a_network_that_was_told_of_labels_compares_with_one_that_was_not(runs):
-    trained = open_trained(str(runs["vectors"]))
+    trained = open_model(str(runs["vectors"]))
     described = replace(trained.description, classes=("no", "yes"))
-    told = trained._replace(stored=trained.stored._replace(description=described))
+    told = replace(trained, stored=trained.stored._replace(description=described))
     data = open_data(trained, DataChoices())
     one, other = (weighted_nll(each, data, ["test"], samples=1, sequences=3, seed=0) for each in (trained, told))
     assert paired_difference(one, other) == (0.0, 0.0)
@@ -247,13 +248,13 @@ def test_a_run_that_cannot_be_written_to_loses_no_numbers(run, runs, tmp_path, m
 
     monkeypatch.setattr(JsonLines, "finish", refuse)
     said = run(runs["vectors"], "--iw_sequences", 0, "--json", tmp_path / "a.json")
-    assert (said.code, said.err) == (ExitCode.STORAGE, "evaluate.py: evaluation.jsonl: Read-only file system\n")
+    assert (said.code, said.err) == (ExitCode.STORAGE, "seqvae evaluate: evaluation.jsonl: Read-only file system\n")
     assert "ELBO" in said.out
     assert (tmp_path / "a.json").exists()
 
 
 def test_the_difference_is_paired_by_id(runs):
-    description = open_trained(str(runs["vectors"])).description
+    description = open_model(str(runs["vectors"])).description
 
     def weighted(nll: list[float], names: tuple[str, ...], steps: tuple[int, ...]) -> Weighted:
         counts = np.array(steps)
@@ -284,7 +285,7 @@ def test_the_difference_is_paired_by_id(runs):
 )
 def test_words_that_cannot_be_meant_are_refused(words, said):
     with pytest.raises(UsageError, match=said):
-        words_of(words)
+        models_and_flags(words)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
-"""inspect_data.py: what it says of each kind of data, whether they would train, and every file that stands in the way."""
+"""`seqvae inspect`: what it says of each kind of data, whether they would train, and every file that stands in the way."""
 
+import os
 import shlex
 import subprocess
 import sys
@@ -12,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import inspect_data
-from inspect_data import InspectSettings, ReportSettings
 from seqvae.cli.command_line import parse_command_line
-from seqvae.data.demo.write import write_demo
-from seqvae.errors import ExitCode, run_command
+from seqvae.cli.inspect_data import InspectSettings, ReportSettings
+from seqvae.cli.main import main
+from seqvae.config.training import OptimizedSettings
+from seqvae.data.demo.demo import write_demo
+from seqvae.errors import ExitCode
 from tests.support.parquet_files import flip_bit, write, write_splits
-from train_optimized import OptimizedSettings
 
 ROOT = Path(__file__).parent.parent.parent
 HOSTILE = "$x_{1}$ \x1b[2J\x9b31m\u202e\n"
@@ -44,10 +45,9 @@ def inspect(tmp_path, monkeypatch, capsys) -> Inspect:
     monkeypatch.chdir(tmp_path)
 
     def run(*words: object) -> Said:
-        line = [inspect_data.PROG, *map(str, words), "--cache_dir", str(tmp_path / "cache")]
+        line = ["seqvae", "inspect", *map(str, words), "--cache_dir", str(tmp_path / "cache")]
         monkeypatch.setattr(sys, "argv", line)
-        code = run_command(inspect_data.main, inspect_data.PROG)
-        return Said(code, *capsys.readouterr())
+        return Said(main(), *capsys.readouterr())
 
     return run
 
@@ -105,7 +105,7 @@ def test_the_command_that_is_advised_trains_on_what_was_inspected(inspect, tmp_p
     words = ["--max_sequence_length", "3", "--no_bucketing", "--batch_size", "4", "--vocabulary_size", "9"]
     words += ["--gradient_accumulation_steps", "3"]
     said = inspect("--data_dir", token_lists, *words, "--no_plot")
-    command = next(line for line in said.out.splitlines() if "train_optimized.py" in line)
+    command = next(line for line in said.out.splitlines() if "seqvae train" in line)
     advised = parse_command_line(OptimizedSettings, shlex.split(command)[2:], prog="x", description="")
     inspected = parse_command_line(
         InspectSettings,
@@ -132,15 +132,16 @@ def test_a_script_gets_exit_code_3_and_one_line_of_bad_data(tmp_path, token_list
     (token_lists / "valid.parquet").write_bytes(b"")
     done = check_in_a_process(token_lists, tmp_path)
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.startswith(f"inspect_data.py: {token_lists / 'valid.parquet'}: ")
+    assert done.stderr.startswith(f"seqvae inspect: {token_lists / 'valid.parquet'}: ")
     assert len(done.stderr.splitlines()) == 1
 
 
 def check_in_a_process(data_dir: Path, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     words = ["--data_dir", str(data_dir), "--cache_dir", str(tmp_path / "cache"), "--check_only"]
     return subprocess.run(
-        [sys.executable, str(ROOT / "inspect_data.py"), *words],
+        [sys.executable, "-m", "seqvae", "inspect", *words],
         cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
