@@ -1,9 +1,9 @@
-"""Write docs/every_flag.md from the parsers of all commands: each flag once, by theme, with its values, default and help text.
+"""The parsers of all commands -> docs/every_flag.md: each flag once, by theme, with what it takes, its default and its help text.
 
     python -m benchmarks.flag_page
 
 The commands stand in one table, `COMMANDS`: a new one, or a new subcommand, is a line there. A flag of several commands is one
-row where it means the same to them; where only their defaults differ, the row names them. This module stands among the benchmarks
+row where they say the same of it; where only their defaults differ, the row says which has which. It stands among the benchmarks
 because it fills a page of docs/, and because nothing of the product may import a command.
 """
 
@@ -12,14 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import use_model
-from analyze_performance import AnalyzeOptimized
-from evaluate import EvaluateCommand
-from inspect_data import InspectSettings
-from seqvae.cli.command_line import PRESETS_DIR, control_flags
-from seqvae.config.flags import flags_of
-from train_optimized import OptimizedSettings
-from train_with_collapse_detection import ReferenceSettings
+from seqvae.cli.evaluate import EvaluateCommand
+from seqvae.cli.inspect_data import InspectSettings
+from seqvae.cli.profile import ProfileOptimized
+from seqvae.cli.use_model import ACTIONS
+from seqvae.config.flags import PRESETS_DIR, CommandLine
+from seqvae.config.training import OptimizedSettings, ReferenceSettings
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -31,7 +29,7 @@ class Command(NamedTuple):
     """A command, or a subcommand, at the top level."""
 
     typed: str
-    """The command line before the flags: `train_optimized.py`, or `name.py subcommand`."""
+    """What is typed before the flags: `train_optimized.py`, or `seqvae encode`."""
     schema: "type[DataclassInstance]"
     about: str
     takes_words: bool = False
@@ -39,19 +37,16 @@ class Command(NamedTuple):
 
 
 COMMANDS = (
-    Command("train_optimized.py", OptimizedSettings, "the fastest run"),
-    Command("train_with_collapse_detection.py", ReferenceSettings, "the plain run, watched most closely"),
-    Command("analyze_performance.py", AnalyzeOptimized, "where a step's time goes"),
-    Command("inspect_data.py", InspectSettings, "what Parquet files hold"),
-    Command("evaluate.py", EvaluateCommand, "what a trained model is worth", takes_words=True),
-    *(
-        Command(f"use_model.py {name}", action.settings, action.says, takes_words=True)
-        for name, action in use_model.ACTIONS.items()
-    ),
+    Command("train_optimized.py", OptimizedSettings, "the fastest run; also `seqvae train`"),
+    Command("train_with_collapse_detection.py", ReferenceSettings, "the plain run; also `seqvae train --plain`"),
+    Command("seqvae profile", ProfileOptimized, "where a step's time goes; also `analyze_performance.py`"),
+    Command("seqvae inspect", InspectSettings, "what Parquet files hold"),
+    Command("seqvae evaluate", EvaluateCommand, "what a trained model is worth", takes_words=True),
+    *(Command(f"seqvae {name}", action.settings, action.summary, takes_words=True) for name, action in ACTIONS.items()),
 )
 
 Meaning = tuple[str, str, tuple[type, ...], tuple[str, ...], str]
-"""Theme, name, types, choices and help text: everything of a flag except its default."""
+"""Theme, name, types, choices and help text: all of a flag but its default."""
 
 INTRODUCTION = """# Every flag
 
@@ -63,7 +58,7 @@ Written by `python -m benchmarks.flag_page` from the commands' own parsers; `--h
   `--no_bucketing`.
 - `null` unsets a value that may be unset (`--max_epochs null`). Where no default is given, the text says what happens then.
 - Flags win over `--config`, `--config` over `--preset`, `--preset` over the defaults, wherever they stand on the line.
-- `analyze_performance.py --command reference` has the defaults of `train_with_collapse_detection.py`.
+- `seqvae profile --command reference` has the defaults of `train_with_collapse_detection.py`.
 """
 
 
@@ -84,26 +79,26 @@ def page(commands: Sequence[Command]) -> str:
 
 
 def defaults_by_meaning(commands: Sequence[Command]) -> dict[Meaning, dict[str, object]]:
-    """Return the default of each flag by command; in the order of the first command that has it."""
-    presets = tuple(path.stem for path in sorted(PRESETS_DIR.glob("*.yaml")))
+    """Of each flag the default by command; in the order of the first command that has it."""
     found: dict[Meaning, dict[str, object]] = {}
     for command in commands:
-        controls = control_flags(() if command.takes_words else presets)  # presets are of trainings
-        for flag in [*flags_of(command.schema).values(), *controls]:
+        # presets are of trainings, not of what was trained
+        line = CommandLine(command.schema, presets=None if command.takes_words else PRESETS_DIR)
+        for flag in [*line.flags.values(), *line.controls.values()]:
             meaning = (flag.theme, flag.name, flag.types, flag.choices, flag.help)
             found.setdefault(meaning, {})[command.typed] = flag.default
     return found
 
 
 def _section(theme: str, rows: Mapping[Meaning, Mapping[str, object]], commands: int) -> str:
-    """Return a theme: its commands and its flags; a flag that not all of these have names its own."""
+    """A theme: whose it is, and its flags; a flag that not all of these have says who has it."""
     owners = list(dict.fromkeys(command for of in rows.values() for command in of))
     lines = [
         (
             f"`--{name}`",
             takes(types, choices),
             defaults(of),
-            text.replace("|", "\\|").replace("<", "\\<") + ("" if len(of) == len(owners) else f" Of {_named(of)}."),
+            _escaped(text) + ("" if len(of) == len(owners) else f" Of {_named(of)}."),
         )
         for (_, name, types, choices, text), of in rows.items()
     ]
@@ -112,8 +107,7 @@ def _section(theme: str, rows: Mapping[Meaning, Mapping[str, object]], commands:
 
 
 def takes(types: tuple[type, ...], choices: tuple[str, ...]) -> str:
-    """Return the types and choices of a flag in words.
-
+    """
     >>> takes((bool,), ()), takes((int,), ("auto",)), takes((int, float), ())
     ('switch', 'whole number, `auto`', 'whole number, number')
     """
@@ -122,20 +116,27 @@ def takes(types: tuple[type, ...], choices: tuple[str, ...]) -> str:
 
 
 def defaults(of: Mapping[str, object]) -> str:
-    """Return the default of most commands, and then those that differ.
+    """What most commands have, and then those that differ.
 
     >>> defaults({"a.py": 2, "b.py": 1, "c.py": 2}), defaults({"a.py": None})
     ('`2`; `b.py`: `1`', '')
     """
-    typed = {command: str(one).lower() if isinstance(one, bool) else str(one) for command, one in of.items()}
-    written = {command: "" if of[command] is None else f"`{text}`" for command, text in typed.items()}
+    written = {command: "" if default is None else f"`{_as_typed(default)}`" for command, default in of.items()}
     usual = Counter(written.values()).most_common(1)[0][0]
     others = [f"`{command}`: {text or 'none'}" for command, text in written.items() if text != usual]
     return "; ".join([usual or "none", *others] if others else [usual])
 
 
+def _as_typed(default: object) -> str:
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
 def _named(commands: Iterable[str]) -> str:
     return ", ".join(f"`{command}`" for command in commands)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "\\<")
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

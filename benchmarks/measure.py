@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from seqvae.console import share_machine
-from seqvae.data.demo.demo import log_normal_lengths
-from seqvae.training.devices import cpu_has_bf16_units
+from seqvae.data.demo.processes import log_normal_lengths
+from seqvae.training.distributed import cpu_has_bf16_units
 
 ROWS_PER_GROUP = 50_000
 

@@ -130,7 +130,7 @@ class Latents(NamedTuple):
 
 
 def read_latents(path: Path, splits: Sequence[str]) -> Latents:
-    """Read what `use_model.py encode` wrote."""
+    """Read what `seqvae encode` wrote."""
     table = pq.read_table(path, columns=["id", "mean", "nll", "rate"], filters=[("split", "in", splits)])
     surprise_N = table["nll"].to_numpy() + table["rate"].to_numpy()
     return Latents(table["id"].to_pylist(), np.array(table["mean"].to_pylist(), dtype=np.float64), surprise_N)

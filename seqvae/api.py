@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from seqvae.data.frames import Data
     from seqvae.inference.model import Model
-    from seqvae.reports.run_story import Story
+    from seqvae.reports.story import Story
 
 FRAME_HEIGHT = "42rem"
 """Of the report in a notebook."""
@@ -89,10 +89,10 @@ class Run:
     @property
     def story(self) -> "Story":
         """The verdict with its reason (`sentence`, `why`), what to do (`next`), and how far the run got (`state`)."""
-        from seqvae.reports.run_directory import read_run
-        from seqvae.reports.run_story import tell
+        from seqvae.reports.read_run import read_run
+        from seqvae.reports.story import story_of
 
-        return tell(read_run(self.directory), time.time())
+        return story_of(read_run(self.directory), time.time())
 
     @property
     def metrics(self) -> "pd.DataFrame":
@@ -138,7 +138,7 @@ def _errors_of_a_call() -> Iterator[None]:
         yield
     except SystemExit as end:
         from seqvae.monitors import PosteriorCollapsed
-        from seqvae.monitors.detection.verdict import line_of
+        from seqvae.monitors.detection.findings import line_of
 
         if not isinstance(end, PosteriorCollapsed):
             raise

@@ -17,18 +17,15 @@ from unittest.mock import patch
 
 from lightning import Callback, LightningModule, Trainer
 
-import train_optimized
-import train_with_collapse_detection as closest
 from benchmarks.measure import machine, make_parser, median, print_table
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.run import MonitoringSettings, Watch
-from seqvae.config.training import TrainingSettings
+from seqvae.config.training import OptimizedSettings, ReferenceSettings, TrainingSettings
 from seqvae.console import set_up_output, share_machine
 from seqvae.errors import run_command
 from seqvae.monitors import PosteriorMetricsMonitor
 from seqvae.monitors.publish import Publisher
 from seqvae.training.fit import fit
-from train_optimized import OptimizedSettings
 
 PROG = "benchmarks.detection.monitor_cost"
 
@@ -48,9 +45,9 @@ class Mode(NamedTuple):
 
 
 MODES = {
-    "default": Mode(train_optimized.WATCH, 1.0),
-    "fast": Mode(train_optimized.FAST_WATCH, 0.5),
-    "closest": Mode(closest.WATCH, 5.0),
+    "default": Mode(OptimizedSettings.WATCH, 1.0),
+    "fast": Mode(OptimizedSettings.FAST_WATCH, 0.5),
+    "closest": Mode(ReferenceSettings.WATCH, 5.0),
 }
 
 

@@ -32,10 +32,11 @@ from seqvae.cli.command_line import parse_command_line
 from seqvae.config.training import TrainingSettings
 from seqvae.data.batch import Batch
 from seqvae.data.datamodule import SequenceDataModule
-from seqvae.data.demo.demo import write_demo
+from seqvae.data.demo.write import write_demo
 from seqvae.errors import DivergedError
-from seqvae.files import exclusive
-from seqvae.inference.estimates import Estimate, batches_of, importance_weighted_nll, mean_of, posterior_statistics
+from seqvae.files import wait_for_lock
+from seqvae.inference.estimates import Estimate, importance_weighted_nll, mean_of, posterior_statistics
+from seqvae.inference.streaming import batches_of
 from seqvae.models.backbones import Decoder
 from seqvae.models.posteriors import Posterior
 from seqvae.models.vae import SequenceVAE
@@ -166,7 +167,7 @@ def baseline(run: ZooRun, directory: Path, seed: int) -> np.ndarray:
     """Return the NLL of the held-out sequences under the same decoder without a latent, which the first caller trains."""
     path = baseline_path(run, directory, seed)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with exclusive(path.with_suffix(".lock"), lambda: None):
+    with wait_for_lock(path.with_suffix(".lock"), lambda: None):
         if not path.exists():
             name = f"{run.baseline}.seed-{seed}"
             settings = settings_of((*run.baseline_words, "--seed", str(seed)), run.data, directory, name)

@@ -5,7 +5,7 @@
     python -m benchmarks.quality.latents --data physionet2012 --evaluate runs/icu   # an existing run of the same settings
 
 Real sets lie below SEQVAE_REAL_DATA. The training is that of `train_optimized.py` with the flags in SETS, the checkpoint its
-last, the probe that of `evaluate.py --probe`, trained on the training split, scored on the splits that SETS names. Other flags
+last, the probe that of `seqvae evaluate --probe`, trained on the training split, scored on the splits that SETS names. Other flags
 of `train_optimized.py` are passed on.
 """
 
@@ -53,7 +53,7 @@ def main() -> None:
 
 def train_and_probe(name: str, run: str | None, words: list[str]) -> dict[str, Any]:
     from seqvae.config.inference import DataChoices
-    from seqvae.inference.model import Labels, open_data, open_trained
+    from seqvae.inference.model import Labels, open_data, open_model
     from seqvae.inference.probe import probe
 
     folder = os.environ.get("SEQVAE_REAL_DATA")
@@ -61,7 +61,7 @@ def train_and_probe(name: str, run: str | None, words: list[str]) -> dict[str, A
         raise UsageError(f"--data {name}: SEQVAE_REAL_DATA does not name the folder of the real data")
     about, place = SETS[name], Path(folder) / name
     directory = Path(run) if run else trained_run(place, [*about.flags, *words])
-    trained = open_trained(str(directory / "checkpoints" / "last.ckpt"))
+    trained = open_model(str(directory / "checkpoints" / "last.ckpt"))
     labels = None if about.label_path is None else str(place / about.label_path)
     data = open_data(trained, DataChoices(label_path=labels), Labels(about.label))
     found = probe(trained, data, about.label, about.splits)
@@ -79,8 +79,9 @@ def train_and_probe(name: str, run: str | None, words: list[str]) -> dict[str, A
 
 def trained_run(data_dir: Path, words: list[str]) -> Path:
     from seqvae.cli.command_line import parse_command_line
+    from seqvae.config.training import OptimizedSettings
     from seqvae.training.fit import fit
-    from train_optimized import OptimizedSettings, callbacks
+    from train_optimized import callbacks
 
     flags = ["--data_dir", str(data_dir), "--fast_detection", *words]
     settings = parse_command_line(OptimizedSettings, flags, prog=PROG, description="")

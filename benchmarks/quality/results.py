@@ -25,25 +25,18 @@ from torch import Tensor, nn
 
 from benchmarks.measure import machine, make_parser, print_table
 from seqvae.cli.command_line import parse_command_line
-from seqvae.config.training import TrainingSettings
+from seqvae.config.training import OptimizedSettings, TrainingSettings
 from seqvae.data.batch import Batch
 from seqvae.data.cache import default_cache_dir
 from seqvae.data.datamodule import SequenceDataModule
-from seqvae.data.demo.demo import read_tokens, read_truth, write_demo
-from seqvae.data.demo.demo_tokens import TokenTruth
+from seqvae.data.demo.processes import TokenTruth
+from seqvae.data.demo.write import read_tokens, read_truth, write_demo
 from seqvae.errors import UsageError, run_command
-from seqvae.inference.estimates import (
-    Estimate,
-    SequenceNLL,
-    batches_of,
-    importance_weighted_nll,
-    mean_of,
-    posterior_statistics,
-)
+from seqvae.inference.estimates import Estimate, SequenceNLL, importance_weighted_nll, mean_of, posterior_statistics
+from seqvae.inference.streaming import batches_of
 from seqvae.models.vae import SequenceVAE, VAEOutput
 from seqvae.training.fit import fit, make_data
 from seqvae.training.network import build_network, load_weights, rebuild_network
-from train_optimized import OptimizedSettings
 
 PROG = "benchmarks.quality.results"
 DEMO = "demo"
@@ -118,7 +111,7 @@ def run(settings: TrainingSettings, options: Options) -> dict[str, Any]:
     data = make_data(settings)
     start = time.perf_counter()
     # A run as the command makes it; watching it changes nothing, and is left out.
-    checkpoint = Path(options.evaluate) if options.evaluate else last_checkpoint(fit(settings).directory)
+    checkpoint = Path(options.evaluate) if options.evaluate else last_checkpoint(fit(settings, []).directory)
     training_seconds = time.perf_counter() - start
     network = rebuild_network(checkpoint)
     parameters = sum(parameter.numel() for parameter in network.parameters())
@@ -225,7 +218,7 @@ def nll_without_latent(settings: TrainingSettings, data: SequenceDataModule, opt
         settings = replace(settings, run=replace(settings.run, run_name=f"{settings.run.run_name}-without-latent"))
     torch.manual_seed(settings.run.seed)
     network = WithoutLatent(build_network(data, model, settings.compute), model.latent_size)
-    load_weights(network, last_checkpoint(fit(settings, network=network).directory), data.description)
+    load_weights(network, last_checkpoint(fit(settings, [], network=network).directory), data.description)
     return importance_weighted_nll(network, chosen(data, options), samples=1, autocast=options.autocast)
 
 

@@ -26,7 +26,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-import inspect_data
+import seqvae.cli.main
 import train_optimized
 from benchmarks.reliability.bad_input_cases import Case, make_case
 from benchmarks.reliability.bad_input_data import File, Value
@@ -46,8 +46,8 @@ POLICIES = {
 TINY = "--width 8 --depth 1 --heads 1 --latent_size 2 --precision 32-true --num_workers 0"
 TRAINING = (*TINY.split(), "--fast_dev_run", "--disable_metrics_monitoring", "--run_name", "run")
 COMMANDS: dict[str, tuple[str, Callable[[], int | None], tuple[str, ...]]] = {
-    "check": (inspect_data.PROG, inspect_data.main, ("--check_only",)),
-    "page": (inspect_data.PROG, inspect_data.main, ("--rows", "5")),
+    "check": ("seqvae inspect", seqvae.cli.main.main, ("--check_only",)),
+    "page": ("seqvae inspect", seqvae.cli.main.main, ("--rows", "5")),
     "train": (train_optimized.PROG, train_optimized.main, TRAINING),
 }
 DRAWN = ("names",)
@@ -172,7 +172,7 @@ def run_in_this_process(name: str, words: tuple[str, ...], directory: Path) -> E
     before, handlers, level = (Path.cwd(), sys.argv), root.handlers[:], root.level
     root.handlers[:] = []  # so that the command sets up its own
     os.chdir(directory)
-    sys.argv = [prog, *own, *words]
+    sys.argv = [*prog.split(), *own, *words]
     try:
         with captured(directory) as outputs:
             try:
@@ -215,8 +215,14 @@ def captured(directory: Path) -> Iterator[list[str]]:
 
 def run_in_own_process(name: str, words: tuple[str, ...], directory: Path) -> Ended:
     prog, _, own = COMMANDS[name]
-    line = [sys.executable, str(ROOT / prog), *own, *words]
-    done = subprocess.run(line, capture_output=True, cwd=directory, timeout=PROCESS_SECONDS)
+    command = [str(ROOT / prog)] if prog.endswith(".py") else ["-m", *prog.split()]
+    done = subprocess.run(
+        [sys.executable, *command, *own, *words],
+        capture_output=True,
+        cwd=directory,
+        timeout=PROCESS_SECONDS,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
     out, err = (text.decode(errors="surrogateescape") for text in (done.stdout, done.stderr))
     return Ended(prog, done.returncode, out, err, prints_reasons=name == "page")
 

@@ -1,4 +1,4 @@
-"""Damaged data through inspect_data.py and training: each case ends in a clear error with exit 3, or in data that are unchanged.
+"""Damaged data through `seqvae inspect` and training: each case ends in a clear error with exit 3, or in data that are unchanged.
 
     python -m benchmarks.reliability.bad_inputs [--cases 400] [--seed 0] [--processes 12] [--workers 2]
     python -m benchmarks.reliability.bad_inputs --only 137                # one case again, with all outputs

@@ -42,18 +42,15 @@ from benchmarks.speed.ablation_measures import (
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.data import LoadingSettings
 from seqvae.config.run import ValidationSettings
-from seqvae.config.training import TrainingSettings
+from seqvae.config.training import OptimizedSettings, ReferenceSettings, TrainingSettings
 from seqvae.console import share_machine
 from seqvae.data.dataset import LONGEST
-from seqvae.data.demo.demo import write_demo
+from seqvae.data.demo.write import write_demo
 from seqvae.data.description import Kind
 from seqvae.data.loader import resolve_loading
 from seqvae.errors import run_command
-from seqvae.profiling.contestant import MeasuredRun
-from seqvae.profiling.messages import Lap
+from seqvae.profiling.measured_run import Lap, MeasuredRun
 from seqvae.training.fit import make_data
-from train_optimized import OptimizedSettings
-from train_with_collapse_detection import ReferenceSettings
 
 PROG = "benchmarks.speed.ablation"
 MODEL = ("--width", "256", "--depth", "3")

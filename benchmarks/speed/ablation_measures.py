@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import train_optimized
 import train_with_collapse_detection
 from seqvae.config.training import TrainingSettings
-from seqvae.profiling.contestant import Recipe
+from seqvae.profiling.measured_run import Recipe
 
 if TYPE_CHECKING:
     from lightning import Callback

@@ -3,7 +3,7 @@
     python -m benchmarks.speed.encoding [--rounds 7] [--short]
 
 A network of `train_optimized.py`'s defaults with two steps of training (how well it models does not matter here). One side goes
-through all batches of a set, which lie in memory, in the order and the sizes that encoding uses; the other is what `use_model.py
+through all batches of a set, which lie in memory, in the order and the sizes that encoding uses; the other is what `seqvae
 encode` does: sequences out of the cache, the network, ids, and the rows of a Parquet file on disk. Both take turns in this process.
 
 Memory: encoding the same split again and again into one file, resident memory after a quarter of it and at its end.
@@ -34,7 +34,7 @@ from seqvae.errors import UsageError, run_command
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from seqvae.inference.model import Trained
+    from seqvae.inference.model import Model
 
 SETS: dict[str, tuple[str, ...]] = {
     "moses_smiles": ("--tokenizer", "characters"),
@@ -63,11 +63,11 @@ def main() -> None:
     print(json.dumps({"machine": machine(), "rows": rows, "memory": memory}))
 
 
-def train_two_steps(name: str, directory: str) -> "Trained":
+def train_two_steps(name: str, directory: str) -> "Model":
     from seqvae.cli.command_line import parse_command_line
-    from seqvae.inference.model import open_trained
+    from seqvae.config.training import OptimizedSettings
+    from seqvae.inference.model import open_model
     from seqvae.training.fit import fit
-    from train_optimized import OptimizedSettings
 
     folder = os.environ.get("SEQVAE_REAL_DATA")
     if not folder:
@@ -75,18 +75,16 @@ def train_two_steps(name: str, directory: str) -> "Trained":
     words = ["--data_dir", str(Path(folder) / name), *SETS[name], "--output_dir", directory, "--run_name", name]
     words += ["--max_steps", "2", "--limit_val_batches", "0"]
     settings = parse_command_line(OptimizedSettings, words, prog="benchmarks.speed.encoding", description="")
-    return open_trained(str(fit(settings).directory))
+    return open_model(str(fit(settings, []).directory))
 
 
-def measure_speed(name: str, trained: "Trained", directory: Path, rounds: int) -> dict[str, Any]:
+def measure_speed(name: str, trained: "Model", directory: Path, rounds: int) -> dict[str, Any]:
     import numpy as np
 
     from seqvae.config.inference import DataChoices
     from seqvae.inference.encode import encode
-    from seqvae.inference.estimates import STEPS_AT_ONCE, cut_ascending
-    from seqvae.inference.model import at_work, open_data
-    from seqvae.inference.output import write_parquet
-    from seqvae.inference.streaming import windows
+    from seqvae.inference.model import open_data
+    from seqvae.inference.streaming import STEPS_AT_ONCE, cut_ascending, evaluating, windows, write_parquet
 
     data, split = open_data(trained, DataChoices()), SPLITS[name]
     stored = data.split(split)
@@ -97,7 +95,7 @@ def measure_speed(name: str, trained: "Trained", directory: Path, rounds: int) -
         batches += [stored.gather(order_W[part]) for part in cut_ascending(lengths_N[order_W], STEPS_AT_ONCE)]
 
     def network_alone() -> None:
-        with at_work(trained):
+        with evaluating(trained):
             for batch in batches:
                 trained.network(batch)
 
@@ -117,12 +115,12 @@ def measure_speed(name: str, trained: "Trained", directory: Path, rounds: int) -
     }
 
 
-def measure_memory(name: str, trained: "Trained", directory: Path) -> list[dict[str, Any]]:
+def measure_memory(name: str, trained: "Model", directory: Path) -> list[dict[str, Any]]:
     """Encode the same split PASSES times into one file."""
     from seqvae.config.inference import DataChoices
     from seqvae.inference.encode import encode
     from seqvae.inference.model import open_data
-    from seqvae.inference.output import write_parquet
+    from seqvae.inference.streaming import write_parquet
 
     data = open_data(trained, DataChoices())
     held: list[tuple[int, float]] = []

@@ -52,16 +52,15 @@ from torch.utils.data import DataLoader
 import train_optimized
 import train_with_collapse_detection
 from seqvae.cli.command_line import parse_command_line
-from seqvae.config.training import TrainingSettings
+from seqvae.config.training import OptimizedSettings, ReferenceSettings, TrainingSettings
 from seqvae.data.batch import TokenBatch
-from seqvae.data.demo.demo_shared import LengthLaw
-from seqvae.data.demo.demo_tokens import TokenTruth
+from seqvae.data.demo.processes import LengthLaw, TokenTruth
 from seqvae.monitors.formulas import gaussian_kl
-from seqvae.profiling.contestant import MeasuredRun, Recipe
+from seqvae.profiling.measured_run import MeasuredRun, Recipe
 from seqvae.training.fit import make_data
 from seqvae.training.module import VALIDATION, noise_seed, seed_noise
 from seqvae.training.network import build_network
-from seqvae.training.objective import free_bits_in_force, negative_elbo
+from seqvae.training.objective import negative_elbo, resolve_free_bits
 
 RATES = (3e-4, 1e-3, 3e-3)
 """The grid of all sides; 3e-4 is MOSES' own, 3e-3 ours."""
@@ -173,7 +172,7 @@ def reference(data: Path, words: Sequence[str], rate: float) -> Candidate:
     """Return train_with_collapse_detection.py, as it is."""
 
     def start(seed: int) -> Trainee:
-        settings = parse_settings(train_with_collapse_detection.ReferenceSettings, data, rate, words, seed)
+        settings = parse_settings(ReferenceSettings, data, rate, words, seed)
         recipe = Recipe("reference", settings, train_with_collapse_detection.callbacks, is_spread=False)
         return CommandTrainee(recipe)
 
@@ -186,7 +185,7 @@ def optimized(data: Path, words: Sequence[str], rate: float, tokens: int) -> Can
 
     def start(seed: int) -> Trainee:
         flags = (*batch, *words, "--fast_detection")
-        settings = parse_settings(train_optimized.OptimizedSettings, data, rate, flags, seed)
+        settings = parse_settings(OptimizedSettings, data, rate, flags, seed)
         return CommandTrainee(Recipe("optimized", settings, train_optimized.callbacks, is_spread=False))
 
     return Candidate("train_optimized.py", rate, f"{tokens:,} tokens", start)
@@ -197,7 +196,7 @@ def optimized(data: Path, words: Sequence[str], rate: float, tokens: int) -> Can
 
 def hugging_face(data: Path, words: Sequence[str], rate: float, dtype: torch.dtype) -> Candidate:
     def start(seed: int) -> Trainee:
-        settings = parse_settings(train_optimized.OptimizedSettings, data, rate, words, seed)
+        settings = parse_settings(OptimizedSettings, data, rate, words, seed)
         return HuggingFaceTrainee(data, settings, rate, dtype)
 
     precision = "float32" if dtype == torch.float32 else "bfloat16 autocast"
@@ -215,7 +214,7 @@ class HuggingFaceTrainee:
         self.optimizer = AdamW(self.network.parameters(), lr=rate)
         self.schedule = LambdaLR(self.optimizer, lambda step: min(1.0, (step + 1) / WARMUP_STEPS))
         self.autocast = partial(torch.autocast, "cpu", dtype, enabled=dtype != torch.float32)
-        self.free_bits = free_bits_in_force(settings.objective, settings.model.latent_scope)
+        self.free_bits = resolve_free_bits(settings.objective, settings.model.latent_scope)
         self._batches = endless_batches(data)
 
     @property

@@ -38,13 +38,13 @@ from benchmarks.speed.scaling_laws import Curve, Panel, draw_panels
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.data import CacheSettings, LengthSettings, LoadingSettings, SourceSettings
 from seqvae.config.model import ModelSettings
+from seqvae.config.training import OptimizedSettings
 from seqvae.data.batch import TokenBatch
 from seqvae.data.batching import Limits, choose_batches, cut_batches, plan_epoch
 from seqvae.data.cache import open_cache, prepare_cache
 from seqvae.data.description import DataDescription
 from seqvae.data.loader import BatchLoader, resolve_loading
 from seqvae.errors import run_command
-from train_optimized import OptimizedSettings
 
 PROG = "benchmarks.speed.scaling"
 SEQUENCES = (10_000, 100_000, 1_000_000, 10_000_000)

@@ -39,15 +39,14 @@ from benchmarks.measure import (
 )
 from benchmarks.speed.bare_loop import BareLoop, endless
 from seqvae.cli.command_line import parse_command_line
+from seqvae.config.training import OptimizedSettings, ReferenceSettings
 from seqvae.console import set_up_output
 from seqvae.data.batch import Batch
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.errors import run_command
 from seqvae.monitors.hardware import product_peak
-from seqvae.profiling.baton import data_of
-from seqvae.profiling.contestant import MeasuredRun, Recipe, measurable
-from seqvae.profiling.messages import Lap, Turn
-from seqvae.training.devices import DTYPES, Precision, precision_in_force
+from seqvae.profiling.measured_run import Lap, MeasuredRun, Recipe, Turn, data_of, measurable
+from seqvae.training.distributed import DTYPES, Precision, resolve_precision
 from seqvae.training.fit import fit, make_data
 
 SEQUENCES = 40_000
@@ -158,8 +157,8 @@ def token_recipe(directory: Path, command: str, *words: str) -> Recipe:
 
 def recipe_of(command: str, words: Sequence[str]) -> Recipe:
     module, schema = {
-        OPTIMIZED: (train_optimized, train_optimized.OptimizedSettings),
-        REFERENCE: (train_with_collapse_detection, train_with_collapse_detection.ReferenceSettings),
+        OPTIMIZED: (train_optimized, OptimizedSettings),
+        REFERENCE: (train_with_collapse_detection, ReferenceSettings),
     }[command]
     return Recipe(command, parse_command_line(schema, words, prog=command, description=""), module.callbacks)
 
@@ -187,7 +186,7 @@ def take_turns(recipes: dict[str, Recipe], short: bool) -> tuple[dict[str, Resul
 
 
 def precision_of(recipe: Recipe) -> Precision:
-    return precision_in_force(recipe.settings.compute.precision, "cpu").precision
+    return resolve_precision(recipe.settings.compute.precision, "cpu").precision
 
 
 # --- Loader and Trainer ----------------------------------------------------------------------------------------------

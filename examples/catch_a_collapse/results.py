@@ -11,10 +11,10 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from seqvae.errors import UsageError
-from seqvae.monitors.figure_data import History, read_history
-from seqvae.monitors.figure_style import DARK, LIGHT, MIDDLE, count_steps, new_figure
-from seqvae.monitors.figure_timeline import bands_of
 from seqvae.monitors.reading import NAME
+from seqvae.reports.charts import bands_of
+from seqvae.reports.figures import DARK, LIGHT, MIDDLE, count_steps, new_figure
+from seqvae.reports.read_run import History, read_history
 from seqvae.reports.run_files import EVENTS, read_events
 
 # --- Verdicts -----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Pictures from what `use_model.py` writes about stays: how well latents predict who dies, and a stay with what the model fills in.
+"""Pictures from what `seqvae` writes about stays: how well latents predict who dies, and a stay with what the model fills in.
 
 Shapes: N stays, M measurements of a variable, I times at which it is filled in, P points of a curve.
 """
@@ -18,7 +18,7 @@ from examples.icu_stays.data import LABEL
 from examples.shared import Latents, read_latents
 from seqvae.errors import DataError
 from seqvae.inference.probe import fit_classifier
-from seqvae.monitors.figure_style import DARK, GREY, LIGHT, MIDDLE, head, new_figure
+from seqvae.reports.figures import DARK, GREY, LIGHT, MIDDLE, head, new_figure
 
 HELD_OUT = ("valid", "test")
 VARIABLES = ("HR", "SysABP", "Temp", "RespRate", "GCS")
@@ -48,7 +48,7 @@ class Curve(NamedTuple):
 def show_deaths(latents: Path, labels: Path, picture: Path) -> dict[str, Curve]:
     """Draw the curves of a probe and of the outlier score, which knows nothing of deaths.
 
-    `latents` are those of `use_model.py encode`, `labels` those of `data.py`; the probe is that of `evaluate.py`.
+    `latents` are those of `seqvae encode`, `labels` those of `data.py`; the probe is that of `seqvae evaluate`.
     """
     train, held_out = (read_latents(latents, splits) for splits in (("train",), HELD_OUT))
     with labels.open(newline="", encoding="utf-8") as file:
@@ -64,7 +64,7 @@ def show_deaths(latents: Path, labels: Path, picture: Path) -> dict[str, Curve]:
 
 
 def show_stay(filled: Path, picture: Path) -> None:
-    """Draw the first stay that has enough of all variables; `filled` is of `use_model.py impute --split test --variables ...`."""
+    """Draw the first stay that has enough of all variables; `filled` is of `seqvae impute --split test --variables ...`."""
     table = pq.read_table(filled)
     measured = table.filter(pc.and_(table["measured"], pc.is_in(table["variable"], pa.array(VARIABLES))))
     counts = measured.group_by(["id", "variable"], use_threads=False).aggregate([("value", "count")])

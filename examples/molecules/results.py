@@ -1,4 +1,4 @@
-"""Counts and pictures from what `use_model.py` writes about molecules: samples from the prior, and the way from one to another.
+"""Counts and pictures from what `seqvae` writes about molecules: samples from the prior, and the way from one to another.
 
 Whether a string is a molecule, which one, and what it looks like is RDKit's answer.
 """
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import pyarrow.parquet as pq
 
 from seqvae.errors import UsageError
-from seqvae.monitors.figure_data import read_history
 from seqvae.monitors.reading import NAME
+from seqvae.reports.read_run import read_history
 from seqvae.text import visible
 
 SHOWN, COLUMNS = 24, 6
@@ -39,7 +39,7 @@ class Quality(NamedTuple):
 
 
 def judge(samples: Path, data: Path, picture: Path) -> Quality:
-    """Count the samples of `use_model.py sample` beside the data of `data.py`, and draw the first, not the best."""
+    """Count the samples of `seqvae sample` beside the data of `data.py`, and draw the first, not the best."""
     sampled = _column(samples, "text")
     shown = sampled[:SHOWN]
     draw_molecules(picture, shown, [""] * len(shown), COLUMNS)
@@ -62,7 +62,7 @@ def ends_of(data: Path) -> tuple[int, int]:
 
 
 def show_way(interpolation: Path, data: Path, ends: tuple[int, int], picture: Path) -> None:
-    """Draw what `use_model.py interpolate ID ID` wrote, a row for each latent on the way."""
+    """Draw what `seqvae interpolate ID ID` wrote, a row for each latent on the way."""
     steps = _column(interpolation, "text")
     test = pq.read_table(data / "test.parquet", filters=[("id", "in", ends)])
     smiles = dict(zip(test["id"].to_pylist(), test["smiles"].to_pylist(), strict=True))

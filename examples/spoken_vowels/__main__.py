@@ -38,17 +38,17 @@ def main() -> None:
 
     say("3. Where does each utterance lie in the latent space?")
     latents, picture = folder / "latents.parquet", folder / "speakers.png"
-    run("use_model.py", "encode", model, "--output", latents)
+    run("seqvae encode", model, "--output", latents)
     show_speakers(latents, data, picture)
     print(f"{picture}: the held-out utterances by speaker")
 
     say("4. Do the latents predict who spoke? A linear probe, beside one on plain means of the coefficients.")
-    run("evaluate.py", model, "--split", "valid+test", "--probe", "label", "--iw_sequences", 0)
+    run("seqvae evaluate", model, "--split", "valid+test", "--probe", "label", "--iw_sequences", 0)
 
     ends = ends_of(data)
     say(f"5. What lies between utterance {ends[0]} and utterance {ends[1]}, of two speakers?")
     between, picture = folder / "between.parquet", folder / "between.png"
-    run("use_model.py", "interpolate", model, *ends, "--steps", 7, "--output", between)
+    run("seqvae interpolate", model, *ends, "--steps", 7, "--output", between)
     show_way(between, data, ends, picture)
     print(f"{picture}: from one speaker to another")
 

@@ -1,4 +1,4 @@
-"""Pictures from what `use_model.py` writes about utterances: latents by speaker, and the way from one speaker to another.
+"""Pictures from what `seqvae` writes about utterances: latents by speaker, and the way from one speaker to another.
 
 Shapes: N utterances, Z latent dimensions, S frames, D coefficients, R rows of a table.
 """
@@ -14,14 +14,14 @@ import pyarrow.parquet as pq
 
 from examples.shared import read_latents
 from examples.spoken_vowels.data import DIMENSIONS
-from seqvae.monitors.figure_style import COLOUR_MAP, head, new_figure
+from seqvae.reports.figures import COLOUR_MAP, head, new_figure
 from seqvae.text import percent
 
 HELD_OUT = ("valid", "test")
 
 
 def show_speakers(latents: Path, data: Path, picture: Path) -> None:
-    """Draw the latents that `use_model.py encode` wrote, of what was held out of training; `data` is what `data.py` made."""
+    """Draw the latents that `seqvae encode` wrote, of what was held out of training; `data` is what `data.py` made."""
     encoded = read_latents(latents, HELD_OUT)
     speakers = _speakers_of(data, HELD_OUT)
     draw_speakers(picture, encoded.mean_NZ, np.array([speakers[one] for one in encoded.ids]))
@@ -34,7 +34,7 @@ def ends_of(data: Path) -> tuple[int, int]:
 
 
 def show_way(interpolation: Path, data: Path, ends: tuple[int, int], picture: Path) -> None:
-    """Draw what `use_model.py interpolate ID ID` wrote, a row for each frame of each place on the way."""
+    """Draw what `seqvae interpolate ID ID` wrote, a row for each frame of each place on the way."""
     table = pq.read_table(interpolation)
     values_RD = np.stack([table[f"frames[{d}]"].to_numpy() for d in range(DIMENSIONS)], axis=1)
     places_R = table["place"].to_numpy()

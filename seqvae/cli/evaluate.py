@@ -86,8 +86,8 @@ def run(verb: str, words: Sequence[str]) -> None:
     from seqvae.files import to_json  # only now: torch takes seconds
     from seqvae.inference.evaluate import append_record, compare
     from seqvae.inference.streaming import new_file
-    from seqvae.reports.evaluation_page import comparison_lines, evaluation_lines
-    from seqvae.text import ink_for
+    from seqvae.reports.evaluation_report import comparison_lines, evaluation_lines
+    from seqvae.reports.terminal import ink_for
 
     found = [_evaluate_one(place, settings) for place in places]
     content = compare([(record, weighted) for record, weighted, _ in found]) if compares else found[0][0]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     from seqvae.data.cache import SequenceData
-    from seqvae.text import Ink
+    from seqvae.reports.terminal import Ink
 
 DESCRIPTION = """Say what Parquet files hold, and whether they would train. Nothing is trained and the files stay as they are.
 
@@ -83,10 +83,12 @@ def run(verb: str, words: Sequence[str]) -> ExitCode:
     set_up_output(quiet=settings.report.check_only)
 
     from seqvae.data.cache import open_cache, prepare_cache
-    from seqvae.data.parquet.file_check import survey_files
+    from seqvae.data.parquet.discovery import survey_files
     from seqvae.data.parquet.side_tables import read_variable_embeddings
-    from seqvae.reports.data_page import refusal_page  # only now: torch and others take seconds, which --help must not
-    from seqvae.text import ink_for
+    from seqvae.reports.data_report import (
+        refusal_page,  # only now: torch and others take seconds, which --help must not
+    )
+    from seqvae.reports.terminal import ink_for
 
     ink = ink_for(sys.stdout, os.environ)
     try:
@@ -106,8 +108,7 @@ def _report(data: "SequenceData", settings: InspectSettings, ink: "Ink") -> Exit
     """Print and draw what data hold that would train."""
     from seqvae.data.batching import cut_batches, resolve_limits
     from seqvae.data.inspection import inspect_cache
-    from seqvae.reports.data_numbers import Heading
-    from seqvae.reports.data_page import data_page
+    from seqvae.reports.data_report import Heading, data_page
 
     own, batches, cap = settings.report, settings.batches, settings.lengths.max_sequence_length
     lengths_N = data.splits["train"].lengths_N
@@ -133,7 +134,7 @@ def _report(data: "SequenceData", settings: InspectSettings, ink: "Ink") -> Exit
     )
     print("\n".join(data_page(found, about, ink, own.rows)))
     if own.plot:
-        from seqvae.reports.data_figure import write_data_figure
+        from seqvae.reports.data_report import write_data_figure
 
         path = Path(own.plot_path or re.sub(r"[^\w.-]+", "_", f"{settings.name}_report.png")).expanduser()
         try:

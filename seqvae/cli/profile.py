@@ -20,8 +20,8 @@ from seqvae.errors import UsageError, harmless
 
 if TYPE_CHECKING:
     from seqvae.data.datamodule import SequenceDataModule
-    from seqvae.profiling.contestant import Recipe
-    from seqvae.text import Ink
+    from seqvae.profiling.measured_run import Recipe
+    from seqvae.reports.terminal import Ink
 
 NUMBERS, FIGURE, TRACE = "analysis.json", "analysis.png", "trace{}.json"
 DESCRIPTION = """Say where a training step's time goes, how near that is to what this machine can do, and what to change.
@@ -60,8 +60,10 @@ def run(verb: str, words: Sequence[str]) -> None:
     found = read_settings(words)
     share_machine()
 
-    from seqvae.profiling.contestant import Recipe  # only now: torch and Lightning take seconds, which --help must not
-    from seqvae.text import ink_for
+    from seqvae.profiling.measured_run import (
+        Recipe,  # only now: torch and Lightning take seconds, which --help must not
+    )
+    from seqvae.reports.terminal import ink_for
     from seqvae.training.fit import make_data, make_monitors
 
     set_up_output()
@@ -121,10 +123,8 @@ def _analyse(
     recipes: "Sequence[Recipe]", measuring: MeasuringSettings, directory: Path, data: "SequenceDataModule", ink: "Ink"
 ) -> dict[str, Any]:
     from seqvae.profiling import analysis
-    from seqvae.profiling.bottleneck import bottleneck_of
-    from seqvae.reports.performance_figure import write_performance_figure
-    from seqvae.reports.performance_numbers import as_dict
-    from seqvae.reports.performance_table import performance_page
+    from seqvae.profiling.analysis import bottleneck_of
+    from seqvae.reports.performance_report import as_dict, performance_page, write_performance_figure
 
     effort = analysis.Effort(measuring.num_iterations, measuring.warmup_iterations)
     names = [recipe.name for recipe in recipes]
@@ -146,7 +146,7 @@ def _analyse(
 
 def advise(recipe: "Recipe", words: Sequence[str], ink: "Ink") -> dict[str, Any]:
     from seqvae.profiling import advise as trying
-    from seqvae.reports.advice_table import advice_lines
+    from seqvae.reports.performance_report import advice_lines
 
     if program().endswith(" profile"):
         typed = program().removesuffix("profile") + {"optimized": "train", "reference": "train --plain"}[recipe.name]

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from seqvae.data.batch import Batch
 from seqvae.data.batching import Cut, Limits, cut_batches, padding_efficiency, plan_epoch
-from seqvae.data.building.statistics import FAR_OUT, Pieces
+from seqvae.data.building.finishing import FAR_OUT, Pieces
 from seqvae.data.cache import SequenceData
 from seqvae.data.dataset import read_meta
 from seqvae.data.description import UNKNOWN
 from seqvae.data.flat_file import PIECE_ITEMS, map_flat, read_pieces
-from seqvae.data.parquet.file_check import ColumnRow
+from seqvae.data.parquet.discovery import ColumnRow
 from seqvae.text import some
 
 NO_LABEL = "(none)"

@@ -20,7 +20,7 @@ from seqvae.data.description import DataDescription
 from seqvae.errors import UsageError
 from seqvae.inference.streaming import SEQUENCE, rows_of
 from seqvae.inference.units import free_names, moments, step_rows, times
-from seqvae.models.blocks.pieces import real_steps
+from seqvae.models.functional import real_steps
 from seqvae.models.imputation import Imputed, impute
 
 if TYPE_CHECKING:

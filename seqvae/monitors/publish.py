@@ -12,11 +12,10 @@ from typing import Any
 
 from lightning.pytorch.loggers import Logger
 
-from seqvae.files import FULL, JsonLines, Patience
+from seqvae.files import DISK_FULL, JsonLines, Patience
 from seqvae.monitors.detection.findings import COLLAPSES, Verdict, VerdictName, spoken
 from seqvae.monitors.detection.findings import line_of as line_of_verdict
-from seqvae.monitors.drawing import Drawing, save_posteriors
-from seqvae.monitors.figure_data import PLOTS
+from seqvae.monitors.drawing import PLOTS, Drawing, save_posteriors
 from seqvae.monitors.reading import NAME, Reading, line_of
 from seqvae.monitors.window import PosteriorWindow
 
@@ -123,7 +122,7 @@ class Publisher:
             mean_NZ, logvar_NZ = window.real_posteriors()  # sync: once a drawing
             save_posteriors(self.directory, mean_NZ.numpy(), logvar_NZ.numpy(), step)
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in DISK_FULL:
                 self._report_failure(str(error))
             elif not self._patience.bears(str(error.strerror)):
                 raise

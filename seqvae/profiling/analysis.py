@@ -21,9 +21,8 @@ from seqvae.data.batch import EventBatch
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.monitors.hardware import Machine, difference, product_peak
 from seqvae.profiling.measured_run import STAGES, Lap, MeasuredRun, Recipe
-from seqvae.reports.performance_numbers import STAGE_NAMES, Bottleneck, Comparison, Speed, WholeRun
-from seqvae.reports.performance_table import span
-from seqvae.text import measure, percent
+from seqvae.reports.performance_report import STAGE_NAMES, Bottleneck, Comparison, Speed, WholeRun
+from seqvae.text import duration, measure, percent
 from seqvae.training.distributed import DTYPES
 from seqvae.training.fit import make_data
 from seqvae.training.schedules import Plan
@@ -139,7 +138,7 @@ def _take_turns(all_measured: Sequence[_Measured], effort: Effort, say: Say) -> 
     portions = [effort.num_iterations // turns + (number < effort.num_iterations % turns) for number in range(turns)]
     steps = effort.num_iterations + LEAD_STEPS * turns
     seconds = sum(measured.seconds_per_step * steps for measured in all_measured)
-    say(f"measuring {effort.num_iterations:,} optimizer steps in {turns} turns, about {span(seconds)}")
+    say(f"measuring {effort.num_iterations:,} optimizer steps in {turns} turns, about {duration(seconds)}")
     places = sorted({(measured.run.ready.device, measured.run.ready.precision) for measured in all_measured})
     peaks: dict[str, list[float]] = {precision: [] for _, precision in places}
     machine = Machine()

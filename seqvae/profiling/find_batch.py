@@ -29,7 +29,8 @@ from seqvae.data.batch import Batch, EventBatch
 from seqvae.data.batching import Cut
 from seqvae.errors import UsageError
 from seqvae.profiling.measured_run import MeasuredRun, MemoryNeed, Recipe, with_budget
-from seqvae.text import Ink, heading, note, size, table
+from seqvae.reports.terminal import Ink, heading, note, table
+from seqvae.text import size
 from seqvae.training.distributed import Devices, resolve_devices
 from seqvae.training.fit import make_data
 

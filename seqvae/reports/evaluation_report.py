@@ -1,4 +1,4 @@
-"""What `evaluate.py` found, as text for people: its record (the dict that is written as JSON) in, lines out."""
+"""What `seqvae evaluate` found, as text for people: its record (the dict that is written as JSON) in, lines out."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -44,7 +44,7 @@ from benchmarks.detection.zoo_scoring import (
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.training import ObjectiveSettings, TrainingSettings
 from seqvae.models.vae import SequenceVAE
-from seqvae.monitors.detection.verdict import Verdict, VerdictName
+from seqvae.monitors.detection.findings import Verdict, VerdictName
 from seqvae.monitors.reading import Reading, to_row
 from tests.support.small_models import DESCRIPTIONS, SMALL, make_batch
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.detection import monitor_cost
-from seqvae.data.demo.demo import write_demo
+from seqvae.data.demo.write import write_demo
 from seqvae.monitors import PosteriorMetricsMonitor, StepOutputs, callback, read_readings
-from seqvae.monitors.contract import from_training_step
+from seqvae.monitors.contract import step_outputs_of
 from seqvae.monitors.window import take_reading
 from tests.benchmarks.test_benchmarks_smoke import tiny_settings
 from tests.support.tiny_vaes import Batches, TinyVAE, make_batches, make_trainer
@@ -104,7 +104,7 @@ def ask_for_a_copy(mean: Tensor) -> object:
 )
 def test_a_hidden_wait_in_a_step_would_be_found(tmp_path, transfers, ask: Callable[[Tensor], object]):
     def hidden(module: object, outputs: object, batch: object) -> StepOutputs:
-        found = from_training_step(module, outputs, batch)
+        found = step_outputs_of(module, outputs, batch)
         ask(found.posterior_mean)
         return found
 

@@ -21,8 +21,8 @@ from seqvae.config.training import OptimizedSettings, ReferenceSettings
 from seqvae.config.yaml_files import to_yaml
 from seqvae.console import named_command
 from seqvae.errors import UsageError
-from seqvae.profiling.contestant import Recipe
-from seqvae.text import Ink
+from seqvae.profiling.measured_run import Recipe
+from seqvae.reports.terminal import Ink
 from seqvae.training.fit import make_monitors
 from tests.support.parquet_files import write_splits
 
@@ -126,7 +126,7 @@ def test_changes_are_tried_on_the_training_command_as_it_was_typed(typed, advise
         return Advice()
 
     monkeypatch.setattr("seqvae.profiling.advise.advise", advise)
-    monkeypatch.setattr("seqvae.reports.advice_table.advice_lines", lambda advice, ink: [advice["command"]])
+    monkeypatch.setattr("seqvae.reports.performance_report.advice_lines", lambda advice, ink: [advice["command"]])
     words = ["--advise", "--command", "reference", "--lr", "0.1"]
     recipe = Recipe("reference", ReferenceSettings(), make_monitors)
     with named_command(typed):

@@ -23,8 +23,8 @@ from seqvae.inference.estimates import SequenceNLL
 from seqvae.inference.evaluate import Weighted, compare, paired_difference, weighted_nll
 from seqvae.inference.model import open_data, open_model
 from seqvae.inference.streaming import chosen_splits, joined_batches, shares
-from seqvae.reports.evaluation_page import comparison_lines, evaluation_lines
-from seqvae.text import Ink
+from seqvae.reports.evaluation_report import comparison_lines, evaluation_lines
+from seqvae.reports.terminal import Ink
 from tests.support.parquet_files import write
 from tests.support.trained_models import KINDS, SIZES, columns, make_checkpoint
 

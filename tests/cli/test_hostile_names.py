@@ -12,7 +12,7 @@ import pytest
 
 import train_optimized
 from seqvae.errors import run_command
-from seqvae.reports.preview_figure import PreviewRow, Track, write_preview_figure
+from seqvae.reports.previews import PreviewRow, Track, write_preview_figure
 from tests.support.hostile import NAMES
 from tests.support.parquet_files import write_splits
 

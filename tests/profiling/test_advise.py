@@ -11,7 +11,7 @@ import pytest
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.run import RunSettings
 from seqvae.config.training import OptimizedSettings, TrainingSettings
-from seqvae.data.demo.demo import write_demo
+from seqvae.data.demo.write import write_demo
 from seqvae.errors import DivergedError, SettingsError
 from seqvae.profiling import advise as advise_module
 from seqvae.profiling.advise import (
@@ -27,8 +27,8 @@ from seqvae.profiling.advise import (
     judged,
 )
 from seqvae.profiling.measured_run import MeasuredRunError, Recipe
-from seqvae.reports.advice_table import advice_lines
-from seqvae.text import Ink
+from seqvae.reports.performance_report import advice_lines
+from seqvae.reports.terminal import Ink
 from tests.support.fake_runs import Behaviour, FakeRuns
 from train_optimized import callbacks
 

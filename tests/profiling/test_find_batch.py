@@ -19,7 +19,7 @@ from seqvae.cli.command_line import parse_command_line
 from seqvae.config.data import BatchSettings
 from seqvae.config.training import ComputeSettings, OptimizedSettings, TrainingSettings
 from seqvae.data.batching import Cut, cut_batches, plan_epoch, resolve_limits
-from seqvae.data.demo.demo import write_demo
+from seqvae.data.demo.write import write_demo
 from seqvae.errors import DataError, UsageError
 from seqvae.profiling.find_batch import (
     RESOLUTION,
@@ -38,7 +38,8 @@ from seqvae.profiling.find_batch import (
     what_helps,
 )
 from seqvae.profiling.measured_run import MeasuredRunError, MemoryNeed
-from seqvae.text import Ink, parse_size
+from seqvae.reports.terminal import Ink
+from seqvae.text import parse_size
 from tests.support.fake_sequences import FakeSequences, log_normal_lengths
 from tests.support.small_models import make_batch
 

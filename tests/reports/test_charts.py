@@ -16,7 +16,7 @@ from matplotlib import colormaps
 from matplotlib.colors import to_rgb
 
 from seqvae.monitors import formulas
-from seqvae.monitors.detection.verdict import VerdictName
+from seqvae.monitors.detection.findings import VerdictName
 from seqvae.monitors.drawing import save_posteriors
 from seqvae.reports.charts import (
     CHARTS_OF_POSTERIORS,

@@ -6,8 +6,8 @@ import matplotlib.image
 import pytest
 
 from seqvae.config.run import ValidationSettings
-from seqvae.profiling.bottleneck import bottleneck_of
-from seqvae.profiling.whole_run import Costs, whole_run
+from seqvae.config.training import OptimizedSettings, ReferenceSettings
+from seqvae.profiling.analysis import Costs, bottleneck_of, whole_run
 from seqvae.reports.performance_report import (
     STAGE_NAMES,
     Bottleneck,
@@ -20,8 +20,6 @@ from seqvae.reports.terminal import Ink, grid
 from seqvae.text import cells
 from seqvae.training.schedules import Plan
 from tests.support.speeds import RUN, speed
-from train_optimized import OptimizedSettings
-from train_with_collapse_detection import ReferenceSettings
 
 NOTHING = Bottleneck("nothing", "Nothing does.", ())
 COMPARISON = Comparison("optimized", "reference", 4.0, 3.5, 4.5)

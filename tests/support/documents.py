@@ -35,7 +35,9 @@ def text_of(page: Path) -> str:
 
 def commands(text: str) -> list[list[str]]:
     """Return every line or code span that runs one of the commands, without the interpreter and comments."""
-    return [_words(line) for line in re.findall(r"(?:python|torchrun --nproc_per_node \d+) (\w+\.py[^\n`#|]*)", text)]
+    scripts = re.findall(r"(?:python|torchrun --nproc_per_node \d+) (\w+\.py[^\n`#|]*)", text)
+    verbs = re.findall(r"(?:^ *|`)(seqvae (?!report|compare)[a-z]+ (?=[-\w])[^\n`#|]*)", text, flags=re.MULTILINE)
+    return [_words(line) for line in [*scripts, *verbs]]
 
 
 def modules_run(text: str) -> list[list[str]]:

@@ -72,7 +72,7 @@ class Faulty(FakeSequences):
             file.flush()
             return file.tell()
 
-    def asked(self, number: int = AT) -> int:
+    def calls(self, number: int = AT) -> int:
         return self.log.with_suffix(f".{number}").stat().st_size
 
 

@@ -17,15 +17,13 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.trainer.states import TrainerFn
 
-from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch
+from seqvae.data.batch import Batch, EventBatch, Record, TokenBatch, VectorBatch, to_records
 from seqvae.data.description import DataDescription
-from seqvae.data.records import Record, to_records
 from seqvae.errors import harmless
-from seqvae.files import FULL, Patience
+from seqvae.files import DISK_FULL, Patience
 from seqvae.models.sampling import reconstruct, sample_prior
 from seqvae.models.vae import SequenceVAE
-from seqvae.reports.preview_figure import PreviewRow, Track, write_preview_figure
-from seqvae.reports.preview_text import preview_page
+from seqvae.reports.previews import PreviewRow, Track, preview_page, write_preview_figure
 from seqvae.training.module import TrainingModule
 
 MOST_STEPS = 100
@@ -86,7 +84,7 @@ class Previews(lightning.Callback):
         try:
             write_preview(Path(trainer.default_root_dir) / "samples", trainer.global_step, shown, self.description)
         except OSError as error:  # a run is worth more than its pictures
-            if error.errno in FULL:
+            if error.errno in DISK_FULL:
                 if not self._patience.bears(str(error.strerror)):
                     raise
             elif not self._has_reported:
