@@ -359,8 +359,8 @@ def largest_that_fits(
         if not fitting:
             return None
         last, last_need = fitting[-1]
-        least = max(last + 1, int(last * (1 + RESOLUTION)))
-        if last >= highest or (too_large is not None and too_large[0] <= least + 1):
+        a_little_more = int(last * (1 + RESOLUTION))
+        if last >= highest or (too_large is not None and too_large[0] <= a_little_more + 1):
             return last
         if too_large is not None and too_large[1] is None:
             likely = math.sqrt(last * too_large[0])
@@ -372,7 +372,7 @@ def largest_that_fits(
             slope = (other_need - one_need) / (other - one)
             likely = other + (usable_bytes - other_need) / slope if slope > 0 else math.inf
         most = FASTEST_GROWTH * last if too_large is None else too_large[0] / (1 + RESOLUTION)
-        tokens = min(highest, max(least, int(min(likely, most))))
+        tokens = min(highest, max(last + 1, a_little_more, int(min(likely, most))))
 
 
 # --- Worst batches -----------------------------------------------------------------------------------------------------
