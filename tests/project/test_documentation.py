@@ -93,7 +93,7 @@ DEFINITIONS = {
     ("results.md", "Models on held-out data"): "how large the sets are",
     ("troubleshooting.md", "Troubleshooting"): "exit codes",
     ("training.md", "Training"): "defaults of the two commands",
-    ("training.md", "The objective, and why it protects"): "flags, with an example each",
+    ("training.md", "The objective, and how it prevents collapse"): "flags, with an example each",
 }
 """Tables with numbers that no benchmark measures, by page and heading, and what the numbers are. Pages that are written from the
 code as a whole (every_flag.md) have a test of their own."""
