@@ -30,7 +30,7 @@ def rows(heading: str) -> dict[str, str]:
         ("rate", f"well above {T.faint_rate:g} |"),
         (
             "rate",
-            f"below {T.faint_rate:g} plus {T.restless_rate:g} a dimension, no dimension above {T.faint_dimension:g}",
+            f"below {T.faint_rate:g} plus {T.restless_rate:g} per dimension, no dimension above {T.faint_dimension:g}",
         ),
         ("mutual_information", f"above {T.clear_information:g} | below {T.faint_information:g} |"),
         ("decoder_use", f"above {T.clear_use:g}, and {T.clear_use_errors:g} standard errors from 0"),
@@ -50,7 +50,7 @@ def test_lines_of_readings_are_the_thresholds(reading, said):
         ("healthy", f"information above {T.clear_information:g}, or decoder use above {T.clear_use:g}"),
         ("healthy", f"and {T.clear_use_errors:g} standard errors"),
         ("collapsing", f"less than {T.falling_share:g} of its peak"),
-        ("collapsed", f"rate below {T.faint_rate:g} plus {T.restless_rate:g} a dimension"),
+        ("collapsed", f"rate below {T.faint_rate:g} plus {T.restless_rate:g} per dimension"),
         ("collapsed", f"information below {T.faint_information:g}, no dimension above {T.faint_dimension:g}"),
         ("decoder_ignores_z", f"a rate of {T.paid_rate:g} or more"),
         ("decoder_ignores_z", f"below {T.no_use:g} or within {T.no_use_errors:g} standard errors above that"),
