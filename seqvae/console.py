@@ -1,4 +1,4 @@
-"""What every command does first: name itself, keep output harmless to terminals, leave others a share of the machine."""
+"""What every command does first: name itself, make its output harmless, share the machine with others."""
 
 import io
 import logging

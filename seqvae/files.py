@@ -1,4 +1,4 @@
-"""Files that other programs may read while they are written: atomic replacement, JSON lines, a full disk, locks, paths.
+"""Files that others may read while they are written: atomic replacement, JSON lines, full disks, locks.
 
 No torch here, and nothing that only Unix has: the monitors and the reports, which others may use on their own, import this module.
 """

@@ -1,1 +1,1 @@
-"""The command `seqvae` and its verbs."""
+"""The command `seqvae`: one module per verb."""

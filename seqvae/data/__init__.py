@@ -1,1 +1,1 @@
-"""Sequences in Parquet to padded batches."""
+"""Data: from sequences in Parquet to padded batches, by way of a memory-mapped cache."""

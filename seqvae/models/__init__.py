@@ -1,1 +1,1 @@
-"""Networks: batches of sequences in, posteriors and negative log-likelihoods out."""
+"""Networks: from batches of sequences to posteriors and negative log-likelihoods."""

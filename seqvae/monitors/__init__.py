@@ -1,4 +1,4 @@
-"""Monitors of a training run: the formulas that a variational posterior is judged by, and the Lightning callbacks that apply them.
+"""Lightning callbacks that read a variational posterior, judge it, and measure a run's speed.
 
 Any Lightning project can use them: of the rest of the package they import `files`, `text` and `errors` alone.
 """

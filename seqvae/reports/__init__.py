@@ -1,1 +1,1 @@
-"""What people look at: the files of a run -> figures, pages and text for terminals. Needs neither torch nor lightning."""
+"""Figures, pages and text for terminals, made from the files of a run. Needs neither torch nor lightning."""
