@@ -23,7 +23,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 
-from seqvae.monitors.contract import ReadOutputs, StepOutputs, check_step_outputs, faults_of
+from seqvae.monitors.contract import ReadOutputs, StepOutputs, check_step_outputs, fault_of
 
 NOISE_SEED = 0
 """The same noise at every reading: what moves is the model."""
@@ -106,7 +106,7 @@ def posterior_of(module: TellsPosterior, batch: Any) -> StepOutputs:
     if not isinstance(returned, tuple) or len(returned) not in (2, 3):
         raise ValueError(f"{name} returned a {type(returned).__name__}, not a tuple of two or three: {remedy}")
     posterior = StepOutputs(*returned)
-    for fault in faults_of(posterior):
+    if fault := fault_of(posterior):
         raise ValueError(f"{name} returned {fault}: {remedy}")
     return posterior
 
