@@ -16,10 +16,9 @@ from torch import Tensor
 
 from seqvae.monitors.contract import ReadOutputs, StepOutputs, check_step_outputs, step_outputs_of
 from seqvae.monitors.decoder_use import DecoderProbe, Probeable
-from seqvae.monitors.detection.detector import FEWEST_IN_WINDOW, Detector
+from seqvae.monitors.detection.detector import FEWEST_IN_WINDOW, Detector, KLSchedule
 from seqvae.monitors.detection.findings import COLLAPSES, UNHARMED, Verdict
 from seqvae.monitors.detection.thresholds import Thresholds
-from seqvae.monitors.detection.trends import KLSchedule
 from seqvae.monitors.publish import Publisher
 from seqvae.monitors.reading import Reading
 from seqvae.monitors.window import PosteriorWindow, take_reading, with_decoder_use
