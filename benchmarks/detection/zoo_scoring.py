@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from seqvae.config.training import ObjectiveSettings
-from seqvae.monitors.detection.detector import Detector
+from seqvae.monitors.detection.detector import Detector, KLSchedule
 from seqvae.monitors.detection.findings import ALARMS, Verdict, VerdictName
 from seqvae.monitors.detection.thresholds import Thresholds
-from seqvae.monitors.detection.trends import KLSchedule
 from seqvae.monitors.reading import Reading, from_row
 from seqvae.training.schedules import scheduled_kl_weight
 

@@ -14,12 +14,11 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from seqvae.monitors.contract import ReadOutputs, StepOutputs, check_step_outputs, step_outputs_of
+from seqvae.monitors.contract import ReadOutputs, check_step_outputs, step_outputs_of
 from seqvae.monitors.decoder_use import DecoderProbe, Probeable
-from seqvae.monitors.detection.detector import FEWEST_IN_WINDOW, Detector
+from seqvae.monitors.detection.detector import FEWEST_IN_WINDOW, Detector, KLSchedule
 from seqvae.monitors.detection.findings import COLLAPSES, UNHARMED, Verdict
 from seqvae.monitors.detection.thresholds import Thresholds
-from seqvae.monitors.detection.trends import KLSchedule
 from seqvae.monitors.publish import Publisher
 from seqvae.monitors.reading import Reading
 from seqvae.monitors.window import PosteriorWindow, take_reading, with_decoder_use
@@ -158,6 +157,7 @@ class PosteriorMetricsMonitor(Callback):
             self._begin(trainer.world_size)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._directory = Path(self.log_dir or trainer.default_root_dir)
         self._last_step = planned_steps(trainer)
         self._every_n_steps = steps_between_readings(self.update_frequency, self._last_step)
         self._step_read = self._step_drawn = trainer.global_step  # a checkpoint is saved after the reading of its step
@@ -173,7 +173,7 @@ class PosteriorMetricsMonitor(Callback):
             self._detector.load_state_dict(self._loaded)
         if trainer.is_global_zero:
             draws = self.plot_frequency is not None
-            self._publisher = Publisher(self._directory(trainer), trainer.loggers, verbose=self.verbose, draws=draws)
+            self._publisher = Publisher(self._directory, trainer.loggers, verbose=self.verbose, draws=draws)
             self._publisher.start_after(
                 trainer.global_step,
                 self.verdict,
@@ -194,7 +194,16 @@ class PosteriorMetricsMonitor(Callback):
         if not is_due(step, self._step_read, self._every_n_steps, self._last_step):
             return
         self._step_read = step
-        reading = self._read(trainer, pl_module, batch, step_outputs)
+        gather, nth = partial(gathered, trainer=trainer), self.probe_every_n_readings
+        probes_now = self._probes and (
+            (nth is not None and (step // self._every_n_steps % nth == 0 or step == self._last_step))
+            or not self._detector.points  # a wrong nll_given_z is refused at once
+        )
+        use = self._decoder.probe(trainer, pl_module, batch, step_outputs) if probes_now else None
+        reading = take_reading(self._window, step, trainer.current_epoch, step_outputs.kl_weight, use, gather)
+        if self._probes and not probes_now and self._detector.wants_decoder_use(reading):
+            use = self._decoder.probe(trainer, pl_module, batch, step_outputs)
+            reading = with_decoder_use(reading, use, gather)  # sync: a second one, where there is a suspicion
         before = self.verdict.name
         verdict = self._detector.judge(reading)
         self.reading = reading
@@ -265,30 +274,13 @@ class PosteriorMetricsMonitor(Callback):
         self._loaded = None
         self._publisher = None
 
-    def _directory(self, trainer: Trainer) -> Path:
-        return Path(self.log_dir or trainer.default_root_dir)
-
-    def _read(self, trainer: Trainer, module: LightningModule, batch: Any, outputs: StepOutputs) -> Reading:
-        gather = partial(gathered, trainer=trainer)
-        step, nth = trainer.global_step, self.probe_every_n_readings
-        probes_now = self._probes and (
-            (nth is not None and (step // self._every_n_steps % nth == 0 or step == self._last_step))
-            or not self._detector.points  # a wrong nll_given_z is refused at once
-        )
-        use = self._decoder.probe(trainer, module, batch, outputs) if probes_now else None
-        reading = take_reading(self._window, step, trainer.current_epoch, outputs.kl_weight, use, gather)
-        if self._probes and not probes_now and self._detector.wants_decoder_use(reading):
-            use = self._decoder.probe(trainer, module, batch, outputs)
-            reading = with_decoder_use(reading, use, gather)  # sync: a second one, where there is a suspicion
-        return reading
-
     def _stop(self, trainer: Trainer) -> None:
         """Save and end the run. All processes come here at the same step, since all have the same readings."""
         savers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, SavesLast)]
         are_saved = [saver.save_last(trainer) for saver in savers]
         saved = "is saved" if all(are_saved) else "could not be saved"
         if not savers:
-            path = self._directory(trainer) / CHECKPOINT
+            path = self._directory / CHECKPOINT
             trainer.save_checkpoint(path)
             saved = f"is saved as {path}"
         if self._publisher is None:

@@ -6,8 +6,7 @@ checks look at names, types and shapes alone, so they wait for no device and are
 Shapes: B sequences, S steps, Z latent dimensions.
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -93,9 +92,8 @@ def check_step_outputs(module: object, outputs: StepOutputs) -> StepOutputs:
         and logvar.dtype.is_floating_point
         and nll.dtype.is_floating_point
         and type(kl_weight) is float
-    ):
-        for fault in faults_of(outputs):
-            raise _refusal(module, fault, STEP_OUTPUTS_HELP)
+    ) and (fault := fault_of(outputs)):
+        raise _refusal(module, fault, STEP_OUTPUTS_HELP)
     return outputs
 
 
@@ -110,43 +108,26 @@ def check_counts(module: object, counts: Counts) -> Counts:
     return counts
 
 
-def faults_of(outputs: StepOutputs) -> Iterator[str]:
-    """Yield what is wrong, in words, the worst first; each fault holds as long as those before it are not there."""
+def fault_of(outputs: StepOutputs) -> str | None:
+    """Return what is wrong in words, the worst of it; None: nothing is."""
     mean, logvar, mask, nll, kl_weight = outputs
-    yield from _faults("posterior_mean", mean)
-    yield from _faults("posterior_logvar", logvar)
+    for name, value in outputs._asdict().items():
+        if name == "kl_weight" or (value is None and name in StepOutputs._field_defaults):
+            continue
+        if not isinstance(value, Tensor):
+            return f"a {name} that is a {type(value).__name__}, not a tensor"
+        if value.dtype != torch.bool if name == "posterior_mask" else not value.is_floating_point():
+            return f"a {name} of {value.dtype}"
     if mean.dim() not in (2, 3) or mean.shape[-1] == 0:
-        yield f"a posterior_mean of shape {tuple(mean.shape)}"
+        return f"a posterior_mean of shape {tuple(mean.shape)}"
     if logvar.shape != mean.shape:
-        yield f"a posterior_mean of shape {tuple(mean.shape)} and a posterior_logvar of {tuple(logvar.shape)}"
-    if mask is not None:
-        yield from _faults("posterior_mask", mask, mean.shape[:-1], boolean=True)
-    if nll is not None:
-        yield from _faults("nll", nll, mean.shape[:1])
+        return f"a posterior_mean of shape {tuple(mean.shape)} and a posterior_logvar of {tuple(logvar.shape)}"
+    for name, value, shape in (("posterior_mask", mask, mean.shape[:-1]), ("nll", nll, mean.shape[:1])):
+        if value is not None and value.shape != shape:
+            return f"a {name} of shape {tuple(value.shape)} where {tuple(shape)} is required"
     if isinstance(kl_weight, Tensor):
-        if kl_weight.dim():
-            yield f"a kl_weight of shape {tuple(kl_weight.shape)} where () is required"
-    elif not isinstance(kl_weight, float | int | None):
-        yield f"a kl_weight that is a {type(kl_weight).__name__}"
-
-
-def padding_share(real: int, padded: int) -> float:
-    """
-    >>> padding_share(60, 80)
-    0.25
-    """
-    if real > padded:
-        raise ValueError(f"{real:,} real steps among {padded:,} with padding cannot be. {COUNTS_HELP}")
-    return 1 - real / padded if padded else math.nan
-
-
-def _faults(name: str, value: object, shape: torch.Size | None = None, *, boolean: bool = False) -> Iterator[str]:
-    if not isinstance(value, Tensor):
-        yield f"a {name} that is a {type(value).__name__}, not a tensor"
-    elif value.dtype != torch.bool if boolean else not value.is_floating_point():
-        yield f"a {name} of {value.dtype}"
-    elif shape is not None and value.shape != shape:
-        yield f"a {name} of shape {tuple(value.shape)} where {tuple(shape)} is required"
+        return f"a kl_weight of shape {tuple(kl_weight.shape)} where () is required" if kl_weight.dim() else None
+    return None if isinstance(kl_weight, float | int | None) else f"a kl_weight that is a {type(kl_weight).__name__}"
 
 
 def _with_names(module: object, outputs: object, names: tuple[str, ...], remedy: str) -> Mapping[str, Any]:

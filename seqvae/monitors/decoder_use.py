@@ -11,7 +11,7 @@ Shapes: B sequences, S steps, Z latent dimensions, R real sequences.
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -23,7 +23,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 
-from seqvae.monitors.contract import ReadOutputs, StepOutputs, check_step_outputs, faults_of
+from seqvae.monitors.contract import ReadOutputs, StepOutputs, check_step_outputs, fault_of
 
 NOISE_SEED = 0
 """The same noise at every reading: what moves is the model."""
@@ -106,7 +106,7 @@ def posterior_of(module: TellsPosterior, batch: Any) -> StepOutputs:
     if not isinstance(returned, tuple) or len(returned) not in (2, 3):
         raise ValueError(f"{name} returned a {type(returned).__name__}, not a tuple of two or three: {remedy}")
     posterior = StepOutputs(*returned)
-    for fault in faults_of(posterior):
+    if fault := fault_of(posterior):
         raise ValueError(f"{name} returned {fault}: {remedy}")
     return posterior
 
@@ -210,7 +210,7 @@ class DecoderProbe:
         if isinstance(module, TellsPosterior):
             return posterior_of(module, batch)
         named = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
-        with _restored(module), _unlogged(trainer, module):
+        with _leaving_no_trace(trainer, module):
             try:
                 outputs = module.training_step(batch, 0) if named else module.training_step(batch)
                 if isinstance(outputs, Tensor):
@@ -222,16 +222,26 @@ class DecoderProbe:
 
 
 @contextmanager
-def _restored(module: nn.Module) -> Iterator[None]:
-    """Restore attributes, buffers, and what lists and dicts hold: a step may count or collect."""
+def _leaving_no_trace(trainer: Trainer, module: LightningModule) -> Iterator[None]:
+    """Restore attributes, buffers, and what lists and dicts hold, as a step may count or collect; drop what the module logs.
+
+    Outside of its own step, Lightning would take what is logged for another metric, or refuse it.
+    """
     attributes = [(vars(part), dict(vars(part))) for part in module.modules()]
     values = [value for _, kept in attributes for value in kept.values()]
     containers = [(value, value.copy()) for value in values if type(value) in (list, dict, set, deque)]
     tensors = [value for value in (*values, *module.buffers()) if type(value) is Tensor and not value.is_inference()]
     copies = [(tensor, tensor._version, tensor.detach().clone()) for tensor in tensors]
+    loggers = trainer.loggers
     try:
+        trainer.loggers = [DummyLogger() for _ in loggers]
+        for name in ("log", "log_dict"):
+            vars(module)[name] = lambda *_, **__: None
         yield
     finally:
+        trainer.loggers = loggers
+        for name in ("log", "log_dict"):
+            vars(module).pop(name)
         # What did not change is not touched: compiled code would notice.
         for container, content in (*attributes, *containers):
             if _identities(container) != _identities(content):
@@ -244,16 +254,3 @@ def _restored(module: nn.Module) -> Iterator[None]:
 
 def _identities(container: Any) -> list[int]:
     return [id(member) for member in (*container, *(container.values() if isinstance(container, dict) else ()))]
-
-
-@contextmanager
-def _unlogged(trainer: Trainer, module: LightningModule) -> Iterator[None]:
-    """Drop what the module logs. Outside of its own step, Lightning would take it for another metric, or refuse it."""
-    loggers = trainer.loggers
-    with ExitStack() as afterwards:
-        afterwards.callback(setattr, trainer, "loggers", loggers)
-        trainer.loggers = [DummyLogger() for _ in loggers]
-        for name in ("log", "log_dict"):
-            vars(module)[name] = lambda *_, **__: None
-            afterwards.callback(vars(module).pop, name)
-        yield

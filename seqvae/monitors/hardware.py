@@ -1,4 +1,4 @@
-"""What a machine does while it trains: time and CPU time of a stretch of training, peak memory, FLOPs and the peak of a device.
+"""What a machine does while it trains: clocks of wall time and CPU time, peak memory, FLOPs and the peak of a device.
 
 Nothing here waits for a device, except `product_peak`. FLOPs: a multiplication and an addition are two. Products of matrices,
 convolutions, attention and recurrent layers are counted, forward and backward, as they are done: with what padding costs, and with
@@ -13,7 +13,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,9 +38,6 @@ class Spent(NamedTuple):
     """The same with the time that cores were idle."""
 
 
-NOTHING = Spent(0.0, 0.0, 0.0, 0.0)
-
-
 class Machine:
     """The machine that this process runs on. Tests have their own."""
 
@@ -49,7 +45,12 @@ class Machine:
         return time.perf_counter()
 
     def spent(self) -> Spent:
-        busy, total = cpu_times(MACHINE_CPUS.read_text(encoding="ascii")) if MACHINE_CPUS.exists() else (0.0, 0.0)
+        busy = total = 0.0
+        if MACHINE_CPUS.exists():
+            # user, nice, system, idle, waiting for disks, interrupts, more of them, stolen by other virtual machines; guests,
+            # which come next, are counted among the users already. The unit is its own: only the ratio has a meaning.
+            times = [float(word) for word in MACHINE_CPUS.read_text(encoding="ascii").partition("\n")[0].split()[1:9]]
+            busy, total = sum(times) - times[3] - times[4], sum(times)
         return Spent(self.now(), time.process_time(), busy, total)
 
     def cores(self) -> int:
@@ -59,7 +60,8 @@ class Machine:
     def peak_memory_gib(self) -> float | None:
         """Return the most that this process ever had in memory."""
         if OWN_STATUS.exists():  # getrusage takes over what the parent process once had
-            return peak_of(OWN_STATUS.read_text(encoding="utf-8")) / GIB
+            status = OWN_STATUS.read_text(encoding="utf-8")
+            return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / GIB
         if sys.platform == "win32":
             return None
         import resource  # Windows has none
@@ -78,80 +80,8 @@ class Machine:
         return torch.cuda.utilization(device) / 100
 
 
-class TrainingTime:
-    """Adds up what training spends, lap by lap, and how much of the time it waits for data. Pauses count for nothing."""
-
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self._sum = NOTHING
-        self._waited = 0.0
-        self._running_since: Spent | None = None
-        self._waiting_since: float | None = None
-        self._is_paused = False
-
-    def begin(self) -> None:
-        """Start the clock, if it does not run."""
-        if self._running_since is None:
-            self._running_since = self._machine.spent()
-            self._is_paused = False
-
-    def pause(self) -> None:
-        if self._running_since is None:
-            return
-        self.stop_waiting()
-        stretch = difference(self._machine.spent(), self._running_since)
-        self._sum = Spent(*(before + more for before, more in zip(self._sum, stretch, strict=True)))
-        self._running_since, self._is_paused = None, True
-
-    def go_on(self) -> None:
-        """End a pause, if there is one."""
-        if self._is_paused:
-            self.begin()
-
-    def wait(self) -> None:
-        """Count the time from here on as waiting, if training has begun."""
-        if self._running_since is not None:
-            self._waiting_since = self._machine.now()
-
-    def stop_waiting(self) -> None:
-        if self._waiting_since is not None:
-            self._waited += self._machine.now() - self._waiting_since
-            self._waiting_since = None
-
-    def end_lap(self) -> tuple[Spent, float]:
-        """Return what the lap spent, and the seconds of it that were waited; begin the next lap."""
-        self.pause()
-        lap, waited = self._sum, self._waited
-        self._sum, self._waited = NOTHING, 0.0
-        self.begin()
-        return lap, waited
-
-
 def difference(now: Spent, before: Spent) -> Spent:
     return Spent(*(a - b for a, b in zip(now, before, strict=True)))
-
-
-def peak_of(status: str) -> int:
-    """Return the peak of resident memory in bytes, from /proc/self/status.
-
-    >>> peak_of("VmPeak:   900 kB\\nVmHWM:\\t  20 kB\\nVmRSS: 10 kB")
-    20480
-    """
-    (line,) = [line for line in status.splitlines() if line.startswith("VmHWM:")]
-    return int(line.split()[1]) * 1024
-
-
-def cpu_times(stat: str) -> tuple[float, float]:
-    """Return busy and total CPU time from the first line of /proc/stat, in its own unit: only their ratio has a meaning.
-
-    user, nice, system, idle, waiting for disks, interrupts, more of them, stolen by other virtual machines; guests, which
-    come next, are counted among the users already.
-
-    >>> cpu_times("cpu  70 0 10 15 5 0 0 0 30 0\\ncpu0 1 2 3")
-    (80.0, 100.0)
-    """
-    times = [float(word) for word in stat.splitlines()[0].split()[1:9]]
-    return sum(times) - times[3] - times[4], sum(times)
 
 
 CPU_SIDE, GPU_SIDE = 1024, 4096
@@ -192,13 +122,6 @@ def has_compiled_parts(module: nn.Module) -> bool:
         part._compiled_call_impl is not None or name.rpartition(".")[2] == "_orig_mod"
         for name, part in module.named_modules()
     )
-
-
-def product_dtype(precision: AbstractContextManager[Any], device: torch.device) -> torch.dtype:
-    """Return the type that matrices are multiplied in under a precision of training."""
-    with precision:
-        one = torch.ones(1, 1, device=device)
-        return (one @ one).dtype
 
 
 def product_peak(device: torch.device, dtype: torch.dtype, now: Callable[[], float] = time.perf_counter) -> float:
@@ -245,16 +168,12 @@ def _gpu_recurrence(steps_TBD: Shape, weights: Sequence[Shape], *_: Any, **__: A
     return 2 * math.prod(steps_TBD[:-1]) * sum(math.prod(shape) for shape in weights if len(shape) > 1)
 
 
-def _twice(forward: Callable[..., int]) -> Callable[..., int]:
-    """Count a backward pass: a product for the inputs' gradient, and one for the weights'."""
-    return lambda *arguments, **named: 2 * forward(*arguments, **named)
-
-
+# The backward pass of a recurrence: a product for the inputs' gradient, and one for the weights'.
 MORE_PRODUCTS: dict[Any, Callable[..., int]] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
     torch.ops.aten.mkldnn_rnn_layer: _cpu_recurrence,
-    torch.ops.aten.mkldnn_rnn_layer_backward: _twice(_cpu_recurrence),
+    torch.ops.aten.mkldnn_rnn_layer_backward: lambda *shapes, **_: 2 * _cpu_recurrence(*shapes),
     torch.ops.aten._cudnn_rnn: _gpu_recurrence,
-    torch.ops.aten._cudnn_rnn_backward: _twice(_gpu_recurrence),
+    torch.ops.aten._cudnn_rnn_backward: lambda *shapes, **_: 2 * _gpu_recurrence(*shapes),
 }

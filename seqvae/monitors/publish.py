@@ -46,12 +46,13 @@ class Publisher:
         too, a verdict goes that is not in force: a run found it as it broke off, behind its last checkpoint.
         `unprobed` names a module whose decoder use should be read and cannot; `stops`: a collapse ends the run.
         """
-
-        def is_undone(row: dict[str, Any]) -> bool:
-            return row["step"] > step or (row["step"] == step and row.get("verdict") != in_force.name)
-
         self._readings.start_after(step)
-        self._events.drop(lambda row: row.get("event") in REMADE and is_undone(row))
+        self._events.drop(
+            lambda row: (
+                row.get("event") in REMADE
+                and (row["step"] > step or (row["step"] == step and row.get("verdict") != in_force.name))
+            )
+        )
         if unprobed is not None:
             message = (
                 f"{unprobed} has no nll_given_z(batch, z), so decoder use is not read, and a decoder that ignores z behind a "

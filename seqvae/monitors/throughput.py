@@ -6,8 +6,9 @@ In: how many steps each micro-batch had, from what `training_step` returns. Out:
 `throughput/...` in the Trainer's loggers. Between two reports nothing waits for a device.
 """
 
+import math
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import torch
 from lightning import Callback, LightningModule, Trainer
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from seqvae.files import JsonLines
 from seqvae.monitors.callback import is_due, planned_steps
-from seqvae.monitors.contract import Counts, ReadCounts, check_counts, counts_of, padding_share
-from seqvae.monitors.hardware import FlopCount, Machine, TrainingTime, has_compiled_parts, product_dtype, product_peak
+from seqvae.monitors.contract import COUNTS_HELP, Counts, ReadCounts, check_counts, counts_of
+from seqvae.monitors.hardware import FlopCount, Machine, Spent, difference, has_compiled_parts, product_peak
 
 NAME = "throughput.jsonl"
 DIGITS = 6
@@ -55,6 +56,53 @@ class Throughput(NamedTuple):
     """Work on padding included."""
     share_of_peak: float | None
     """Share of what large products of matrices reached before training."""
+
+
+class TrainingTime:
+    """Adds up what training spends, lap by lap, and how much of the time it waits for data. Pauses count for nothing."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._sum = Spent(0.0, 0.0, 0.0, 0.0)
+        self._waited = 0.0
+        self._running_since: Spent | None = None
+        self._waiting_since: float | None = None
+        self._is_paused = False
+
+    def begin(self) -> None:
+        """Start the clock, if it does not run."""
+        if self._running_since is None:
+            self._running_since = self._machine.spent()
+            self._is_paused = False
+
+    def go_on(self) -> None:
+        """End a pause or a wait, if there is one."""
+        if self._is_paused:
+            self.begin()
+        if self._waiting_since is not None:
+            self._waited += self._machine.now() - self._waiting_since
+            self._waiting_since = None
+
+    def wait(self) -> None:
+        """Count the time from here on as waiting, if training has begun."""
+        if self._running_since is not None:
+            self._waiting_since = self._machine.now()
+
+    def pause(self) -> None:
+        if self._running_since is None:
+            return
+        self.go_on()
+        stretch = difference(self._machine.spent(), self._running_since)
+        self._sum = Spent(*(before + more for before, more in zip(self._sum, stretch, strict=True)))
+        self._running_since, self._is_paused = None, True
+
+    def end_lap(self) -> tuple[Spent, float]:
+        """Return what the lap spent, and the seconds of it that were waited; begin the next lap."""
+        self.pause()
+        lap, waited = self._sum, self._waited
+        self._sum, self._waited = Spent(0.0, 0.0, 0.0, 0.0), 0.0
+        self.begin()
+        return lap, waited
 
 
 class ThroughputMonitor(Callback):
@@ -111,7 +159,10 @@ class ThroughputMonitor(Callback):
         self._peak = None
         if self.measure_peak and not has_compiled_parts(pl_module):
             device = trainer.strategy.root_device
-            self._peak = product_peak(device, product_dtype(trainer.precision_plugin.forward_context(), device))
+            with trainer.precision_plugin.forward_context():
+                one = torch.ones(1, 1, device=device)
+                dtype = (one @ one).dtype
+            self._peak = product_peak(device, dtype)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._begin_session()
@@ -125,9 +176,11 @@ class ThroughputMonitor(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._time.go_on()
-        self._time.stop_waiting()
         self._micro_batches += 1
-        if self._peak is not None and is_counted(self._micro_batches):
+        # Count the 4th micro-batch of a session, the 16th, the 64th ..., so that counting costs ever less: a micro-batch of
+        # 400 ms takes 50 ms more, as it goes through Python operation by operation.
+        number = self._micro_batches
+        if self._peak is not None and number > 1 and number.bit_count() == 1 and number.bit_length() % 2 == 1:
             self._flop_count.begin()
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -193,46 +246,30 @@ class ThroughputMonitor(Callback):
         of_all = trainer.strategy.reduce(own[:3].clone(), reduce_op="sum")
         numbers = torch.cat((of_all, own)).tolist()  # sync: one per report, before the clock is read
         real, padded, sequences, own_real, _, _, steps_of_flops = numbers
+        if real > padded:
+            raise ValueError(f"{real:,} real steps among {padded:,} with padding cannot be. {COUNTS_HELP}")
         self._sum = NO_STEPS
         lap, waited = self._time.end_lap()
         flops = own_real / lap.wall * self._flops / steps_of_flops if self._flops and steps_of_flops else None
-        self.throughput = Throughput(
-            step=step,
-            seconds=_rounded(lap.wall),
-            real_steps_per_second=_rounded(real / lap.wall),
-            sequences_per_second=_rounded(sequences / lap.wall),
-            padding_share=_rounded(padding_share(real, padded)),
-            waiting_share=_rounded(waited / lap.wall),
-            cpu_utilisation=_rounded(lap.process / lap.wall / machine.cores()),
-            machine_cpu_utilisation=_rounded(lap.machine_busy / lap.machine_total) if lap.machine_total else None,
-            gpu_utilisation=machine.gpu_utilisation(device),
-            peak_memory_gib=_rounded(machine.peak_memory_gib()),
-            gpu_peak_memory_gib=_rounded(machine.gpu_peak_memory_gib(device)),
-            flops_per_second=_rounded(flops),
-            share_of_peak=_rounded(None if flops is None or self._peak is None else flops / self._peak),
-        )
+        exact = {
+            "seconds": lap.wall,
+            "real_steps_per_second": real / lap.wall,
+            "sequences_per_second": sequences / lap.wall,
+            "padding_share": 1 - real / padded if padded else math.nan,
+            "waiting_share": waited / lap.wall,
+            "cpu_utilisation": lap.process / lap.wall / machine.cores(),
+            "machine_cpu_utilisation": lap.machine_busy / lap.machine_total if lap.machine_total else None,
+            "gpu_utilisation": machine.gpu_utilisation(device),
+            "peak_memory_gib": machine.peak_memory_gib(),
+            "gpu_peak_memory_gib": machine.gpu_peak_memory_gib(device),
+            "flops_per_second": flops,
+            "share_of_peak": None if flops is None or self._peak is None else flops / self._peak,
+        }
+        rounded = {name: None if value is None else float(f"{value:.{DIGITS}g}") for name, value in exact.items()}
+        row: dict[str, Any] = {"step": step, **rounded}
+        self.throughput = Throughput(**row)
         if trainer.is_global_zero:
-            row = self.throughput._asdict()
             self._file.append(row)
-            known = {name: value for name, value in row.items() if value is not None and name != "step"}
+            metrics = {f"throughput/{name}": value for name, value in rounded.items() if value is not None}
             for logger in trainer.loggers:
-                logger.log_metrics({f"throughput/{name}": value for name, value in known.items()}, step=step)
-
-
-def is_counted(micro_batch: int) -> bool:
-    """Whether to count the FLOPs of a session's n-th micro-batch: the 4th, 16th, 64th ..., so that counting costs ever less.
-
-    A micro-batch of 400 ms takes 50 ms more, as it goes through Python operation by operation.
-
-    >>> [number for number in range(1, 1000) if is_counted(number)]
-    [4, 16, 64, 256]
-    """
-    return micro_batch > 1 and micro_batch.bit_count() == 1 and micro_batch.bit_length() % 2 == 1
-
-
-@overload
-def _rounded(value: float) -> float: ...
-@overload
-def _rounded(value: float | None) -> float | None: ...
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.{DIGITS}g}")
+                logger.log_metrics(metrics, step=step)

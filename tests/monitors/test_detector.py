@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.flags import flags_of
 from seqvae.config.training import TrainingSettings
-from seqvae.monitors.detection.advice import Situation, advice_on
-from seqvae.monitors.detection.detector import FEWEST_IN_WINDOW, Detector
+from seqvae.monitors.detection.detector import FEWEST_IN_WINDOW, Detector, KLSchedule, Situation, advice_on
 from seqvae.monitors.detection.findings import VerdictName, line_of
 from seqvae.monitors.detection.thresholds import Thresholds
-from seqvae.monitors.detection.trends import KLSchedule
 from seqvae.monitors.reading import Reading
 from tests.support.made_curves import (
     ALWAYS,

@@ -15,19 +15,17 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from seqvae.files import read_rows
-from seqvae.monitors.contract import Counts, check_counts, counts_of, padding_share
+from seqvae.monitors.contract import Counts, check_counts, counts_of
 from seqvae.monitors.hardware import (
     MORE_PRODUCTS,
     FlopCount,
     Machine,
     Spent,
-    TrainingTime,
     difference,
     has_compiled_parts,
-    product_dtype,
     product_peak,
 )
-from seqvae.monitors.throughput import Throughput, ThroughputMonitor
+from seqvae.monitors.throughput import Throughput, ThroughputMonitor, TrainingTime
 from tests.support.scripted_training import Recorder
 from tests.support.tiny_vaes import Batches, SharedData, TinyVAE, make_batches, make_trainer
 
@@ -212,7 +210,6 @@ def test_a_pause_begins_with_a_save_and_ends_with_the_next_micro_batch():
     time.pause()
     machine.seconds += 500
     time.go_on()
-    time.stop_waiting()
     machine.seconds += 3
     lap, waited = time.end_lap()
     assert (lap.wall, lap.process, waited) == (4.0, 8.0, 1.0)
@@ -332,10 +329,17 @@ def test_what_is_no_count_is_refused(outputs, words):
         check_counts(object(), counts_of(object(), outputs, None))
 
 
-def test_more_real_steps_than_steps_are_refused():
+def test_more_real_steps_than_steps_are_refused(tmp_path):
+    monitor = ThroughputMonitor(every_n_steps=2, measure_peak=False, count=lambda *_: Counts(9, 8, 1))
     with pytest.raises(ValueError, match="9 real steps among 8 with padding cannot be"):
-        padding_share(9, 8)
-    assert math.isnan(padding_share(0, 0))
+        make_trainer(tmp_path, [monitor], 4).fit(TinyVAE(), Batches(make_batches(4)))
+
+
+def test_of_no_steps_at_all_no_share_is_padding(tmp_path):
+    monitor = ThroughputMonitor(every_n_steps=2, measure_peak=False, count=lambda *_: Counts(0, 0, 1))
+    make_trainer(tmp_path, [monitor], 2).fit(TinyVAE(), Batches(make_batches(2)))
+    assert monitor.throughput is not None
+    assert math.isnan(monitor.throughput.padding_share)
 
 
 def test_an_impossible_frequency_is_refused():
@@ -566,9 +570,18 @@ def test_of_a_compiled_module_there_is_no_share_of_the_peak(tmp_path):
     assert (row.flops_per_second, row.share_of_peak) == (None, None)
 
 
-@pytest.mark.parametrize(("bf16", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
-def test_products_are_timed_in_the_precision_of_training(bf16, dtype):
-    assert product_dtype(torch.autocast("cpu", torch.bfloat16, enabled=bf16), CPU) == dtype
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16-mixed", torch.bfloat16), ("32-true", torch.float32)])
+def test_products_are_timed_in_the_precision_of_training(tmp_path, monkeypatch, precision, dtype):
+    dtypes: list[torch.dtype] = []
+
+    def peak(device: torch.device, dtype: torch.dtype) -> float:
+        dtypes.append(dtype)
+        return 1e9
+
+    monkeypatch.setattr("seqvae.monitors.throughput.product_peak", peak)
+    trainer = make_trainer(tmp_path, [ThroughputMonitor()], 1, precision=precision)
+    trainer.fit(Words(), Batches(word_batches(1)))
+    assert dtypes == [dtype]
 
 
 def test_the_peak_is_the_median_of_a_few_products():

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqvae.config.training import ObjectiveSettings
-from seqvae.monitors.detection.trends import KLSchedule, log_trend, why_not_full
+from seqvae.monitors.detection.detector import KLSchedule, why_not_full
+from seqvae.monitors.detection.findings import log_trend
 from seqvae.training.schedules import scheduled_kl_weight
 
 STEPS = list(range(0, 120, 10))

@@ -8,7 +8,7 @@ import pytest
 
 from seqvae.config.run import Watch
 from seqvae.config.training import OptimizedSettings, ReferenceSettings
-from seqvae.monitors.detection.advice import Situation, advice_on
+from seqvae.monitors.detection.detector import Situation, advice_on
 from seqvae.monitors.detection.findings import VerdictName
 from seqvae.monitors.detection.thresholds import OF_SEQUENCES, OF_STEPS
 from seqvae.monitors.reading import Reading

@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from seqvae.monitors.detection.detector import Detector
+from seqvae.monitors.detection.detector import Detector, KLSchedule
 from seqvae.monitors.detection.findings import ALARMS, Verdict
-from seqvae.monitors.detection.trends import KLSchedule
 from seqvae.monitors.reading import Reading, Scope
 
 STEPS = 1000

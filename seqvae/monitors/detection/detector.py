@@ -2,16 +2,149 @@
 
 It waits until the KL weight is full, tells faint readings that fall or stay from those that grow, and changes its mind only
 when the readings have said something else for a while. `findings.py` says what readings look like at one moment; this module
-adds memory. The same readings give the same verdicts, also across a checkpoint.
+adds memory, and the advice. The same readings give the same verdicts, also across a checkpoint.
 """
 
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
-from seqvae.monitors.detection.advice import Situation, advice_on
-from seqvae.monitors.detection.findings import UNHARMED, Finding, Verdict, VerdictName, find, spoken
+from seqvae.monitors.detection.findings import (
+    LONG,
+    UNHARMED,
+    Finding,
+    Point,
+    Verdict,
+    VerdictName,
+    find,
+    is_faint,
+    point_of,
+    spoken,
+)
 from seqvae.monitors.detection.thresholds import OF_SEQUENCES, OF_STEPS, Thresholds
-from seqvae.monitors.detection.trends import LONG, KLSchedule, Point, is_faint, point_of, why_not_full
 from seqvae.monitors.reading import Reading
+
+FULL_SHARE = 0.95
+"""Share of the highest weight from which on the weight counts as full: the last twentieth changes a KL by no more than that."""
+LOOKS = 1000
+"""Steps at which a known schedule is evaluated, to find where it settles: a thousandth of the run is exact enough."""
+STEADY_READINGS = 5
+STEADY_SHARE = 0.005
+"""A weight whose schedule is not known counts as rising while it grew by more than this share within STEADY_READINGS."""
+
+
+class KLSchedule(NamedTuple):
+    """What is known of the KL weight of a run before it starts."""
+
+    total_steps: int | None = None
+    """Optimizer steps of the run, where that is known."""
+    weight_at: Callable[[int], float] | None = None
+    """The weight in an optimizer step, counted from 0; None: not known beforehand. Called only when a run starts."""
+    is_steered: bool = False
+    """A controller moves the weight towards some KL: it is in force at all times, whatever its size."""
+
+    def full_from(self) -> int | None:
+        """Return the step in which the weight gets to its height for the last time; None: not known beforehand."""
+        if not (weights := self.steps_and_weights()):
+            return None
+        full = FULL_SHARE * max(weight for _, weight in weights)
+        arrivals = [step for (_, before), (step, weight) in pairwise(weights) if before < full <= weight]
+        return max(arrivals, default=0)
+
+    def steps_and_weights(self) -> list[tuple[int, float]]:
+        """Evaluate the schedule; empty where it is not known beforehand."""
+        if not self.total_steps or self.weight_at is None:
+            return []
+        last = self.total_steps - 1
+        steps = sorted({round(last * look / LOOKS) for look in range(LOOKS + 1)})
+        return [(step, self.weight_at(step)) for step in steps]
+
+
+def why_not_full(step: int, weights: Sequence[float | None], schedule: KLSchedule, full_from: int | None) -> str | None:
+    """Return why the weight does not count as full, or None. `weights` are those of the readings so far."""
+    weight = weights[-1]
+    if schedule.is_steered:
+        return None
+    if full_from is not None:
+        now = "" if weight is None else f"is {weight:.3g} and "
+        return None if step > full_from else f"the KL weight {now}will be full from step {full_from:,}"
+    if weight is None or not math.isfinite(weight):
+        return None
+    known = [one for one in weights if one is not None and math.isfinite(one)]
+    highest = max(known)
+    if weight < FULL_SHARE * highest:
+        return f"the KL weight is {weight:.3g} and has been {highest:.3g}"
+    before = known[-STEADY_READINGS - 1 : -1]
+    rises_slowly = len(known) > STEADY_READINGS and sorted(known) == known and known[-2] < weight
+    if before and (
+        weight > (1 + STEADY_SHARE) * min(before) or (rises_slowly and weight > (1 + STEADY_SHARE) * known[0])
+    ):
+        return f"the KL weight is {weight:.3g} and still rising"
+    return None
+
+
+# --- Advice: flags of the training commands, each with what it does, for those who have others --------------------
+
+_FREE_BITS = "--free_bits 0.25 (the first nats of each dimension are free)"
+_CYCLICAL = "--kl_schedule cyclical (the KL weight starts from 0 again and again)"
+_WORD_DROPOUT = "--word_dropout 0.3 (what the decoder cannot look up it has to learn from the latent)"
+_TARGET = "--target_kl 5 (a controller holds the KL there)"
+_WEAKER = "a weaker decoder (--depth 1, a smaller --width, or --decoder parallel)"
+_FULL = "--beta 1 (the full weight of the KL)"
+_RISING = "--kl_schedule linear (a weight that rises and stays)"
+_LOWER_TARGET = "a lower --target_kl (the controller gives the KL more weight)"
+_GO_BACK = "--init_from the run's healthy.ckpt (starts from the last healthy checkpoint; with one of these)"
+
+_REMEDIES: dict[VerdictName, tuple[str, ...]] = {
+    "collapsing": (_FREE_BITS, _CYCLICAL, _WORD_DROPOUT, _TARGET),
+    "collapsed": (_FREE_BITS, _CYCLICAL, _WORD_DROPOUT, _TARGET),
+    "decoder_ignores_z": (_WORD_DROPOUT, _CYCLICAL, _WEAKER),
+    "not_variational": (_FULL, _RISING, _LOWER_TARGET, _TARGET),
+    "diverged": (
+        "a lower --lr",
+        "a longer --warmup",
+        "a lower --gradient_clip",
+        "--precision 32-true (where it is another)",
+    ),
+}
+
+HEAVY = 1.05
+"""A KL that weighs more than in the evidence lower bound is the first suspect."""
+
+
+class Situation(NamedTuple):
+    """What is known of a run beside its readings."""
+
+    has_been_healthy: bool = False
+    is_steered: bool = False
+    """--target_kl is in force, and --kl_schedule and --beta have no effect."""
+    is_cyclical: bool = False
+    """The KL weight falls again."""
+    kl_weight: float | None = None
+    """The last one that is known."""
+
+
+def advice_on(verdict: VerdictName, situation: Situation, active: int) -> tuple[str, ...]:
+    """Return what to try, the most promising first, without what is in force already or would change nothing."""
+    if verdict == "partly_collapsed":
+        return (f"--latent_size {max(active, 1)} (the number of dimensions that carry something)", _FREE_BITS)
+    weight = situation.kl_weight
+    if situation.is_steered:
+        without_effect = {_TARGET, _CYCLICAL, _RISING, _FULL}
+    else:
+        without_effect = {_LOWER_TARGET, _CYCLICAL if situation.is_cyclical else _RISING}
+        if weight is not None and weight >= 1:
+            without_effect.add(_FULL)
+    remedies = tuple(remedy for remedy in _REMEDIES.get(verdict, ()) if remedy not in without_effect)
+    if verdict in ("collapsing", "collapsed") and weight is not None and weight > HEAVY and not situation.is_steered:
+        remedies = (f"--beta 1 (the KL weighs {weight:.3g} now)", *remedies)
+    if situation.has_been_healthy and verdict in ("collapsing", "collapsed", "decoder_ignores_z"):
+        return (*remedies, _GO_BACK)
+    return remedies
+
+
+# --- Memory ------------------------------------------------------------
 
 
 class Patience(NamedTuple):
@@ -83,7 +216,8 @@ class Detector:
         self.points: list[Point] = []
         """What is remembered of the last readings, oldest first."""
         self._full_from = self.schedule.full_from()
-        self._is_cyclical = self.schedule.falls()
+        weights = self.schedule.steps_and_weights()
+        self._is_cyclical = any(later < earlier for (_, earlier), (_, later) in pairwise(weights))
         self._has_been_healthy = False
         self._pending = Pending("cannot_tell", 0, 0)
         self._upheld_at = 0
