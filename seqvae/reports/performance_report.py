@@ -348,7 +348,7 @@ def advice_lines(advice: Mapping[str, Any], ink: Ink) -> list[str]:
     )
     lines = [
         *_trials("Each change alone", advice["alone"], ink),
-        *_trials("Together, measured again", advice["together"], ink),
+        *_trials("Measured again", advice["together"], ink),
         "",
         *note(base, ink, mark=""),
     ]
@@ -358,9 +358,6 @@ def advice_lines(advice: Mapping[str, Any], ink: Ink) -> list[str]:
             "other programs are at work, small gains are uncertain. Try again when the machine is quiet."
         )
         lines += [ink.warning(line) for line in note(unsteady, ink)]
-    for trial in advice["alone"]:
-        if trial["verdict"] == FASTER and trial["apart"]:  # faster at a price that only the user can weigh
-            lines += note(f"{trial['flags']}: {trial['gain']:.2f}x, but {trial['apart']}. Not in the proposal.", ink)
     best = advice["best"]
     if best is not None:
         spread = f"{best['lower']:.2f} to {best['upper']:.2f} in the middle half of {len(best['ratios'])} rounds"
@@ -380,19 +377,16 @@ def _trials(title: str, trials: Sequence[Mapping[str, Any]], ink: Ink) -> list[s
         return []
     rows = []
     for trial in trials:
-        verdict = trial["verdict"]
-        if trial["gain"] is None:
-            rows.append(_Trial(trial["change"], "-", "-", "-", verdict))
-            continue
-        if trial["apart"] and verdict == FASTER:
-            verdict = f"{verdict}, yours to decide"
-        spread, memory = f"{trial['lower']:.2f}-{trial['upper']:.2f}", f"{trial['memory_gib']:.1f} GiB"
-        rows.append(_Trial(trial["change"], f"{trial['gain']:.2f}x", spread, memory, verdict))
+        gain, spread, memory = "-", "-", "-"
+        if trial["gain"] is not None:
+            gain, memory = f"{trial['gain']:.2f}x", f"{trial['memory_gib']:.1f} GiB"
+            spread = f"{trial['lower']:.2f}-{trial['upper']:.2f}"
+        rows.append(_Trial(trial["change"], gain, spread, memory, trial["verdict"]))
     titles, *lines = table(rows, ink)
     found = [*heading(title, ink), titles]
     for trial, line in zip(trials, lines, strict=True):
         remarks = "; ".join(trial[name] for name in ("remark", "effect") if trial[name])
-        found.append(ink.good(line) if trial["verdict"] == FASTER and not trial["apart"] else line)
+        found.append(ink.good(line) if trial["verdict"] == FASTER else line)
         found.append(ink.dim(f"      {visible(trial['flags'])}"))
         if remarks:
             found += [ink.dim(part) for part in note(remarks, ink, mark="   ")]

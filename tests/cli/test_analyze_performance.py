@@ -216,7 +216,7 @@ def test_both_commands_are_put_side_by_side(tmp_path, token_lists):
     with start(tmp_path, token_lists, words) as process:
         out, err = process.communicate(timeout=250)
     assert process.returncode == 0, err
-    assert "times as many real tokens a second as" in " ".join(out.split())
+    assert "times as many real tokens per second as" in " ".join(out.split())
     numbers = json.loads((tmp_path / "out" / "analysis.json").read_text())
     assert [run["name"] for run in numbers["runs"]] == ["reference", "optimized"]
     assert numbers["comparison"]["lowest"] <= numbers["comparison"]["highest"]

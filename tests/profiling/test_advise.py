@@ -2,7 +2,8 @@
 
 import json
 import shlex
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 
@@ -17,14 +18,11 @@ from seqvae.profiling import advise as advise_module
 from seqvae.profiling.advise import (
     Advice,
     Change,
-    Comparison,
     Contest,
     Trial,
     Verdict,
     advise,
-    best_together,
-    combined,
-    judged,
+    worth_measuring_again,
 )
 from seqvae.profiling.measured_run import MeasuredRunError, Recipe
 from seqvae.reports.performance_report import advice_lines
@@ -35,24 +33,24 @@ from train_optimized import callbacks
 COMPILED = Change("compiled", "compiler", {"compile_model": True}, "less memory traffic")
 BFLOAT = Change("bf16-mixed", "precision", {"precision": "bf16-mixed"}, "other arithmetic", "numbers are rounded more")
 UNFUSED = Change("unfused", "optimizer", {"fused_optimizer": False}, "none")
-UNWATCHED = Change(
-    "not watching", "watching", {"disable_metrics_monitoring": True}, "no readings", apart="nobody looks"
-)
+UNWATCHED = Change("not watching", "watching", {"disable_metrics_monitoring": True}, "no readings")
 
 
 def recipe(settings: TrainingSettings | None = None) -> Recipe:
     return Recipe("as it is", settings or TrainingSettings(), callbacks)
 
 
-def contest(runs: FakeRuns, settings: TrainingSettings | None = None) -> closing[Contest]:
+@contextmanager
+def contest(runs: FakeRuns, settings: TrainingSettings | None = None) -> Iterator[Contest]:
     """Five rounds of turns of a second."""
-    return closing(Contest(recipe(settings), 1.0, 5, runs.start, runs.now))
+    with runs.start(recipe(settings)) as base:
+        yield Contest(recipe(settings), base, 1.0, 5, runs.start)
 
 
-def try_out(
+def try_change(
     change: Change, behaviour: Behaviour, total_steps: int = 1000, settings: TrainingSettings | None = None
 ) -> Trial:
-    """Against a run of 1,000 steps of sequences a second, 10 optimizer steps a second."""
+    """Compare with a run of 1,000 steps of sequences per second, 10 optimizer steps per second."""
     runs = FakeRuns(lambda s: Behaviour() if s == base else behaviour, total_steps)
     base = settings or TrainingSettings()
     with contest(runs, base) as rounds:
@@ -62,40 +60,38 @@ def try_out(
 
 
 def trial_of(change: Change, gain: float, verdict: Verdict = Verdict.FASTER) -> Trial:
-    return Trial(change, verdict, Comparison(gain, [gain] * 5, gain, 1.0, 1.0, 0.0))
+    return Trial(change, verdict, "", gain, [gain] * 5, gain, 1.0, 1.0, 0.0)
 
 
 # --- Alone -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_change_that_is_faster_in_most_rounds_is_faster():
-    trial = try_out(BFLOAT, Behaviour((1100.0, 1050.0, 1100.0, 990.0, 1200.0)))
+    trial = try_change(BFLOAT, Behaviour((1100.0, 1050.0, 1100.0, 990.0, 1200.0)))
     assert trial.verdict == Verdict.FASTER
     assert trial.gain == pytest.approx(1.1)
-    assert trial.comparison is not None
-    assert trial.comparison.ratios == pytest.approx([1.1, 1.05, 1.1, 0.99, 1.2])
+    assert trial.ratios == pytest.approx([1.1, 1.05, 1.1, 0.99, 1.2])
 
 
 def test_a_gain_of_two_percent_or_less_is_none():
-    assert try_out(BFLOAT, Behaviour((1019.0,))).verdict == Verdict.NO_FASTER
+    assert try_change(BFLOAT, Behaviour((1019.0,))).verdict == Verdict.NO_FASTER
 
 
 def test_a_gain_that_two_rounds_of_five_did_not_see_is_none():
-    trial = try_out(BFLOAT, Behaviour((1300.0, 990.0, 1300.0, 990.0, 1300.0)))
+    trial = try_change(BFLOAT, Behaviour((1300.0, 990.0, 1300.0, 990.0, 1300.0)))
     assert trial.verdict == Verdict.NO_FASTER
 
 
 def test_measuring_stops_when_a_change_cannot_be_found_faster_any_more():
-    trial = try_out(UNFUSED, Behaviour((500.0,)))
+    trial = try_change(UNFUSED, Behaviour((500.0,)))
     assert trial.verdict == Verdict.SLOWER
-    assert trial.comparison is not None
-    assert len(trial.comparison.ratios) == 2
+    assert len(trial.ratios) == 2
 
 
 def test_other_batches_are_compared_by_their_sums():
     rates = (1010.0, 1010.0, 1010.0, 1010.0, 2000.0)
-    assert try_out(BFLOAT, Behaviour(rates)).gain == pytest.approx(1.01)
-    assert try_out(BFLOAT._replace(by_totals=True), Behaviour(rates)).gain == pytest.approx(1.208)
+    assert try_change(BFLOAT, Behaviour(rates)).gain == pytest.approx(1.01)
+    assert try_change(BFLOAT._replace(by_totals=True), Behaviour(rates)).gain == pytest.approx(1.208)
 
 
 def test_the_two_take_turns_at_going_first():
@@ -107,7 +103,7 @@ def test_the_two_take_turns_at_going_first():
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (MemoryError("(bf16-mixed: its process ended with code -9)"), "out of memory"),
         (DivergedError("step 3: the loss is nan"), "step 3: the loss is nan"),
@@ -115,14 +111,14 @@ def test_the_two_take_turns_at_going_first():
         (SettingsError("--tokens_per_batch 3 is too small"), "--tokens_per_batch 3 is too small"),
     ],
 )
-def test_a_change_that_cannot_run_fails_with_a_message_of_one_line(error, said):
-    trial = try_out(BFLOAT, Behaviour(fails=error))
-    assert (trial.verdict, trial.remark, trial.comparison) == (Verdict.FAILED, said, None)
+def test_a_change_that_cannot_run_fails_with_a_message_of_one_line(error, message):
+    trial = try_change(BFLOAT, Behaviour(fails=error))
+    assert (trial.verdict, trial.remark, trial.ratios) == (Verdict.FAILED, message, ())
 
 
 def test_settings_that_exclude_one_another_fail_with_a_message_of_one_line():
     stops = parse_command_line(TrainingSettings, ["--on_collapse", "stop"], prog="x", description="")
-    trial = try_out(UNWATCHED, Behaviour(), settings=stops)
+    trial = try_change(UNWATCHED, Behaviour(), settings=stops)
     assert trial.verdict == Verdict.FAILED
     assert "--on_collapse stop needs the monitor" in trial.remark
 
@@ -148,16 +144,15 @@ def test_the_failure_of_the_run_itself_is_no_verdict_on_a_change():
 @pytest.mark.parametrize(("total_steps", "verdict"), [(2000, Verdict.UNPAID), (3000, Verdict.FASTER)])
 def test_compiling_has_to_pay_within_the_run(total_steps, verdict):
     """A gain of 1.1 saves 18 of 200 seconds and 27 of 300; compiling takes 20."""
-    trial = try_out(COMPILED, Behaviour((1100.0,), start_seconds=20.0), total_steps)
-    assert trial.comparison is not None
-    assert trial.comparison.start_seconds == pytest.approx(20.0)
+    trial = try_change(COMPILED, Behaviour((1100.0,), start_seconds=20.0), total_steps)
+    assert trial.start_seconds == pytest.approx(20.0)
     assert trial.verdict == verdict
 
 
 def test_a_time_limit_bounds_what_can_be_saved():
     settings = replace(TrainingSettings(), run=RunSettings(max_time="0:01:40"))
     assert settings.run.time_limit == timedelta(seconds=100)
-    trial = try_out(COMPILED, Behaviour((1100.0,), start_seconds=20.0), 10**6, settings)
+    trial = try_change(COMPILED, Behaviour((1100.0,), start_seconds=20.0), 10**6, settings)
     assert (trial.verdict, trial.remark) == (
         Verdict.UNPAID,
         "its start takes 20 s, and in this run of 100 s it saves 9 s",
@@ -165,52 +160,66 @@ def test_a_time_limit_bounds_what_can_be_saved():
 
 
 def test_noise_of_a_start_is_no_price():
-    comparison = Comparison(1.1, [1.1] * 5, 1100.0, 1000.0, 1.0, start_seconds=1.9)
-    assert judged(BFLOAT, comparison, run_seconds=1.0).verdict == Verdict.FASTER
+    trial = try_change(BFLOAT, Behaviour((1100.0,), start_seconds=1.9), total_steps=10)
+    assert trial.verdict == Verdict.FASTER
 
 
-# --- Together ----------------------------------------------------------------------------------------------------------
+# --- Measured again ----------------------------------------------------------------------------------------------------
 
 
-def test_of_each_theme_the_strongest_that_may_be_proposed_is_measured_again():
-    again = BFLOAT._replace(name="16-mixed")
+def test_the_fastest_of_each_theme_are_measured_together_and_the_best_alone():
     trials = [
         trial_of(BFLOAT, 1.1),
-        trial_of(again, 1.3),
+        trial_of(BFLOAT._replace(name="16-mixed", values={"precision": "16-mixed"}), 1.3),
         trial_of(COMPILED, 1.2),
-        trial_of(UNWATCHED, 2.0),
         trial_of(UNFUSED, 1.01, Verdict.NO_FASTER),
     ]
-    tried, _ = best_together(trials, lambda c: trial_of(c, 1.3), say=lambda _: None)
-    assert [trial.change.name for trial in tried] == ["16-mixed", "16-mixed + compiled"]
+    together, best_alone = worth_measuring_again(trials)
+    assert (together.name, best_alone.name) == ("16-mixed + compiled", "16-mixed")
+    assert together.values == {"precision": "16-mixed", "compile_model": True}
+    assert together.effect == "numbers are rounded more"
 
 
-@pytest.mark.parametrize(
-    ("both", "proposed"), [(1.3, "bf16-mixed + compiled"), (1.21, "bf16-mixed"), (1.1, "bf16-mixed")]
-)
-def test_another_change_stays_only_where_both_are_faster_than_the_best_alone(both, proposed):
-    gains = {"bf16-mixed": 1.2, "bf16-mixed + compiled": both}
-    tried, best = best_together(
-        [trial_of(COMPILED, 1.05), trial_of(BFLOAT, 1.25)], lambda c: trial_of(c, gains[c.name]), say=lambda _: None
-    )
-    assert [trial.change.name for trial in tried] == list(gains)
-    assert best is not None
-    assert best.change.name == proposed
-    assert best.gain == gains[proposed]
+def test_two_changes_of_one_setting_do_not_combine():
+    other = Change("other", "another theme", {"precision": "32-true"}, "none")
+    with pytest.raises(AssertionError, match="two changes of one setting"):
+        worth_measuring_again([trial_of(BFLOAT, 1.1), trial_of(other, 1.2)])
 
 
-def test_luck_that_does_not_come_again_is_not_proposed():
-    tried, best = best_together(
-        [trial_of(BFLOAT, 1.1)], lambda c: trial_of(c, 1.0, Verdict.NO_FASTER), say=lambda _: None
-    )
-    assert (len(tried), best) == (1, None)
+def test_nothing_is_measured_again_where_nothing_was_faster():
+    assert worth_measuring_again([trial_of(BFLOAT, 0.9, Verdict.SLOWER)]) == []
 
 
-def test_nothing_is_measured_together_where_nothing_was_faster():
-    def compare(change: Change) -> Trial:
-        pytest.fail(f"{change.name} was measured")
+def advice_of(words: list[str], monkeypatch: pytest.MonkeyPatch, rates: dict[str, tuple[float, ...]]) -> Advice:
+    """Let the changes COMPILED and BFLOAT compete; `rates` are those of the starts of each named run, one after another."""
+    monkeypatch.setattr(advise_module, "changes_for", lambda *_: [COMPILED, BFLOAT])
+    left = {name: list(all_rates) for name, all_rates in rates.items()}
 
-    assert best_together([trial_of(BFLOAT, 0.9, Verdict.SLOWER)], compare) == ([], None)
+    def behaviour(settings: TrainingSettings) -> Behaviour:
+        parts = {"compiled": settings.compute.compile_model, "bf16-mixed": settings.compute.precision == "bf16-mixed"}
+        name = " + ".join(part for part, is_on in parts.items() if is_on)
+        return Behaviour((left[name].pop(0),)) if name else Behaviour()
+
+    advice, _ = advice_on([*words, "--no_compile_model", "--precision", "32-true"], FakeRuns(behaviour))
+    return advice
+
+
+@pytest.mark.parametrize(("both", "proposed"), [(1300.0, "compiled + bf16-mixed"), (1100.0, "compiled")])
+def test_the_faster_of_all_together_and_the_best_alone_is_proposed(words, monkeypatch, both, proposed):
+    rates = {"compiled": (1250.0, 1200.0), "bf16-mixed": (1050.0,), "compiled + bf16-mixed": (both,)}
+    advice = advice_of(words, monkeypatch, rates)
+    assert [trial.change.name for trial in advice.together] == ["compiled + bf16-mixed", "compiled"]
+    assert advice.best is not None
+    assert advice.best.change.name == proposed
+    assert advice.best.gain == pytest.approx(max(both / 1000, 1.2))
+
+
+def test_luck_that_does_not_come_again_is_not_proposed(words, monkeypatch):
+    advice = advice_of(words, monkeypatch, {"compiled": (1100.0, 1000.0), "bf16-mixed": (900.0,)})
+    assert (len(advice.together), advice.best) == (1, None)
+    assert "--compile_model" not in advice.command.split()
+    text = " ".join("\n".join(advice_lines(advice.as_dict(), Ink(width=200))).split())
+    assert "was not when it was measured again" in text
 
 
 # --- The whole ---------------------------------------------------------------------------------------------------------
@@ -227,8 +236,8 @@ def words(tmp_path_factory):
 
 def advice_on(words: list[str], runs: FakeRuns) -> tuple[Advice, list[str]]:
     settings = parse_command_line(OptimizedSettings, words, prog="x", description="")
-    said: list[str] = []
-    return advise(recipe(settings), words, prog="python train_optimized.py", say=said.append, start=runs.start), said
+    lines: list[str] = []
+    return advise(recipe(settings), words, prog="python train_optimized.py", say=lines.append, start=runs.start), lines
 
 
 def typed_settings(advice: Advice) -> OptimizedSettings:
@@ -264,27 +273,21 @@ def test_if_nothing_is_faster_the_command_stays_and_a_line_says_so(words):
     assert f"None of {len(advice.alone)} changes may be proposed as faster" in text
 
 
-def test_a_gain_that_did_not_come_again_is_reported_as_such(words):
-    advice, _ = advice_on(words, FakeRuns(lambda _: Behaviour()))
-    unlucky = advice._replace(together=[trial_of(BFLOAT, 1.0, Verdict.NO_FASTER)])
-    assert "was not when it was measured anew" in " ".join(advice_lines(unlucky.as_dict(), Ink(width=200)))
-
-
 def test_each_trial_prints_a_line_when_it_is_done(words):
-    advice, said = advice_on(words, FakeRuns(by_compiling))
-    assert len(said) == 1 + len(advice.alone) + len(advice.together)
+    advice, lines = advice_on(words, FakeRuns(by_compiling))
+    assert len(lines) == 1 + len(advice.alone) + len(advice.together)
 
 
 def test_advice_is_plain_json(words):
     advice, _ = advice_on(words, FakeRuns(by_compiling))
-    told = json.loads(json.dumps(advice.as_dict(), allow_nan=False))
-    assert told["best"]["flags"] == "--compile_model"
-    assert told["best"]["values"] == {"compile_model": True}
-    assert told["best"]["gain"] == pytest.approx(2.0)
+    content = json.loads(json.dumps(advice.as_dict(), allow_nan=False))
+    assert content["best"]["flags"] == "--compile_model"
+    assert content["best"]["values"] == {"compile_model": True}
+    assert content["best"]["gain"] == pytest.approx(2.0)
 
 
 def test_the_table_to_the_letter():
-    faster = trial_of(combined([BFLOAT]), 1.25)
+    faster = trial_of(BFLOAT, 1.25)
     advice = Advice(
         unit="tokens",
         base_rate=1000.0,
@@ -294,7 +297,6 @@ def test_the_table_to_the_letter():
         alone=[
             trial_of(BFLOAT, 1.3),
             Trial(COMPILED, Verdict.FAILED, remark="out of memory"),
-            trial_of(UNWATCHED, 1.1),
         ],
         together=[faster],
         best=faster,
@@ -304,26 +306,23 @@ def test_the_table_to_the_letter():
     assert advice_lines(advice.as_dict(), Ink(width=80)) == [
         "",
         "Each change alone",
-        "  change        gain   spread     memory   verdict",
-        "  bf16-mixed    1.30x  1.30-1.30  1.0 GiB  faster",
+        "  change      gain   spread     memory   verdict",
+        "  bf16-mixed  1.30x  1.30-1.30  1.0 GiB  faster",
         "      --precision bf16-mixed",
         "      numbers are rounded more",
-        "  compiled      -      -          -        failed",
+        "  compiled    -      -          -        failed",
         "      --compile_model",
         "      out of memory",
-        "  not watching  1.10x  1.10-1.10  1.0 GiB  faster, yours to decide",
-        "      --disable_metrics_monitoring",
         "",
-        "Together, measured anew",
+        "Measured again",
         "  change      gain   spread     memory   verdict",
         "  bf16-mixed  1.25x  1.25-1.25  1.0 GiB  faster",
         "      --precision bf16-mixed",
         "      numbers are rounded more",
         "",
-        "  As it is: 1,000 real tokens/s, 1.0 GiB; training would take 10 minutes.",
-        "  Faster: by more than 2 %, and in three quarters of the rounds. Spread: the",
-        "  middle half of the rounds.",
-        "  - --disable_metrics_monitoring: 1.10x, but nobody looks. Not in the proposal.",
+        "  As it is: 1,000 real tokens/s, 1.0 GiB; training would take 10 min. Faster: by",
+        "  more than 2 %, and in three quarters of the rounds. Spread: the middle half of",
+        "  the rounds.",
         "",
         "Advice",
         "  1.25 times as fast (1.25 to 1.25 in the middle half of 5 rounds), 1.0 GiB.",

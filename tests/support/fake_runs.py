@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from itertools import cycle
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 from seqvae.config.training import TrainingSettings
 from seqvae.profiling.measured_run import STAGES, Lap, Ready, Recipe
@@ -18,7 +18,7 @@ class Behaviour(NamedTuple):
     rates: tuple[float, ...] = (1000.0,)
     """Real steps per second, turn by turn, repeated."""
     start_seconds: float = 0.0
-    """Additional seconds of its first turn."""
+    """Additional seconds until it is ready."""
     fails: Exception | None = None
     """At turn number `fails_at`."""
     fails_at: int = 1
@@ -29,21 +29,17 @@ class FakeRuns:
 
     def __init__(self, behaviour: Callable[[TrainingSettings], Behaviour], total_steps: int = 1000) -> None:
         self.behaviour, self.total_steps = behaviour, total_steps
-        self.time = 0.0
         self.alive: list[str] = []
         self.most_alive = 0
         self.started: list[TrainingSettings] = []
         self.turns: list[str] = []
         """The name of the run of each turn."""
 
-    def start(self, recipe: Recipe) -> "FakeRun":
+    def start(self, recipe: Recipe) -> Any:
         self.started.append(recipe.settings)
         self.alive.append(recipe.name)
         self.most_alive = max(self.most_alive, len(self.alive))
         return FakeRun(recipe, self)
-
-    def now(self) -> float:
-        return self.time
 
 
 class FakeRun:
@@ -53,28 +49,24 @@ class FakeRun:
         self.turns = 0
         self._rates = cycle(self.behaviour.rates)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.runs.alive.remove(self.name)
+
     @property
     def ready(self) -> Ready:
         plan = Plan(self.runs.total_steps, 100, 100.0, 10.0, 1e-3)
-        return Ready(1000, plan, accumulate=1, precision="32-true", device="cpu", seconds=0.5, is_compiled=True)
+        seconds = 0.5 + self.behaviour.start_seconds
+        return Ready(1000, plan, accumulate=1, precision="32-true", device="cpu", seconds=seconds, is_compiled=True)
 
     def turn(self, steps: int = 1, seconds: float = 0.0, lead_steps: int = 2) -> Lap:
         self.turns += 1
         self.runs.turns.append(self.name)
         if self.behaviour.fails is not None and self.turns == self.behaviour.fails_at:
             raise self.behaviour.fails
-        step_seconds = TURN_SECONDS / STEPS
-        self.runs.time += TURN_SECONDS + lead_steps * step_seconds
-        if self.turns == 1:
-            self.runs.time += self.behaviour.start_seconds
-            return self._lap(self.behaviour.rates[0])
-        return self._lap(next(self._rates))
-
-    def close(self) -> None:
-        self.runs.alive.remove(self.name)
-
-    def _lap(self, rate: float) -> Lap:
-        real = round(rate * TURN_SECONDS)
+        real = round(TURN_SECONDS * (self.behaviour.rates[0] if self.turns == 1 else next(self._rates)))
         return Lap(
             seconds=TURN_SECONDS,
             steps=STEPS,
