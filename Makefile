@@ -24,7 +24,7 @@ check: setup
 	$(BIN)/mypy
 
 lint: check
-	$(BIN)/python -m tests.audit_dependencies
+	$(BIN)/python -m tests.support.audit_dependencies
 
 # make test is what CI runs: no network beyond the installation, under ten minutes on two cores.
 test: check
