@@ -58,7 +58,7 @@ class SequenceDataModule(lightning.LightningDataModule):
     `limit_val_batches` stands in for the Trainer's: a fraction or a number of validation batches, chosen once, at random
     (to switch validation off, give the Trainer its own limit_val_batches=0).
     `attention_steps`, of the model, is where --level_cost lets attention cost as much as all else.
-    `learnt` is what a trained network knows of such data, which are then read with its vocabulary and moments.
+    `preprocessing` is what a trained network knows of such data, which are then read with its vocabulary and moments.
     `predict_split` is what `Trainer.predict` goes through, in stored order.
     """
 
@@ -75,7 +75,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         limit_val_batches: float | int = 1.0,
         predict_split: str = "test",
         attention_steps: float | None = None,
-        learnt: FittedPreprocessing | None = None,
+        preprocessing: FittedPreprocessing | None = None,
     ) -> None:
         super().__init__()
         self.source = source
@@ -86,7 +86,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         self.loading = resolve_loading(loading or LoadingSettings())
         self.seed, self.accumulate = seed, accumulate
         self.limit_val_batches, self.predict_split = limit_val_batches, predict_split
-        self.learnt = learnt
+        self.preprocessing = preprocessing
         self._quadratic = attention_steps if self.batches.level_cost else None
         self.on_trouble: Callable[[str], None] = warn
         """Gets a line each time that the workers of a loader had to start again; loaders take it over when they are made."""
@@ -100,7 +100,9 @@ class SequenceDataModule(lightning.LightningDataModule):
     @cached_property
     def data(self) -> SequenceData:
         """The opened cache, built first where there is none."""
-        return open_cache(prepare_cache(self.source, self.cache, self.learnt), self.lengths, self.cache.cache_data)
+        return open_cache(
+            prepare_cache(self.source, self.cache, self.preprocessing), self.lengths, self.cache.cache_data
+        )
 
     @property
     def description(self) -> DataDescription:
