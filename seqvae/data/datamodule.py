@@ -8,6 +8,7 @@ It needs no DistributedSampler: every process takes its turns of a plan that all
 """
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -38,11 +39,12 @@ from seqvae.data.batching import (
 from seqvae.data.cache import SequenceData, open_cache, prepare_cache
 from seqvae.data.dataset import SequenceSet, origin_of
 from seqvae.data.description import DataDescription, FittedPreprocessing
-from seqvae.data.loader import BatchLoader, resolve_loading, rounds, warn
+from seqvae.data.loader import BatchLoader, resolve_loading, rounds
 from seqvae.data.parquet.side_tables import read_variable_embeddings
 from seqvae.errors import DataError, SettingsError
 from seqvae.text import counted
 
+log = logging.getLogger(__name__)
 PROBE_SEQUENCES, FEWEST_PROBE_SEQUENCES = 32, 8
 PROBE_STEPS = 1024
 """How large a sample for monitors is: as many sequences as fit into these steps, padding included."""
@@ -88,7 +90,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         self.limit_val_batches, self.predict_split = limit_val_batches, predict_split
         self.preprocessing = preprocessing
         self._quadratic = attention_steps if self.batches.level_cost else None
-        self.on_trouble: Callable[[str], None] = warn
+        self.on_trouble: Callable[[str], None] = log.warning
         """Gets a line each time that the workers of a loader had to start again; loaders take it over when they are made."""
         self.order: Literal["shuffled", "spread"] = "shuffled"
         """Of the training batches. spread: every stretch holds long and short ones alike, for measuring on a part of an epoch."""
