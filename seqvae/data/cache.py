@@ -85,7 +85,12 @@ def prepare_cache(
             demo = write_demo(root / "demo", "tokens" if source.kind == "auto" else source.kind)
             source = replace(source, data_dir=str(demo))
         data = find_files(str(source.data_dir), to_learn_from=preprocessing is None)
-        fingerprints = _fingerprints(data)
+        fingerprints = []  # of unreadable files, too, so that a repaired one makes a new cache; the build says what is wrong
+        for path in [*data.paths, *data.subject_splits]:
+            try:
+                fingerprints.append(fingerprint(path))
+            except DataError:
+                fingerprints.append(Fingerprint(str(path), -1, -1, ""))
         request, files = _name_parts(source, data, fingerprints, preprocessing)
         path = root / f"{request}-{files}"
         if why_unusable(path) is None:
@@ -114,17 +119,6 @@ def prepare_cache(
         if error.errno in UNWRITABLE:
             raise StorageError(f"{root}: cannot be written ({error.strerror}). Choose another --cache_dir.") from error
         raise
-
-
-def _fingerprints(data: DataFiles) -> list[Fingerprint]:
-    """Return one per file, unreadable ones included, so that a repaired file makes a new cache; the build says what is wrong."""
-    prints = []
-    for path in [*(p for paths in data.by_split.values() for p in paths), *data.subject_splits]:
-        try:
-            prints.append(fingerprint(path))
-        except DataError:
-            prints.append(Fingerprint(str(path), -1, -1, ""))
-    return prints
 
 
 def _name_parts(
