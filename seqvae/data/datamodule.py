@@ -141,18 +141,18 @@ class SequenceDataModule(lightning.LightningDataModule):
     @cached_property
     def cut(self) -> Cut:
         """What the training epochs share."""
-        lengths_N, settings = self._padded_lengths("train"), self.batches
-        return cut_batches(lengths_N, self.limits, bucketing=settings.bucketing, drop_last=settings.drop_last)
+        return self._cut("train", self.limits, drop_last=self.batches.drop_last)
 
     def gathering(self, name: str, limits: Limits) -> Gathers:
         """Return what makes batches of a split: as they are stored, or on the grid of --pad_grid."""
         split, grid_G = self.split(name), self._grid(name)
         return split if grid_G is None else OnGrid(split, grid_G, limits)
 
-    def _padded_lengths(self, name: str) -> np.ndarray:
-        """Return the lengths of a split as they are before they meet others in a batch."""
+    def _cut(self, name: str, limits: Limits, *, drop_last: bool = False) -> Cut:
+        """Cut a split into batches by its lengths, on the grid where there is one."""
         lengths_N, grid_G = self.split(name).lengths_N, self._grid(name)
-        return lengths_N if grid_G is None else rounded_up(lengths_N, grid_G)
+        padded_N = lengths_N if grid_G is None else rounded_up(lengths_N, grid_G)
+        return cut_batches(padded_N, limits, bucketing=self.batches.bucketing, drop_last=drop_last)
 
     def _grid(self, name: str) -> np.ndarray | None:
         if self.shapes is not None and name not in self._grids:
@@ -294,8 +294,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         lengths_N = self.split(split).lengths_N
         limits = resolve_evaluation_limits(lengths_N, self.batches, self.lengths.max_sequence_length)
         limits = limits._replace(quadratic=self._quadratic)
-        cut = cut_batches(self._padded_lengths(split), limits, bucketing=self.batches.bucketing)
-        plan = choose_batches(plan_epoch(cut, self.seed, 0), limit, self.seed)
+        plan = choose_batches(plan_epoch(self._cut(split, limits), self.seed, 0), limit, self.seed)
         return self._make_loader(stage, split, lambda _: plan, plan.batches, limits)
 
     def _make_loader(
