@@ -84,24 +84,18 @@ class Gathers(Protocol):
 
 def padded_length(batch: Batch) -> int:
     """Return how many steps each sequence has with its padding."""
-    return int(_grid(batch).shape[1])
+    match batch:
+        case TokenBatch():
+            return int(batch.tokens_BT.shape[1])
+        case VectorBatch():
+            return int(batch.values_BTD.shape[1])
+        case EventBatch():
+            return int(batch.gaps_BT.shape[1])
 
 
 def padded_steps(batch: Batch) -> int:
     """Return how many steps a network computes on, padding included."""
-    grid = _grid(batch)
-    return grid.shape[0] * grid.shape[1]
-
-
-def _grid(batch: Batch) -> Tensor:
-    """Return a tensor whose first two dimensions are sequences and steps."""
-    match batch:
-        case TokenBatch():
-            return batch.tokens_BT
-        case VectorBatch():
-            return batch.values_BTD
-        case EventBatch():
-            return batch.gaps_BT
+    return len(batch.lengths_B) * padded_length(batch)
 
 
 def part_of(batch: Batch, first: int, last: int) -> Batch:

@@ -148,7 +148,9 @@ class Plan(NamedTuple):
         return len(self.turns_K)
 
     def batch(self, k: int) -> np.ndarray:
-        """Return the sequences of the k-th batch, int64."""
+        """Return the sequences of the k-th batch, int64; none behind the last one."""
+        if k >= len(self.turns_K):
+            return self.order_N[:0]
         turn = self.turns_K[k]
         return self.order_N[self.starts_K1[turn] : self.starts_K1[turn + 1]]
 
@@ -162,12 +164,32 @@ def cut_batches(
 ) -> Cut:
     """Sort into buckets and cut into batches, both from long to short.
 
+    A bucket takes in shorter and shorter lengths until it holds `BATCHES_PER_BUCKET` batches: where sequences are many
+    it is a single length, where they are few it is wide enough for the batches to differ from epoch to epoch.
     Without bucketing, or where all are padded alike, there is one bucket: plain random batches of a fixed number of sequences.
     A batch that begins in one bucket may end in the next: what lies there is shorter.
     """
+    tops: list[int] = []
+    """The longest length of each bucket."""
+    sizes: list[int] = []
     if bucketing and limits.pad_to is None:
-        tops, sizes, number_N = _buckets(lengths_N, limits)
-        order_N = np.argsort(number_N, kind="stable")  # a radix sort, as the numbers are uint16
+        counts_L = np.bincount(lengths_N)
+        present = np.flatnonzero(counts_L)[::-1]
+        buckets: list[int] = []
+        full = 0
+        for length, count in zip(present.tolist(), counts_L[present].tolist(), strict=True):
+            if not sizes or sizes[-1] >= full:
+                tops.append(length)
+                sizes.append(0)
+                full = BATCHES_PER_BUCKET * limits.sequences_of(length)
+            sizes[-1] += count
+            buckets.append(len(tops) - 1)
+        if len(sizes) > 1 and sizes[-1] < full:  # or the shortest ones would always make up the same last batch
+            tops, sizes = tops[:-1], [*sizes[:-2], sizes[-2] + sizes[-1]]
+            buckets = [min(bucket, len(tops) - 1) for bucket in buckets]
+        bucket_L = np.zeros(len(counts_L), dtype=np.min_scalar_type(len(tops)))
+        bucket_L[present] = buckets
+        order_N = np.argsort(bucket_L[lengths_N], kind="stable")  # a radix sort, as the numbers are uint16
     else:
         tops, sizes = [limits.pad_to or int(lengths_N.max())], [len(lengths_N)]
         order_N = np.arange(len(lengths_N))
@@ -189,33 +211,6 @@ def cut_batches(
     return Cut(order_N, bucket_starts, starts_K1, np.diff(starts_K1) * tops_K)
 
 
-def _buckets(lengths_N: np.ndarray, limits: Limits) -> tuple[list[int], list[int], np.ndarray]:
-    """Return the longest length and the size of each bucket, and each sequence's bucket.
-
-    A bucket takes in shorter and shorter lengths until it holds `BATCHES_PER_BUCKET` batches: where sequences are many
-    it is a single length, where they are few it is wide enough for the batches to differ from epoch to epoch.
-    """
-    counts_L = np.bincount(lengths_N)
-    present = np.flatnonzero(counts_L)[::-1]
-    tops: list[int] = []
-    sizes: list[int] = []
-    numbers: list[int] = []
-    full = 0
-    for length, count in zip(present.tolist(), counts_L[present].tolist(), strict=True):
-        if not sizes or sizes[-1] >= full:
-            tops.append(length)
-            sizes.append(0)
-            full = BATCHES_PER_BUCKET * limits.sequences_of(length)
-        sizes[-1] += count
-        numbers.append(len(tops) - 1)
-    if len(sizes) > 1 and sizes[-1] < full:  # or the shortest ones would always make up the same last batch
-        tops, sizes = tops[:-1], [*sizes[:-2], sizes[-2] + sizes[-1]]
-        numbers = [min(number, len(tops) - 1) for number in numbers]
-    number_L = np.zeros(len(counts_L), dtype=np.min_scalar_type(len(tops)))
-    number_L[present] = numbers
-    return tops, sizes, number_L[lengths_N]
-
-
 def plan_epoch(cut: Cut, seed: int, epoch: int) -> Plan:
     """Shuffle sequences within buckets and batches in groups: the same for the same (seed, epoch), wherever it runs.
 
@@ -223,7 +218,7 @@ def plan_epoch(cut: Cut, seed: int, epoch: int) -> Plan:
     expensive group comes first: then memory runs out at step 1, not in hour 9. What is most expensive depends on the model: the
     most steps, or the longest sequences (attention). Both come first.
     """
-    random = _generator(seed, epoch)
+    random = np.random.Generator(np.random.Philox(key=[seed, epoch]))
     order_N = cut.order_N.copy()
     for begin, end in pairwise(cut.bucket_starts):
         random.shuffle(order_N[begin:end])
@@ -238,10 +233,6 @@ def plan_epoch(cut: Cut, seed: int, epoch: int) -> Plan:
         order_G = np.concatenate([first, order_G[~np.isin(order_G, first)]])
     turns_GS = order_G[:, None] * size + np.arange(size)
     return Plan(order_N, cut.starts_K1, np.concatenate([turns_GS.ravel(), np.arange(groups * size, cut.batches)]))
-
-
-def _generator(seed: int, epoch: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(key=[seed, epoch]))
 
 
 def spread_out(plan: Plan) -> Plan:
@@ -261,7 +252,7 @@ def choose_batches(plan: Plan, limit: float | int, seed: int) -> Plan:
     """
     number = limit if isinstance(limit, int) else max(1, round(limit * plan.batches))
     number = min(number, plan.batches)
-    beginning = _generator(seed, 0).random()
+    beginning = np.random.Generator(np.random.Philox(key=[seed, 0])).random()
     places = np.floor((np.arange(number) + beginning) * plan.batches / max(1, number)).astype(np.int64)
     return plan._replace(turns_K=np.sort(plan.turns_K)[places])
 

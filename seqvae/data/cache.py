@@ -67,10 +67,12 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "seqvae"
 
 
-def prepare_cache(source: SourceSettings, cache: CacheSettings, learnt: FittedPreprocessing | None = None) -> Path:
+def prepare_cache(
+    source: SourceSettings, cache: CacheSettings, preprocessing: FittedPreprocessing | None = None
+) -> Path:
     """Return the directory of the cache for these data, which is built first where it is not there or not whole.
 
-    With `learnt`, the data are read as a trained network knows such data, and no split has to be there.
+    With `preprocessing`, the data are read as a trained network knows such data, and no split has to be there.
     """
     root = Path(cache.cache_dir) if cache.cache_dir else default_cache_dir()
     try:
@@ -82,9 +84,14 @@ def prepare_cache(source: SourceSettings, cache: CacheSettings, learnt: FittedPr
         if source.data_dir is None:
             demo = write_demo(root / "demo", "tokens" if source.kind == "auto" else source.kind)
             source = replace(source, data_dir=str(demo))
-        data = find_files(str(source.data_dir), to_learn_from=learnt is None)
-        fingerprints = _fingerprints(data)
-        request, files = _name_parts(source, data, fingerprints, learnt)
+        data = find_files(str(source.data_dir), to_learn_from=preprocessing is None)
+        fingerprints = []  # of unreadable files, too, so that a repaired one makes a new cache; the build says what is wrong
+        for path in [*data.paths, *data.subject_splits]:
+            try:
+                fingerprints.append(fingerprint(path))
+            except DataError:
+                fingerprints.append(Fingerprint(str(path), -1, -1, ""))
+        request, files = _name_parts(source, data, fingerprints, preprocessing)
         path = root / f"{request}-{files}"
         if why_unusable(path) is None:
             return path
@@ -99,7 +106,7 @@ def prepare_cache(source: SourceSettings, cache: CacheSettings, learnt: FittedPr
                     log.warning("the Parquet files have changed since their cache was built: building it again")
                 else:
                     log.info("building the cache %s (once)", path)
-                _build_into(path, data, source, fingerprints, learnt)
+                _build_into(path, data, source, fingerprints, preprocessing)
                 for one in older:  # a run that uses one goes on with the data that it began with
                     if not any(map(is_in_use, one.glob("*/"))):
                         with suppress(OSError):
@@ -114,19 +121,8 @@ def prepare_cache(source: SourceSettings, cache: CacheSettings, learnt: FittedPr
         raise
 
 
-def _fingerprints(data: DataFiles) -> list[Fingerprint]:
-    """Return one per file, unreadable ones included, so that a repaired file makes a new cache; the build says what is wrong."""
-    prints = []
-    for path in [*(p for paths in data.by_split.values() for p in paths), *data.subject_splits]:
-        try:
-            prints.append(fingerprint(path))
-        except DataError:
-            prints.append(Fingerprint(str(path), -1, -1, ""))
-    return prints
-
-
 def _name_parts(
-    source: SourceSettings, data: DataFiles, fingerprints: list[Fingerprint], learnt: FittedPreprocessing | None
+    source: SourceSettings, data: DataFiles, fingerprints: list[Fingerprint], preprocessing: FittedPreprocessing | None
 ) -> tuple[str, str]:
     """Return <readable part>-<hash of the request>, and a hash of the files: a changed file changes the second alone."""
     options = {key: value for key, value in asdict(source).items() if key not in NOT_IN_KEY}
@@ -134,7 +130,7 @@ def _name_parts(
     files = [list(one) for one in fingerprints] + [list(fingerprint(Path(path))) for path in beside]
     splits = {split: [str(path) for path in paths] for split, paths in data.by_split.items()}
     readable = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(str(source.data_dir)).name).strip("_")[:40] or "data"
-    known = [] if learnt is None else [asdict(learnt.description), learnt.pools_are_whole]
+    known = [] if preprocessing is None else [asdict(preprocessing.description), preprocessing.pools_are_whole]
     request = _digest([FORMAT, str(Path(str(source.data_dir)).absolute()), options, *known])
     return f"{readable}-{request}", _digest([files, splits])
 
@@ -148,14 +144,14 @@ def _build_into(
     data: DataFiles,
     source: SourceSettings,
     fingerprints: list[Fingerprint],
-    learnt: FittedPreprocessing | None,
+    preprocessing: FittedPreprocessing | None,
 ) -> None:
     """Build a cache beside its place, and move it there once it is whole; the caller holds the lock."""
     for leftover in path.parent.glob(f".{path.name}.building-*"):  # of builders that were killed
         shutil.rmtree(leftover, ignore_errors=True)
     directory = Path(tempfile.mkdtemp(prefix=f".{path.name}.building-", dir=path.parent))
     try:
-        built = build(data, source, directory, learnt)
+        built = build(data, source, directory, preprocessing)
         number_of = {one.path: number for number, one in enumerate(fingerprints)}
         meta = {
             "format": FORMAT,

@@ -8,6 +8,7 @@ It needs no DistributedSampler: every process takes its turns of a plan that all
 """
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -38,11 +39,12 @@ from seqvae.data.batching import (
 from seqvae.data.cache import SequenceData, open_cache, prepare_cache
 from seqvae.data.dataset import SequenceSet, origin_of
 from seqvae.data.description import DataDescription, FittedPreprocessing
-from seqvae.data.loader import BatchLoader, resolve_loading, rounds, warn
+from seqvae.data.loader import BatchLoader, resolve_loading, rounds
 from seqvae.data.parquet.side_tables import read_variable_embeddings
 from seqvae.errors import DataError, SettingsError
 from seqvae.text import counted
 
+log = logging.getLogger(__name__)
 PROBE_SEQUENCES, FEWEST_PROBE_SEQUENCES = 32, 8
 PROBE_STEPS = 1024
 """How large a sample for monitors is: as many sequences as fit into these steps, padding included."""
@@ -58,7 +60,7 @@ class SequenceDataModule(lightning.LightningDataModule):
     `limit_val_batches` stands in for the Trainer's: a fraction or a number of validation batches, chosen once, at random
     (to switch validation off, give the Trainer its own limit_val_batches=0).
     `attention_steps`, of the model, is where --level_cost lets attention cost as much as all else.
-    `learnt` is what a trained network knows of such data, which are then read with its vocabulary and moments.
+    `preprocessing` is what a trained network knows of such data, which are then read with its vocabulary and moments.
     `predict_split` is what `Trainer.predict` goes through, in stored order.
     """
 
@@ -75,7 +77,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         limit_val_batches: float | int = 1.0,
         predict_split: str = "test",
         attention_steps: float | None = None,
-        learnt: FittedPreprocessing | None = None,
+        preprocessing: FittedPreprocessing | None = None,
     ) -> None:
         super().__init__()
         self.source = source
@@ -86,9 +88,9 @@ class SequenceDataModule(lightning.LightningDataModule):
         self.loading = resolve_loading(loading or LoadingSettings())
         self.seed, self.accumulate = seed, accumulate
         self.limit_val_batches, self.predict_split = limit_val_batches, predict_split
-        self.learnt = learnt
+        self.preprocessing = preprocessing
         self._quadratic = attention_steps if self.batches.level_cost else None
-        self.on_trouble: Callable[[str], None] = warn
+        self.on_trouble: Callable[[str], None] = log.warning
         """Gets a line each time that the workers of a loader had to start again; loaders take it over when they are made."""
         self.order: Literal["shuffled", "spread"] = "shuffled"
         """Of the training batches. spread: every stretch holds long and short ones alike, for measuring on a part of an epoch."""
@@ -100,7 +102,9 @@ class SequenceDataModule(lightning.LightningDataModule):
     @cached_property
     def data(self) -> SequenceData:
         """The opened cache, built first where there is none."""
-        return open_cache(prepare_cache(self.source, self.cache, self.learnt), self.lengths, self.cache.cache_data)
+        return open_cache(
+            prepare_cache(self.source, self.cache, self.preprocessing), self.lengths, self.cache.cache_data
+        )
 
     @property
     def description(self) -> DataDescription:
@@ -137,18 +141,18 @@ class SequenceDataModule(lightning.LightningDataModule):
     @cached_property
     def cut(self) -> Cut:
         """What the training epochs share."""
-        lengths_N, settings = self._padded_lengths("train"), self.batches
-        return cut_batches(lengths_N, self.limits, bucketing=settings.bucketing, drop_last=settings.drop_last)
+        return self._cut("train", self.limits, drop_last=self.batches.drop_last)
 
     def gathering(self, name: str, limits: Limits) -> Gathers:
         """Return what makes batches of a split: as they are stored, or on the grid of --pad_grid."""
         split, grid_G = self.split(name), self._grid(name)
         return split if grid_G is None else OnGrid(split, grid_G, limits)
 
-    def _padded_lengths(self, name: str) -> np.ndarray:
-        """Return the lengths of a split as they are before they meet others in a batch."""
+    def _cut(self, name: str, limits: Limits, *, drop_last: bool = False) -> Cut:
+        """Cut a split into batches by its lengths, on the grid where there is one."""
         lengths_N, grid_G = self.split(name).lengths_N, self._grid(name)
-        return lengths_N if grid_G is None else rounded_up(lengths_N, grid_G)
+        padded_N = lengths_N if grid_G is None else rounded_up(lengths_N, grid_G)
+        return cut_batches(padded_N, limits, bucketing=self.batches.bucketing, drop_last=drop_last)
 
     def _grid(self, name: str) -> np.ndarray | None:
         if self.shapes is not None and name not in self._grids:
@@ -290,8 +294,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         lengths_N = self.split(split).lengths_N
         limits = resolve_evaluation_limits(lengths_N, self.batches, self.lengths.max_sequence_length)
         limits = limits._replace(quadratic=self._quadratic)
-        cut = cut_batches(self._padded_lengths(split), limits, bucketing=self.batches.bucketing)
-        plan = choose_batches(plan_epoch(cut, self.seed, 0), limit, self.seed)
+        plan = choose_batches(plan_epoch(self._cut(split, limits), self.seed, 0), limit, self.seed)
         return self._make_loader(stage, split, lambda _: plan, plan.batches, limits)
 
     def _make_loader(

@@ -9,6 +9,7 @@ Shapes: S stored sequences, N sequences after the cap, B sequences of a batch, T
 import json
 import zlib
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -240,22 +241,18 @@ def read_meta(directory: Path) -> dict[str, Any]:
 def origin_of(split: SequenceSet, sequences_B: np.ndarray) -> str:
     """Return the ids of sequences and the files and row groups that they begin in, for a message; short however many there are."""
 
-    def numbered(noun: str, numbers: np.ndarray) -> str:
-        distinct = np.unique(numbers)
-        return f"{noun}{'s' * (len(distinct) != 1)} {first_few(distinct)}"
-
-    def part(file: str, rows_R: np.ndarray) -> str:
-        try:
-            footer = pq.read_metadata(file)
-        except UNREADABLE:
-            return numbered("row", rows_R)
-        if rows_R.max() >= footer.num_rows:  # another file by now
-            return numbered("row", rows_R)
-        ends_G = np.cumsum([footer.row_group(group).num_rows for group in range(footer.num_row_groups)])
-        return numbered("row group", np.searchsorted(ends_G, rows_R, side="right"))
-
     def first_few(names: Iterable[object]) -> str:
         return some([str(name) for name in names], SHOWN)
+
+    def part(file: str, rows_R: np.ndarray) -> str:
+        noun, numbers = "row", rows_R
+        with suppress(*UNREADABLE):
+            footer = pq.read_metadata(file)
+            if rows_R.max() < footer.num_rows:  # or it is another file by now
+                ends_G = np.cumsum([footer.row_group(group).num_rows for group in range(footer.num_row_groups)])
+                noun, numbers = "row group", np.searchsorted(ends_G, rows_R, side="right")
+        distinct = np.unique(numbers)
+        return f"{noun}{'s' * (len(distinct) != 1)} {first_few(distinct)}"
 
     if len(sequences_B) == 0:
         return "no sequences"

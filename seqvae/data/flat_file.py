@@ -102,8 +102,3 @@ def read_pieces(path: Path, dtype: Any, items: int = PIECE_ITEMS) -> Iterator[np
     with path.open("rb") as file:
         while len(piece := np.fromfile(file, dtype, items)):
             yield piece
-
-
-def smallest_unsigned(largest: int) -> np.dtype:
-    """Return the smallest unsigned type that holds 0 .. largest."""
-    return np.min_scalar_type(largest)

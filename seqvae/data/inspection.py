@@ -190,7 +190,17 @@ def inspect_cache(data: SequenceData, cap: int, limits: Limits, cut: Cut, *, acc
     lengths = {split: np.diff(files.map("offsets")) for split, files in flat.items()}
     describe = {"tokens": _tokens, "vectors": _features, "events": _variables}[about.kind]
     names = describe(data, flat, most)
-    labels = _label_rows(data, flat)
+    labels: list[LabelRow] = []
+    if about.classes:
+        size = len(about.classes) + 1
+        counts_of = {
+            name: np.bincount(files.map("labels") + 1, minlength=size).tolist() for name, files in flat.items()
+        }
+        for k, label in enumerate((NO_LABEL, *about.classes)):
+            test = counts_of["test"][k] if "test" in counts_of else None
+            row = LabelRow(label, counts_of["train"][k], counts_of["valid"][k], test)
+            if label != NO_LABEL or row.train or row.valid or row.test:
+                labels.append(row)
     sizes = [file["size"] for file in meta["files"] if file["size"] >= 0]
     splits = []
     for split, lengths_S in lengths.items():
@@ -227,27 +237,10 @@ def inspect_cache(data: SequenceData, cap: int, limits: Limits, cut: Cut, *, acc
         bad_files=tuple(meta["bad_files"]),
         names=names,
         time=time,
-        labels=labels,
+        labels=tuple(labels),
         batches=tuple(_batch_rows(data, limits, cut, accumulate)),
         warnings=tuple(_warnings(lengths["train"], data.splits["train"].lengths_N, cap, names, labels)),
     )
-
-
-def _label_rows(data: SequenceData, flat: dict[str, FlatSplit]) -> tuple[LabelRow, ...]:
-    classes = data.description.classes
-    if not classes:
-        return ()
-    counts = {split: np.bincount(files.map("labels") + 1, minlength=len(classes) + 1) for split, files in flat.items()}
-    rows = [
-        LabelRow(
-            label,
-            int(counts["train"][k]),
-            int(counts["valid"][k]),
-            int(counts["test"][k]) if "test" in counts else None,
-        )
-        for k, label in enumerate((NO_LABEL, *classes))
-    ]
-    return tuple(row for row in rows if row.label != NO_LABEL or row.train or row.valid or row.test)
 
 
 def _batch_rows(data: SequenceData, limits: Limits, cut: Cut, accumulate: int) -> Iterator[BatchRow]:
@@ -294,7 +287,7 @@ def batch_bytes(one: Batch, rows: int, padded_steps: int, events: int) -> int:
 
 
 def _warnings(
-    lengths_S: np.ndarray, lengths_N: np.ndarray, cap: int, names: Names, labels: tuple[LabelRow, ...]
+    lengths_S: np.ndarray, lengths_N: np.ndarray, cap: int, names: Names, labels: list[LabelRow]
 ) -> Iterator[str]:
     if len(lengths_S) < FEW_SEQUENCES:
         yield f"only {len(lengths_S)} training sequences: a model is likely to learn them by heart"

@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
@@ -54,8 +55,6 @@ END_SECONDS = 5.0
 """A process that the system cannot kill within this, as it waits for a disk, is left to the system."""
 LOOK_SECONDS = 1.0
 """How often a worker process looks whether its parent still lives."""
-NO_SEQUENCES = np.empty(0, dtype=np.int64)
-"""The request for an empty batch."""
 SHOWN = 5
 
 
@@ -93,11 +92,6 @@ def resolve_loading(settings: LoadingSettings) -> Loading:
     )
 
 
-def warn(line: str) -> None:
-    """Log a line as a warning."""
-    log.warning("%s", line)
-
-
 class BatchLoader:
     """An iterable over one process's batches of an epoch.
 
@@ -120,7 +114,7 @@ class BatchLoader:
         reshuffled: bool = False,
         start_method: str | None = None,
         place_of: Callable[[np.ndarray], str] | None = None,
-        on_trouble: Callable[[str], None] = warn,
+        on_trouble: Callable[[str], None] = log.warning,
     ) -> None:
         """Every epoch's plan has `batches` batches; `accumulate` rounds make one optimizer step.
 
@@ -178,21 +172,17 @@ class BatchLoader:
 
     def _make(self, plan: Plan, numbers: range, first: int) -> Generator[Batch]:
         """Yield the batch of each number in spite of trouble; a batch that fails `TRIES` times in a row is a DataError."""
-
-        def request(number: int) -> np.ndarray:
-            return plan.batch(number) if number < self.batches else NO_SEQUENCES
-
         done = failures = 0
         while True:
             try:
-                with closing(self._workers.make(map(request, numbers[done:]))) as batches:
+                with closing(self._workers.make(map(plan.batch, numbers[done:]))) as batches:
                     for batch in batches:
                         done, failures = done + 1, 0
                         yield batch
                 return
             except BatchNotMade as trouble:
                 failures += 1
-                name, place = _name(first + numbers[done]), self._look_up(request(numbers[done]))
+                name, place = _name(first + numbers[done]), self._look_up(plan.batch(numbers[done]))
                 if failures == TRIES:
                     raise DataError(
                         f"{name} could not be made, {TRIES} times in a row: {trouble.reason}. It holds {place}. {trouble.advice}."
@@ -271,20 +261,6 @@ class BatchNotMade(Exception):
         self.reason, self.advice = reason, advice
 
 
-class NothingCame(BatchNotMade):
-    """A batch that did not come in time, as its worker hangs."""
-
-
-class Gather:
-    """Makes the batches of a split; what a worker process is sent."""
-
-    def __init__(self, sequences: Gathers, pad_to: int | None) -> None:
-        self.sequences, self.pad_to = sequences, pad_to
-
-    def __call__(self, sequences_B: np.ndarray) -> Batch:
-        return self.sequences.gather(sequences_B, self.pad_to)
-
-
 class Workers:
     """Makes batches of one split, as `loading` says."""
 
@@ -292,7 +268,7 @@ class Workers:
         self, sequences: Gathers, loading: Loading, pad_to: int | None = None, start_method: str | None = None
     ) -> None:
         self.loading = loading
-        self._gather = Gather(sequences, pad_to)
+        self._gather = partial(sequences.gather, pad_to=pad_to)
         self._start_method = start_method
         self._kept: list[WorkerProcess] = []
 
@@ -327,21 +303,27 @@ class Workers:
                         sent += 1
                 if sent == taken:
                     return
-                made = lanes[taken % len(lanes)].take(loading.timeout_seconds)
+                try:
+                    made = lanes[taken % len(lanes)].batches.get(timeout=loading.timeout_seconds)
+                except Empty:
+                    for lane in lanes:  # left behind: one of them hangs
+                        lane.close(seconds=0)
+                    lanes = []
+                    raise BatchNotMade(
+                        f"nothing came for {loading.timeout_seconds:,g} s",
+                        "Look whether the disk with the cache answers; where a batch may take so long, raise "
+                        "--loader_timeout_seconds",
+                    ) from None
                 taken += 1
                 if isinstance(made, BaseException):
                     raise made
                 yield made
-        except BatchNotMade as error:
+        except BatchNotMade:
             has_failed = True
-            if isinstance(error, NothingCame):  # leave the threads, one of which hangs
-                for lane in lanes:
-                    lane.close(seconds=0)
-                lanes = []
             raise
         finally:
             for lane in lanes:
-                lane.stop()
+                lane.is_over = True  # all at once, before the first is waited for
             until = time.monotonic() + CLOSING_SECONDS
             for lane in lanes:
                 lane.close(max(0.0, until - time.monotonic()))
@@ -389,41 +371,29 @@ class _Lane:
     def __init__(self, make: MakeBatch) -> None:
         self.requests: SimpleQueue[np.ndarray | None] = SimpleQueue()
         """None: there are no more."""
-        self._batches: SimpleQueue[Batch | BaseException] = SimpleQueue()
+        self.batches: SimpleQueue[Batch | BaseException] = SimpleQueue()
+        """An error is handed over like a batch, for the consumer to raise."""
         self._make = make
-        self._over = False
+        self.is_over = False
+        """Whether the thread ends after the batch that it is at, whatever still waits."""
         self._thread = threading.Thread(target=self._work, name="batches", daemon=True)
         self._thread.start()
         # A command that ends in mid-epoch: torch aborts the process, exit code and all, if a thread is inside it by then.
         atexit.register(self.close)
 
-    def take(self, timeout_seconds: float | None) -> Batch | BaseException:
-        """Return the next batch; an error is handed over like one, for the consumer to raise."""
-        try:
-            return self._batches.get(timeout=timeout_seconds)
-        except Empty:
-            raise NothingCame(
-                f"nothing came for {timeout_seconds:,g} s",
-                "Look whether the disk with the cache answers; where a batch may take so long, raise --loader_timeout_seconds",
-            ) from None
-
-    def stop(self) -> None:
-        """Let the thread end after the batch that it is at."""
-        self._over = True
-        self.requests.put(None)
-
     def close(self, seconds: float = CLOSING_SECONDS) -> None:
         """Leave the requests that still wait, and end the thread; one that hangs is a daemon, and its batch is dropped."""
-        self.stop()
+        self.is_over = True
+        self.requests.put(None)
         self._thread.join(seconds)
         atexit.unregister(self.close)
 
     def _work(self) -> None:
-        while (request := self.requests.get()) is not None and not self._over:
+        while (request := self.requests.get()) is not None and not self.is_over:
             try:
-                self._batches.put(attempt(self._make, request))
+                self.batches.put(attempt(self._make, request))
             except BaseException as error:  # of any type: the consumer would wait for the batch without end
-                self._batches.put(error)
+                self.batches.put(error)
 
 
 class WorkerProcess:

@@ -374,7 +374,7 @@ def open_data(model: Model, choices: DataChoices, labels: Labels | None = None) 
     if labels is None:
         source = replace(source, label_path=None, label_column=None)
     preprocessing = FittedPreprocessing(replace(model.description, classes=()), pools_are_whole=not is_own)
-    return SequenceDataModule(source, lengths, cache, learnt=preprocessing)
+    return SequenceDataModule(source, lengths, cache, preprocessing=preprocessing)
 
 
 def _data_settings(

@@ -274,7 +274,7 @@ def test_the_data_module_names_ids_files_and_row_groups_in_training_and_validati
     data = SequenceDataModule(SourceSettings(data_dir=str(data_dir)), cache=cache, batches=batches)
     messages: list[str] = []
     data.on_trouble = messages.append
-    monkeypatch.setattr(SequenceSet, "gather", lambda *_: cannot_read())
+    monkeypatch.setattr(SequenceSet, "gather", lambda *_, **__: cannot_read())
     loader = data.train_dataloader() if split == "train" else data.val_dataloader()
     with pytest.raises(DataError, match="3 times in a row: OSError: the disk is asleep") as caught:
         list(loader)

@@ -182,24 +182,19 @@ def _ordered_sequences(
         blocks = bring_together(blocks, rows, spill)
     for block in whole_sequences(blocks):
         if layout.label is not None:
-            _refuse_changing_labels(block, reader)
+            labels = block.columns["label"]
+            codes_R = labels.dictionary_encode("encode").indices.to_numpy()
+            starts = sequence_starts(block.columns["id"])
+            first_R = np.repeat(starts, np.diff(starts, append=len(codes_R)))
+            changed = np.flatnonzero(codes_R != codes_R[first_R])
+            if len(changed):
+                row = int(changed[0])
+                found, before = (labels[at].as_py() for at in (row, int(first_R[row])))
+                raise DataError(
+                    f"{reader.where(block, row)}: column {layout.label!r} holds {found!r}, but {before!r} where the same "
+                    f"sequence begins. A label is of a whole sequence: choose another --label_column, or put the labels into "
+                    f"--label_path."
+                )
         ordered, backwards = in_order_of_time(block, reader, unsorted)
         problems.note(backwards, "row", "earlier than the row before in the same sequence: sorted by time")
         yield ordered
-
-
-def _refuse_changing_labels(block: Block, reader: BlockReader) -> None:
-    """In a long table, all rows of a sequence must have the same label."""
-    labels = block.columns["label"]
-    codes_R = labels.dictionary_encode("encode").indices.to_numpy()
-    starts = sequence_starts(block.columns["id"])
-    first_R = np.repeat(starts, np.diff(starts, append=len(codes_R)))
-    changed = np.flatnonzero(codes_R != codes_R[first_R])
-    if len(changed):
-        row = int(changed[0])
-        found, before = (labels[at].as_py() for at in (row, int(first_R[row])))
-        raise DataError(
-            f"{reader.where(block, row)}: column {reader.layout.label!r} holds {found!r}, but {before!r} where the same "
-            f"sequence begins. A label is of a whole sequence: choose another --label_column, or put the labels into "
-            f"--label_path."
-        )

@@ -21,7 +21,7 @@ from seqvae.config.data import SourceSettings
 from seqvae.data.building.splits import FINAL_TYPES, SplitFiles
 from seqvae.data.building.tokens import Numbering, Tokenizer, places_in, vocabulary
 from seqvae.data.description import UNKNOWN, DataDescription
-from seqvae.data.flat_file import OFFSETS, PIECE_ITEMS, read_pieces, smallest_unsigned
+from seqvae.data.flat_file import OFFSETS, PIECE_ITEMS, read_pieces
 from seqvae.data.parquet.schema import Layout
 from seqvae.data.parquet.side_tables import ids_as_text, read_labels, read_params_map
 from seqvae.errors import DataError
@@ -108,7 +108,7 @@ def finish_tokens(
     notes: list[str] = []
     for name, files in splits.items():
         unknown = done = 0
-        writer = files.new_writer("tokens.bin", smallest_unsigned(max(size - 1, 1)))
+        writer = files.new_writer("tokens.bin", np.min_scalar_type(max(size - 1, 1)))
         for ids_T in read_pieces(*files.raw("tokens")):
             if final_V is not None:
                 ids_T = final_V[ids_T]
@@ -213,7 +213,7 @@ def finish_events(
     far_V = np.zeros(len(names), np.int64)
     for split, files in splits.items():
         number_V, valued_V = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
-        variables = files.new_writer("variables.bin", smallest_unsigned(len(names)))
+        variables = files.new_writer("variables.bin", np.min_scalar_type(len(names)))
         values = files.new_writer("values.bin", np.float32)
         for variables_E, raw_E in pieces_of(files):
             values_E = _normalise(raw_E, variables_E, moments, names, split)

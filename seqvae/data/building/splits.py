@@ -15,8 +15,8 @@ from seqvae.config.data import SourceSettings
 from seqvae.data.building.encoders import Encoded
 from seqvae.data.description import FittedPreprocessing
 from seqvae.data.flat_file import OFFSETS, FlatWriter, OffsetWriter, describe_file
-from seqvae.data.hashing import distinct, hash_ids
 from seqvae.data.parquet.discovery import POOL, DataFiles
+from seqvae.data.parquet.long_table import hash_ids
 from seqvae.data.parquet.reader import Block, BlockReader
 from seqvae.data.parquet.side_tables import ids_as_text, label_names, read_subject_splits
 from seqvae.errors import DataError
@@ -204,7 +204,9 @@ def check_ids(splits: Mapping[str, SplitFiles], reader: BlockReader, *, may_leak
     hashes: dict[str, np.ndarray] = {}
     for split, files in splits.items():
         if has_ids and (may_leak or layout.form == "rows"):
-            hashes_N = distinct(hash_ids(files.table["id"]))
+            hashes_N = hash_ids(files.table["id"])
+            hashes_N.sort()  # `np.unique` puts them into a table of many times their size
+            hashes_N = hashes_N[np.append(True, hashes_N[1:] != hashes_N[:-1])]
             if layout.form == "rows" and (repeated := files.sequences - len(hashes_N)):
                 rows = counted(repeated, "row")
                 notes.append(
