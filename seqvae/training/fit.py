@@ -40,11 +40,18 @@ from seqvae.training.distributed import (
 from seqvae.training.module import Probeable, ProbeableModule, TrainingModule
 from seqvae.training.network import build_network, load_weights, make_ready
 from seqvae.training.run_directory.checkpoint_file import HEALTHY, read_lazily
-from seqvae.training.run_directory.directory import refuse_unwritable
 from seqvae.training.run_directory.events import EndedBy, RunEvents, RunResult, result_of, result_of_finished
 from seqvae.training.run_directory.facts import facts_of, header_lines
 from seqvae.training.run_directory.recovery import Recovery, read_recovery
-from seqvae.training.run_directory.resume import Start, adopt_as_last, go_back, identity_of, open_run, refuse_other_run
+from seqvae.training.run_directory.resume import (
+    Start,
+    adopt_as_last,
+    go_back,
+    identity_of,
+    open_run,
+    refuse_other_run,
+    refuse_unwritable,
+)
 from seqvae.training.schedules import Plan, plan_run
 from seqvae.training.trainer import all_callbacks, make_previews, make_trainer
 
