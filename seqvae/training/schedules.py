@@ -181,11 +181,6 @@ class KLWeight(nn.Module):
                 "weight", (PROPORTIONAL * relative_error(nothing, self.target_kl)).clamp(LOG_LOWEST, LOG_HIGHEST).exp()
             )
 
-    @property
-    def wants_feedback(self) -> bool:
-        """Whether `update` needs the KL of each optimizer step."""
-        return self.target_kl is not None
-
     def forward(self, step: int) -> Tensor | float:
         """Return the weight of an optimizer step: a float, or a tensor on the device."""
         if self.target_kl is None:

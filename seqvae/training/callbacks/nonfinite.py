@@ -116,27 +116,24 @@ class SkippedSteps(Callback):
         finite = torch.stack(
             [judged.is_finite for _, judged in waiting]
         ).tolist()  # sync: one for GPU_LOOKS_EVERY steps
+        scaler = scaler_of(trainer)
         for (step, judged), is_finite in zip(waiting, finite, strict=True):
             if is_finite:
                 self._in_a_row = 0
-            else:
-                self._report(trainer, step, judged)
-
-    def _report(self, trainer: Trainer, step: int, judged: JudgedStep) -> None:
-        losses, ids = self._suspects(trainer, judged)
-        scaler = scaler_of(trainer)
-        if scaler is not None and scaler.get_scale() > LOWEST_SCALE and not losses:
-            return  # the scale falls first
-        self._in_a_row += 1
-        found = f"the loss is {losses[0]}" if losses else "the gradient is not finite"
-        more = f" and {len(ids) - SHOWN_IDS} more" if len(ids) > SHOWN_IDS else ""
-        shown = ", ".join(map(str, ids[:SHOWN_IDS])) + more
-        message = f"{found}, so the step is not taken (sequences {shown}; all of them stand in events.jsonl)"
-        self.events.survived("step_skipped", step, message, sequences=ids)
-        if self._in_a_row >= MOST_IN_A_ROW:
-            raise NonFiniteError(
-                f"step {step:,}: {found}, as in the {self._in_a_row - 1} steps before", step - self._in_a_row + 1
-            )
+                continue
+            losses, ids = self._suspects(trainer, judged)
+            if scaler is not None and scaler.get_scale() > LOWEST_SCALE and not losses:
+                continue  # the scale falls first
+            self._in_a_row += 1
+            found = f"the loss is {losses[0]}" if losses else "the gradient is not finite"
+            more = f" and {len(ids) - SHOWN_IDS} more" if len(ids) > SHOWN_IDS else ""
+            shown = ", ".join(map(str, ids[:SHOWN_IDS])) + more
+            message = f"{found}, so the step is not taken (sequences {shown}; all of them stand in events.jsonl)"
+            self.events.survived("step_skipped", step, message, sequences=ids)
+            if self._in_a_row >= MOST_IN_A_ROW:
+                raise NonFiniteError(
+                    f"step {step:,}: {found}, as in the {self._in_a_row - 1} steps before", step - self._in_a_row + 1
+                )
 
     def _suspects(self, trainer: Trainer, judged: JudgedStep) -> tuple[list[float], list[Any]]:
         """Return the losses that are not finite and the sequences of their micro-batches; all, where every loss is finite.
