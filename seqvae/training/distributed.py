@@ -155,7 +155,14 @@ def decide_in_first_process(decide: Callable[[], dict[str, str | None]], devices
             torch.distributed.init_process_group("nccl" if devices.accelerator == "cuda" else "gloo")
         return decide_together(decide)
     if "LOCAL_RANK" in os.environ and DECISION in os.environ:
-        return _read_decision(os.environ[DECISION])
+        text = os.environ[DECISION]  # which anyone may have set
+        try:
+            read = json.loads(text)
+        except (ValueError, RecursionError):
+            read = None
+        if not isinstance(read, dict) or not all(isinstance(value, str | None) for value in read.values()):
+            raise UsageError(f"{DECISION}, which a run sets for its own processes, holds {text[:40]!r}: unset it")
+        return read
     decision = decide()
     os.environ[DECISION] = json.dumps(decision)
     return decision
@@ -169,14 +176,3 @@ def decide_together(decide: Callable[[], Decision]) -> Decision:
     torch.distributed.broadcast_object_list(decision, src=0)
     decided: Decision = decision[0]
     return decided
-
-
-def _read_decision(text: str) -> dict[str, str | None]:
-    """Parse a decision from the environment, which anyone may have set."""
-    try:
-        decision = json.loads(text)
-    except (ValueError, RecursionError):
-        decision = None
-    if not isinstance(decision, dict) or not all(isinstance(value, str | None) for value in decision.values()):
-        raise UsageError(f"{DECISION}, which a run sets for its own processes, holds {text[:40]!r}: unset it")
-    return decision

@@ -25,7 +25,7 @@ from seqvae.models.vae import SequenceVAE
 from seqvae.monitors import PosteriorMetricsMonitor, ThroughputMonitor
 from seqvae.reports.run_files import command_line, environment, write_environment, write_facts
 from seqvae.training.callbacks.interrupt import StopOnSignal, restore_signal_handlers
-from seqvae.training.callbacks.nonfinite import NonFiniteError
+from seqvae.training.callbacks.nonfinite import NonFiniteError, Recovery, read_recovery
 from seqvae.training.callbacks.progress import Progress
 from seqvae.training.callbacks.report import RunReport
 from seqvae.training.distributed import (
@@ -40,11 +40,17 @@ from seqvae.training.distributed import (
 from seqvae.training.module import Probeable, ProbeableModule, TrainingModule
 from seqvae.training.network import build_network, load_weights, make_ready
 from seqvae.training.run_directory.checkpoint_file import HEALTHY, read_lazily
-from seqvae.training.run_directory.directory import refuse_unwritable
 from seqvae.training.run_directory.events import EndedBy, RunEvents, RunResult, result_of, result_of_finished
 from seqvae.training.run_directory.facts import facts_of, header_lines
-from seqvae.training.run_directory.recovery import Recovery, read_recovery
-from seqvae.training.run_directory.resume import Start, adopt_as_last, go_back, identity_of, open_run, refuse_other_run
+from seqvae.training.run_directory.resume import (
+    Start,
+    adopt_as_last,
+    go_back,
+    identity_of,
+    open_run,
+    refuse_other_run,
+    refuse_unwritable,
+)
 from seqvae.training.schedules import Plan, plan_run
 from seqvae.training.trainer import all_callbacks, make_previews, make_trainer
 
@@ -84,7 +90,13 @@ def fit(
         network = build_network(data, settings.model, settings.compute, devices.world)
         callbacks = [*callbacks, make_previews(data, settings.run.seed)]
     with restore_signal_handlers(), ExitStack() as held:
-        start = _open_start(settings, data, devices, held)
+
+        def decide() -> dict[str, str | None]:
+            directory, checkpoint = open_run(settings.run, data.description.kind, held)
+            return {"directory": str(directory), "checkpoint": None if checkpoint is None else str(checkpoint)}
+
+        place = decide_in_first_process(decide, devices)  # the same place for all processes
+        start = Start(Path(str(place["directory"])), None if place["checkpoint"] is None else Path(place["checkpoint"]))
         if start.checkpoint is not None:
             refuse_other_run(start.checkpoint, _origin_of(settings, data))
             began_from = read_lazily(start.checkpoint)["origin"]["settings"].get("init_from")
@@ -386,19 +398,6 @@ def _origin_of(settings: TrainingSettings, data: SequenceDataModule) -> dict[str
         "description": asdict(data.description),
         "data": identity_of(split.lengths_N, split.content),
     }
-
-
-def _open_start(settings: TrainingSettings, data: SequenceDataModule, devices: Devices, held: ExitStack) -> Start:
-    """Return where the run begins: the same place for all its processes."""
-
-    def decide() -> dict[str, str | None]:
-        directory, checkpoint = open_run(settings.run, data.description.kind, held)
-        return {"directory": str(directory), "checkpoint": None if checkpoint is None else str(checkpoint)}
-
-    place = decide_in_first_process(decide, devices)
-    directory, checkpoint = place["directory"], place["checkpoint"]
-    assert directory is not None
-    return Start(Path(directory), None if checkpoint is None else Path(checkpoint))
 
 
 def _step_of(checkpoint: Path) -> int:

@@ -12,9 +12,8 @@ import gc
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import lightning
 import torch
 from torch import Tensor
 
@@ -22,28 +21,19 @@ from seqvae.data.batch import Batch, padded_length, part_of
 from seqvae.errors import is_out_of_memory
 from seqvae.training.callbacks.nonfinite import scaler_of
 
+if TYPE_CHECKING:
+    from seqvae.training.module import TrainingModule
+
 ROWS = ("posterior_mean", "posterior_logvar", "posterior_mask", "nll", "steps_B")
 """Outputs of `training_step` with a row for each sequence; its counts and sums add up."""
 
 Result = TypeVar("Result")
 
 
-class Computes(Protocol):
-    """What a training module has to offer."""
-
-    trainer: lightning.Trainer
-
-    def begin_step(self) -> None: ...
-
-    def compute(self, batch: Batch, part: int) -> dict[str, Any]: ...
-
-    def report_parts(self, message: str) -> None: ...
-
-
 class MicroBatches:
     """The micro-batches of one process. Among several a batch is never split: the others would wait for sums that do not come."""
 
-    def __init__(self, module: Computes) -> None:
+    def __init__(self, module: "TrainingModule") -> None:
         self.module = module
         self.parts = Parts()
         self.may_split = True
@@ -131,10 +121,12 @@ class MicroBatches:
                 f"with a single sequence of {steps:,} steps: lower --max_sequence_length or --width, or give "
                 "--gradient_checkpointing"
             )
-        self.module.report_parts(
-            f"out of memory with {sequences:,} sequences of {steps:,} steps: computed in {self.parts.of(batch)} parts from now on, "
-            "and so is all that is as long; an optimizer step learns from the same sequences as before"
-        )
+        if self.module.events is not None:
+            message = (
+                f"out of memory with {sequences:,} sequences of {steps:,} steps: computed in {self.parts.of(batch)} parts from now "
+                "on, and so is all that is as long; an optimizer step learns from the same sequences as before"
+            )
+            self.module.events.survived("out_of_memory", self.module.global_step, message)
 
 
 class Parts:

@@ -114,7 +114,7 @@ class TrainingModule(lightning.LightningModule):
         loss = objective.loss + self.objective.label_weight * classification_loss(output, batch.labels_B)
         self.judge.take_in(loss, batch.sequences_B)
         sums = sums_of(objective, output, batch)
-        if self.kl_weight.wants_feedback:
+        if self.kl_weight.target_kl is not None:
             self._kl_of_step.append(torch.stack((sums.kl, sums.sequences.float())))
         # Lightning divides by the micro-batches of a step and averages over the processes. Both are undone here, so that
         # the loss is the sum over the whole optimizer step divided by its number of steps, however it is split up.
@@ -135,13 +135,13 @@ class TrainingModule(lightning.LightningModule):
             "sequences": sums.sequences,
         }
 
-    def report_parts(self, message: str) -> None:
-        if self.events is not None:
-            self.events.survived("out_of_memory", self.global_step, message)
-
     def kl_weight_at(self, step: int) -> float | None:
         """Return the scheduled weight of an optimizer step; None: --target_kl decides on the way."""
-        return None if self.kl_weight.wants_feedback else scheduled_kl_weight(step, self.total_steps, self.objective)
+        return (
+            None
+            if self.kl_weight.target_kl is not None
+            else scheduled_kl_weight(step, self.total_steps, self.objective)
+        )
 
     def optimizer_step(self, *arguments: Any, **named: Any) -> None:
         """Take the step, then give the controller of the KL the step's mean over all its micro-batches and processes."""

@@ -100,7 +100,7 @@ def scheduled_kl_weight(step: int, total_steps: int, settings: ObjectiveSettings
         return settings.beta
     if settings.kl_schedule == "cyclical":
         cycle = max(1, steps_of(settings.kl_cycle, total_steps))
-        return settings.beta * cyclical(step, steps_of(settings.kl_warmup, cycle), cycle)
+        return settings.beta * linear(step % cycle, steps_of(settings.kl_warmup, cycle))  # Fu et al. 2019
     rise = steps_of(settings.kl_warmup, total_steps)
     return settings.beta * (linear(step, rise) if settings.kl_schedule == "linear" else sigmoid(step, rise))
 
@@ -121,15 +121,6 @@ def sigmoid(step: int, rise: int) -> float:
     [0.007, 0.076, 0.5, 0.924, 1.0, 1.0]
     """
     return 1.0 if step >= rise else 1 / (1 + math.exp(STEEPNESS * (0.5 - step / rise)))
-
-
-def cyclical(step: int, rise: int, cycle: int) -> float:
-    """Rise from 0 to 1 repeatedly (Fu et al. 2019): in each cycle `rise` steps up, and the rest at 1.
-
-    >>> [cyclical(step, rise=2, cycle=4) for step in range(8)]
-    [0.0, 0.5, 1.0, 1.0, 0.0, 0.5, 1.0, 1.0]
-    """
-    return linear(step % cycle, rise)
 
 
 LOG_LOWEST, LOG_HIGHEST = math.log(1e-4), math.log(1e3)
@@ -180,11 +171,6 @@ class KLWeight(nn.Module):
             self.register_buffer(
                 "weight", (PROPORTIONAL * relative_error(nothing, self.target_kl)).clamp(LOG_LOWEST, LOG_HIGHEST).exp()
             )
-
-    @property
-    def wants_feedback(self) -> bool:
-        """Whether `update` needs the KL of each optimizer step."""
-        return self.target_kl is not None
 
     def forward(self, step: int) -> Tensor | float:
         """Return the weight of an optimizer step: a float, or a tensor on the device."""

@@ -174,7 +174,8 @@ def test_a_name_that_is_no_directorys_is_refused(name):
     ],
 )
 def test_a_name_of_other_characters_is_a_directory_right_there_and_safe_to_paste(name, tmp_path):
-    start = open_run(RunSettings(output_dir=str(tmp_path), run_name=name), "tokens", ExitStack())
+    with ExitStack() as held:
+        start = open_run(RunSettings(output_dir=str(tmp_path), run_name=name), "tokens", held)
     assert [os.fsencode(path.name) for path in tmp_path.iterdir()] == [os.fsencode(name)]
     word = shell_word(start.directory)
     assert word.isprintable()
@@ -196,7 +197,8 @@ def test_what_a_link_in_a_run_leads_to_is_not_cleared(name, tmp_path):
     (run / "config.yaml").touch()
     (run / name).unlink(missing_ok=True)
     (run / name).symlink_to(elsewhere if "." not in name else elsewhere / "precious")
-    open_run(RunSettings(output_dir=str(run.parent), run_name="a"), "tokens", ExitStack())
+    with ExitStack() as held:
+        open_run(RunSettings(output_dir=str(run.parent), run_name="a"), "tokens", held)
     assert list(run.iterdir()) == []
     assert (elsewhere / "precious").read_text() == "seed: 0"
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from seqvae.errors import UsageError
-from seqvae.training.run_directory.directory import LOCK, lock_run_directory
+from seqvae.training.run_directory.resume import LOCK, lock_run_directory
 
 ROOT = Path(__file__).parent.parent.parent
 HOLDS = """
 import sys
 from pathlib import Path
-from seqvae.training.run_directory.directory import lock_run_directory
+from seqvae.training.run_directory.resume import lock_run_directory
 with lock_run_directory(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

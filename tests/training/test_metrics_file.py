@@ -33,7 +33,7 @@ def test_going_on_drops_what_was_written_after_the_checkpoint(tmp_path):
     with file.path.open("a") as torn:
         torn.write("4,0.")
     resumed = MetricsFile(file.path, file.columns)
-    resumed.go_on(state)
+    resumed.begin(state)
     resumed.append({"step": 30})
     assert [row["step"] for row in read_rows(file.path)] == ["0", "1", "2", "30"]
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
@@ -42,13 +42,13 @@ def test_going_on_drops_what_was_written_after_the_checkpoint(tmp_path):
 def test_going_on_with_other_columns_keeps_the_common_ones(tmp_path):
     state = file_with(tmp_path / "metrics.csv", rows=1).state()
     resumed = MetricsFile(tmp_path / "metrics.csv", ("loss", "kl"))
-    resumed.go_on(state)
+    resumed.begin(state)
     assert read_rows(resumed.path) == [{"loss": "0.0", "kl": ""}]
 
 
 def test_going_on_in_another_directory_begins_a_file(tmp_path):
     resumed = MetricsFile(tmp_path / "metrics.csv", ("step",))
-    resumed.go_on({"rows": 7, "unwritten": []})
+    resumed.begin({"rows": 7, "unwritten": []})
     assert resumed.path.read_text() == "step\n"
     assert resumed.state() == {"rows": 0, "unwritten": []}
 
@@ -59,7 +59,7 @@ def test_going_on_in_another_directory_begins_a_file(tmp_path):
 def test_a_file_that_somebody_else_wrote_is_no_reason_not_to_go_on(foreign, tmp_path):
     file = MetricsFile(tmp_path / "metrics.csv", ("step", "loss"))
     file.path.write_bytes(foreign)
-    file.go_on({"rows": 5, "unwritten": []})
+    file.begin({"rows": 5, "unwritten": []})
     file.append({"step": 7, "loss": 0.5})
     assert file.path.read_text().splitlines()[0] == "step,loss"
     assert file.path.read_text().splitlines()[-1] == "7,0.5"
@@ -85,7 +85,7 @@ def test_on_a_full_disk_rows_wait_it_is_said_once_and_nothing_is_lost(tmp_path, 
 def test_rows_that_wait_travel_with_the_checkpoint(tmp_path):
     file = file_with(tmp_path / "metrics.csv", rows=1)
     resumed = MetricsFile(file.path, file.columns)
-    resumed.go_on({"rows": 1, "unwritten": ["1,7\n"]})
+    resumed.begin({"rows": 1, "unwritten": ["1,7\n"]})
     resumed.append({"step": 2})
     assert [row["step"] for row in read_rows(file.path)] == ["0", "1", "2"]
 

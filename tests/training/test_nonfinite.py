@@ -14,13 +14,20 @@ from lightning import Callback
 
 from seqvae.config.run import RunSettings
 from seqvae.reports.run_files import read_events
-from seqvae.training.callbacks.nonfinite import MOST_IN_A_ROW, NonFiniteError, SkippedSteps, StepJudge
+from seqvae.training.callbacks.nonfinite import (
+    MOST_IN_A_ROW,
+    MOST_TIMES,
+    NonFiniteError,
+    Recovery,
+    SkippedSteps,
+    StepJudge,
+    read_recovery,
+)
 from seqvae.training.callbacks.progress import Progress
 from seqvae.training.distributed import ResolvedPrecision
 from seqvae.training.module import TrainingModule
 from seqvae.training.run_directory.checkpoint_file import LAST, PREVIOUS, REPLACED, read_lazily
 from seqvae.training.run_directory.events import RunEvents
-from seqvae.training.run_directory.recovery import MOST_TIMES, Recovery, read_recovery
 from seqvae.training.run_directory.resume import ROLLED_BACK, Start, adopt_as_last, find_checkpoint, go_back, open_run
 from tests.support.fake_sequences import FakeSequences
 from tests.support.short_runs import STEPS, short_module, train
@@ -201,7 +208,7 @@ def test_each_time_the_rate_is_lower_and_three_times_is_all():
 
 @pytest.mark.parametrize(("has_units", "then"), [(True, "bf16-mixed"), (False, "32-true")])
 def test_from_16_mixed_a_run_goes_on_in_what_the_device_has(has_units, then, monkeypatch):
-    monkeypatch.setattr("seqvae.training.run_directory.recovery.cpu_has_bf16_units", lambda: has_units)
+    monkeypatch.setattr("seqvae.training.callbacks.nonfinite.cpu_has_bf16_units", lambda: has_units)
     recovery = Recovery(0.01).once_more("16-mixed", "cpu")
     assert recovery.resolve_precision(ResolvedPrecision("16-mixed")).precision == then
     assert Recovery(0.01).once_more("32-true", "cpu").resolve_precision(

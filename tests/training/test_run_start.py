@@ -43,38 +43,44 @@ def make_run(directory: Path, checkpoint: Path | None = None, *names: str) -> Pa
     return directory
 
 
+def start_of(run: RunSettings) -> Start:
+    """Return where a run begins, and release its directory again."""
+    with ExitStack() as held:
+        return open_run(run, "tokens", held)
+
+
 # --- The directory --------------------------------------------------------------------------------------------------
 
 
 def test_runs_without_a_name_get_directories_of_their_own(tmp_path):
-    starts = [open_run(settings(tmp_path, None), "tokens", ExitStack()) for _ in range(3)]
+    starts = [start_of(settings(tmp_path, None)) for _ in range(3)]
     assert len({start.directory for start in starts}) == 3
     assert all(start.directory.name.startswith("tokens-") and start.checkpoint is None for start in starts)
 
 
 @pytest.mark.parametrize("resume", ["auto", "never"])
 def test_a_new_name_is_a_new_directory(resume, tmp_path):
-    assert open_run(settings(tmp_path, "a", resume), "tokens", ExitStack()) == Start(tmp_path / "a", None)
+    assert start_of(settings(tmp_path, "a", resume)) == Start(tmp_path / "a", None)
     assert list((tmp_path / "a").iterdir()) == []
 
 
 def test_a_name_that_is_there_goes_on(checkpoint, tmp_path):
     directory = make_run(tmp_path / "a", checkpoint, LAST, PREVIOUS, BEST)
-    assert open_run(settings(tmp_path), "tokens", ExitStack()) == Start(directory, directory / "checkpoints" / LAST)
+    assert start_of(settings(tmp_path)) == Start(directory, directory / "checkpoints" / LAST)
     assert (directory / "metrics.csv").exists()
 
 
 def test_never_refuses_a_name_that_is_there(tmp_path):
     make_run(tmp_path / "a")
     with pytest.raises(UsageError, match=r"--run_name a: .* is there already; --resume auto goes on with it"):
-        open_run(settings(tmp_path, "a", "never"), "tokens", ExitStack())
+        start_of(settings(tmp_path, "a", "never"))
 
 
 def test_a_run_without_a_checkpoint_begins_anew_and_keeps_nothing_of_its_own_but_all_that_is_not(tmp_path):
     directory = make_run(tmp_path / "a")
     (directory / "plots").mkdir()
     (directory / "notes.txt").write_text("mine")
-    assert open_run(settings(tmp_path), "tokens", ExitStack()) == Start(directory, None)
+    assert start_of(settings(tmp_path)) == Start(directory, None)
     assert [path.name for path in directory.iterdir()] == ["notes.txt"]
 
 
@@ -83,7 +89,7 @@ def test_links_of_a_run_are_removed_and_not_followed(tmp_path):
     elsewhere.mkdir()
     (elsewhere / "precious").touch()
     (directory / "plots").symlink_to(elsewhere)
-    open_run(settings(tmp_path), "tokens", ExitStack())
+    start_of(settings(tmp_path))
     assert (elsewhere / "precious").exists()
     assert list(directory.iterdir()) == []
 
@@ -92,7 +98,7 @@ def test_a_directory_that_is_a_link_is_not_cleared(tmp_path):
     make_run(tmp_path / "real")
     (tmp_path / "a").symlink_to(tmp_path / "real")
     with pytest.raises(UsageError, match="is a link"):
-        open_run(settings(tmp_path), "tokens", ExitStack())
+        start_of(settings(tmp_path))
     assert (tmp_path / "real" / "metrics.csv").exists()
 
 
@@ -105,7 +111,7 @@ def test_what_is_no_run_is_left_alone(what, tmp_path):
     if what == "dangling":
         (tmp_path / "a").symlink_to(tmp_path / "nowhere")
     with pytest.raises(UsageError, match=r"--run_name a: .* choose another name"):
-        open_run(settings(tmp_path), "tokens", ExitStack())
+        start_of(settings(tmp_path))
     assert what != "directory" or (tmp_path / "a" / "plots").exists()
 
 
@@ -125,7 +131,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_neither_resumed_nor_cleared(
     for name in (LAST, PREVIOUS):
         (directory / "checkpoints" / name).write_bytes(b"")
     with pytest.raises(UsageError, match=r"last\.ckpt: damaged; .*previous\.ckpt: damaged. Choose another --run_name"):
-        open_run(settings(tmp_path), "tokens", ExitStack())
+        start_of(settings(tmp_path))
     assert (directory / "metrics.csv").exists()
 
 
@@ -133,24 +139,21 @@ def test_a_checkpoint_in_a_run_goes_on_in_it(checkpoint, tmp_path):
     directory = make_run(tmp_path / "a", checkpoint, BEST)
     best = directory / "checkpoints" / BEST
     for name in (None, "a"):
-        assert open_run(settings(tmp_path, name, best), "tokens", ExitStack()) == Start(directory, best)
+        assert start_of(settings(tmp_path, name, best)) == Start(directory, best)
 
 
 def test_a_run_may_be_given_instead_of_its_checkpoint(checkpoint, tmp_path):
     directory = make_run(tmp_path / "a", checkpoint, LAST)
-    assert (
-        open_run(settings(tmp_path, None, directory), "tokens", ExitStack()).checkpoint
-        == directory / "checkpoints" / LAST
-    )
+    assert start_of(settings(tmp_path, None, directory)).checkpoint == directory / "checkpoints" / LAST
 
 
 def test_a_checkpoint_goes_on_under_another_name(checkpoint, tmp_path):
     path = make_run(tmp_path / "a", checkpoint, LAST) / "checkpoints" / LAST
-    assert open_run(settings(tmp_path, "b", path), "tokens", ExitStack()) == Start(tmp_path / "b", path)
+    assert start_of(settings(tmp_path, "b", path)) == Start(tmp_path / "b", path)
 
 
 def test_a_checkpoint_that_lies_in_no_run_goes_on_in_a_new_one(checkpoint, tmp_path):
-    start = open_run(settings(tmp_path, None, checkpoint), "tokens", ExitStack())
+    start = start_of(settings(tmp_path, None, checkpoint))
     assert (start.directory.parent, start.checkpoint) == (tmp_path, checkpoint)
 
 
@@ -158,14 +161,14 @@ def test_a_checkpoint_does_not_take_the_place_of_another_runs(checkpoint, tmp_pa
     path = make_run(tmp_path / "a", checkpoint, LAST) / "checkpoints" / LAST
     make_run(tmp_path / "b", checkpoint, LAST)
     with pytest.raises(UsageError, match=r"--run_name b: .* holds checkpoints of its own"):
-        open_run(settings(tmp_path, "b", path), "tokens", ExitStack())
+        start_of(settings(tmp_path, "b", path))
 
 
 @pytest.mark.parametrize("path", ["nowhere.ckpt", "."])
 def test_a_path_that_is_no_checkpoint_is_refused(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"^--resume .*: there is no such file"):
-        open_run(settings(tmp_path, None, path), "tokens", ExitStack())
+        start_of(settings(tmp_path, None, path))
 
 
 # --- Does it fit? ---------------------------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def weights_under(control: KLWeight, kls: list[float]) -> list[float]:
 def test_without_a_target_the_weight_is_the_schedules_and_nothing_goes_into_checkpoints():
     settings = ObjectiveSettings(beta=0.5, kl_warmup=0.4)
     weight = KLWeight(settings, total_steps=10)
-    assert not weight.wants_feedback
+    assert weight.target_kl is None
     assert [weight(step) for step in range(10)] == [scheduled_kl_weight(step, 10, settings) for step in range(10)]
     assert all(isinstance(weight(step), float) for step in range(10))
     assert weight.state_dict() == {}

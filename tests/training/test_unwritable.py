@@ -11,13 +11,13 @@ import pytest
 import train_optimized
 from seqvae.config.run import RunSettings
 from seqvae.errors import StorageError, run_command
-from seqvae.training.run_directory.directory import refuse_unwritable
+from seqvae.training.run_directory.resume import refuse_unwritable
 from tests.support.unprivileged import run_unprivileged
 
 ASK = """
 import json, sys
 from seqvae.errors import StorageError
-from seqvae.training.run_directory.directory import refuse_unwritable
+from seqvae.training.run_directory.resume import refuse_unwritable
 from seqvae.config.run import RunSettings
 answers = []
 for settings in json.loads(sys.argv[1]):

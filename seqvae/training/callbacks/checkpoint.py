@@ -18,14 +18,13 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
 from seqvae.errors import StorageError
-from seqvae.files import Patience
+from seqvae.files import Patience, sync_directory
 from seqvae.training.run_directory.checkpoint_file import (
     BEST,
     HEALTHY,
     LAST,
     PREVIOUS,
     give_second_name,
-    sync_directory,
 )
 
 _NEW = ".new.ckpt"

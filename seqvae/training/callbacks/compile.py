@@ -49,9 +49,10 @@ def compile_in_place(network: nn.Module, mode: str, accelerator: str) -> str:
 
     Lengths differ from batch to batch: without `dynamic` each new one would be compiled for, for seconds.
     """
-    problem = why_nothing_compiles()
-    if problem:
-        return f"not compiled: {problem}"
+    try:
+        torch.compile(torch.neg, dynamic=True)(torch.ones(2))  # next to nothing to compile
+    except RuntimeError as error:  # every error of a compiler is one
+        return f"not compiled: torch.compile does not work here ({_first_line(error)})"
     remark = ""
     if mode == "reduce-overhead" and accelerator != "cuda":
         mode, remark = "default", ": reduce-overhead records what a GPU does, and there is none"
@@ -60,15 +61,6 @@ def compile_in_place(network: nn.Module, mode: str, accelerator: str) -> str:
     else:
         network.compile(mode=mode, dynamic=True)
     return f"compiled ({mode}{remark}), before the first step, which takes up to a minute"
-
-
-def why_nothing_compiles() -> str:
-    """Return why torch.compile does not work here, found out with next to nothing to compile; empty where it does."""
-    try:
-        torch.compile(torch.neg, dynamic=True)(torch.ones(2))
-    except RuntimeError as error:  # every error of a compiler is one
-        return f"torch.compile does not work here ({_first_line(error)})"
-    return ""
 
 
 def is_compiled(network: nn.Module) -> bool:

@@ -1,11 +1,14 @@
 """Steps that come to NaN or infinity: not taken, counted, reported with their sequences; too many in a row end a session.
 
 In: the loss of each micro-batch, the gradient's norm of each optimizer step. Out: weights that such a step leaves as they were, a
-line in events.jsonl, and `NonFiniteError` after a few in a row. A GPU is waited for only once in a while.
+line in events.jsonl, and `NonFiniteError` after a few in a row. A GPU is waited for only once in a while. `Recovery`: how the run
+then goes on from an earlier checkpoint, at a lower rate and, from 16-mixed, in another precision. It stands in events.jsonl, so
+that a run that is killed meanwhile goes on with it; another --lr overrides it.
 """
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,13 +19,20 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from seqvae.errors import DivergedError
+from seqvae.reports.run_files import read_events
+from seqvae.training.distributed import DTYPES, ResolvedPrecision, cpu_has_bf16_units
 from seqvae.training.run_directory.events import RunEvents
+from seqvae.training.run_directory.resume import ROLLED_BACK
 
 MOST_IN_A_ROW = 5
 """Steps that are not finite. A bad sequence or two may spoil one step; weights that have gone astray spoil all that follow."""
 GPU_LOOKS_EVERY = 16
 """Steps between two looks on a GPU, as a look waits for the device. On a CPU there is nothing to wait for."""
 SHOWN_IDS = 3
+MOST_TIMES = 3
+"""Times that a run goes back to an earlier checkpoint."""
+LOWER = 0.5
+"""Factor of the rate each time."""
 LOWEST_SCALE = 1.0
 """Loss scale of 16-mixed above which gradients that overflow say only that the scale is too high."""
 
@@ -116,27 +126,24 @@ class SkippedSteps(Callback):
         finite = torch.stack(
             [judged.is_finite for _, judged in waiting]
         ).tolist()  # sync: one for GPU_LOOKS_EVERY steps
+        scaler = scaler_of(trainer)
         for (step, judged), is_finite in zip(waiting, finite, strict=True):
             if is_finite:
                 self._in_a_row = 0
-            else:
-                self._report(trainer, step, judged)
-
-    def _report(self, trainer: Trainer, step: int, judged: JudgedStep) -> None:
-        losses, ids = self._suspects(trainer, judged)
-        scaler = scaler_of(trainer)
-        if scaler is not None and scaler.get_scale() > LOWEST_SCALE and not losses:
-            return  # the scale falls first
-        self._in_a_row += 1
-        found = f"the loss is {losses[0]}" if losses else "the gradient is not finite"
-        more = f" and {len(ids) - SHOWN_IDS} more" if len(ids) > SHOWN_IDS else ""
-        shown = ", ".join(map(str, ids[:SHOWN_IDS])) + more
-        message = f"{found}, so the step is not taken (sequences {shown}; all of them stand in events.jsonl)"
-        self.events.survived("step_skipped", step, message, sequences=ids)
-        if self._in_a_row >= MOST_IN_A_ROW:
-            raise NonFiniteError(
-                f"step {step:,}: {found}, as in the {self._in_a_row - 1} steps before", step - self._in_a_row + 1
-            )
+                continue
+            losses, ids = self._suspects(trainer, judged)
+            if scaler is not None and scaler.get_scale() > LOWEST_SCALE and not losses:
+                continue  # the scale falls first
+            self._in_a_row += 1
+            found = f"the loss is {losses[0]}" if losses else "the gradient is not finite"
+            more = f" and {len(ids) - SHOWN_IDS} more" if len(ids) > SHOWN_IDS else ""
+            shown = ", ".join(map(str, ids[:SHOWN_IDS])) + more
+            message = f"{found}, so the step is not taken (sequences {shown}; all of them stand in events.jsonl)"
+            self.events.survived("step_skipped", step, message, sequences=ids)
+            if self._in_a_row >= MOST_IN_A_ROW:
+                raise NonFiniteError(
+                    f"step {step:,}: {found}, as in the {self._in_a_row - 1} steps before", step - self._in_a_row + 1
+                )
 
     def _suspects(self, trainer: Trainer, judged: JudgedStep) -> tuple[list[float], list[Any]]:
         """Return the losses that are not finite and the sequences of their micro-batches; all, where every loss is finite.
@@ -164,3 +171,65 @@ def scaler_of(trainer: Trainer) -> torch.amp.GradScaler | None:
     """Return what multiplies the loss of 16-mixed; None in other precisions."""
     plugin = trainer.precision_plugin
     return plugin.scaler if isinstance(plugin, MixedPrecision) else None
+
+
+class Recovery(NamedTuple):
+    """How a run goes on after it came to NaN or infinity."""
+
+    requested_lr: float
+    times: int = 0
+    lower_lr: float | None = None
+    """None: the requested rate."""
+    precision: str | None = None
+
+    @property
+    def lr(self) -> float:
+        return self.requested_lr if self.lower_lr is None else self.lower_lr
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the run may go back once more."""
+        return self.times < MOST_TIMES
+
+    def resolve_precision(self, requested: ResolvedPrecision) -> ResolvedPrecision:
+        if self.precision is None or self.precision == requested.precision:
+            return requested
+        return ResolvedPrecision(
+            "bf16-mixed" if self.precision == "bf16-mixed" else "32-true", "16-mixed came to NaN or infinity"
+        )
+
+    def once_more(self, precision: str, device_type: str) -> "Recovery":
+        """Return how to go on after another failure in this precision: at a lower rate, and out of 16-mixed."""
+        if precision == "16-mixed":
+            has_bf16 = torch.cuda.is_bf16_supported() if device_type == "cuda" else cpu_has_bf16_units()
+            precision = "bf16-mixed" if has_bf16 and device_type in ("cuda", "cpu") else "32-true"
+        return Recovery(self.requested_lr, self.times + 1, self.lr * LOWER, precision)
+
+    def announce(self, events: RunEvents, trouble: NonFiniteError, checkpoint: Path | None) -> None:
+        """Say why and from which checkpoint the run goes on; None: from its beginning."""
+        place = "its beginning" if checkpoint is None else checkpoint.name
+        events.survived(
+            ROLLED_BACK,
+            trouble.first_step,
+            f"{trouble}: back to {place}, on with --lr {self.lr:g} and --precision {self.precision} ({self.times} of {MOST_TIMES})",
+            asked_lr=self.requested_lr,
+            lr=self.lr,
+            precision=self.precision,
+        )
+
+
+def read_recovery(directory: Path, requested_lr: float) -> Recovery:
+    """Return what earlier sessions of a run decided at the rate that is requested.
+
+    Anyone may have written to the file, so each event is checked to be as `Recovery.announce` writes it.
+    """
+    decisions = [
+        (lr, precision)
+        for event in read_events(directory)
+        if event["event"] == ROLLED_BACK
+        and event.get("asked_lr") == requested_lr
+        and isinstance(lr := event.get("lr"), float)
+        and 0 < lr < requested_lr
+        and (precision := event.get("precision")) in DTYPES
+    ]
+    return Recovery(requested_lr, len(decisions), *decisions[-1]) if decisions else Recovery(requested_lr)

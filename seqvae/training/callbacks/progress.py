@@ -29,7 +29,7 @@ from rich.segment import Segment
 from torch import Tensor
 
 from seqvae.data.batch import Batch
-from seqvae.files import PatientFile
+from seqvae.files import PatientFile, replace_file
 from seqvae.training.callbacks.nonfinite import NonFiniteError
 from seqvae.training.module import Sums, TrainingModule
 
@@ -111,7 +111,9 @@ class Progress(Callback):
             "validated": list(self._validated),
         }
         if trainer.is_global_zero:
-            self._file.sync()
+            # The rows that a checkpoint counts survive a loss of power, too; what is wrong the next row reports.
+            with suppress(OSError), self._file.path.open("rb+") as file:
+                os.fsync(file.fileno())
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn == TrainerFn.FITTING:  # and not to validate some other checkpoint
@@ -143,10 +145,7 @@ class Progress(Callback):
             self._watch.start(seconds=state["seconds"], lap_seconds=state["lap_seconds"])
         if not trainer.is_global_zero:
             return
-        if state is None:
-            self._file.begin()
-        else:
-            self._file.go_on(state["file"])
+        self._file.begin(None if state is None else state["file"])
         assert isinstance(pl_module, TrainingModule)
         for logger in trainer.loggers:
             logger.log_hyperparams(pl_module.origin["settings"])
@@ -162,22 +161,15 @@ class Progress(Callback):
         if step == self._row_step or (step % self.every_n_steps and step < self.total_steps):
             return
         assert isinstance(pl_module, TrainingModule)
-        row = self._training_row(trainer, outputs["kl_weight"], pl_module.gradient_norm)
-        self._since_row.clear()
-        self._row_step = step
-        if trainer.is_global_zero:
-            self._write(trainer, row)
-            self._display.training(step, row)
-
-    def _training_row(self, trainer: Trainer, kl_weight: Tensor | float, gradient_norm: Tensor) -> dict[str, float]:
         parts_N = torch.stack([torch.stack([value.float() for value in part]) for part in self._since_row])
         # What came to NaN or infinity was not learnt from, and counts as nothing.
         finite = torch.where(parts_N.isfinite().all(dim=1, keepdim=True), parts_N, 0.0).sum(dim=0)
         sums: Tensor = trainer.strategy.reduce(finite, reduce_op="sum")
-        others = [torch.as_tensor(value, dtype=sums.dtype, device=sums.device) for value in (kl_weight, gradient_norm)]
+        of_step = (outputs["kl_weight"], pl_module.gradient_norm)
+        others = [torch.as_tensor(value, dtype=sums.dtype, device=sums.device) for value in of_step]
         values = torch.cat((sums, torch.stack(others))).tolist()  # sync: one for each row
         loss, nll, kl, predicted_steps, real_steps, sequences, weight, norm = values
-        return {
+        row = {
             "loss": loss / predicted_steps if predicted_steps else math.nan,
             "nll_per_step": nll / predicted_steps if predicted_steps else math.nan,
             "kl": kl / sequences if sequences else math.nan,
@@ -186,6 +178,11 @@ class Progress(Callback):
             "gradient_norm": norm,
             "steps_per_second": real_steps / self._watch.end_lap(),
         }
+        self._since_row.clear()
+        self._row_step = step
+        if trainer.is_global_zero:
+            self._write(trainer, row)
+            self._display.training(step, row)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._watch.pause()
@@ -229,7 +226,7 @@ class Progress(Callback):
 class MetricsFile:
     """metrics.csv: one file for a whole run, one header, a row at a time, however often the run is interrupted.
 
-    Another program may read it at any time. A checkpoint holds `state`; after `go_on` with it the file holds exactly the rows that
+    Another program may read it at any time. A checkpoint holds `state`; after `begin` with it the file holds exactly the rows that
     had been written when the checkpoint was made.
     """
 
@@ -241,25 +238,21 @@ class MetricsFile:
         self._appended = 0
         """Rows, with those that wait."""
 
-    def begin(self) -> None:
-        """Make a new file with nothing but the header."""
-        self._replace([])
-
-    def go_on(self, state: dict[str, Any]) -> None:
-        """Keep the rows that the state knows; those written after it will be written once more.
+    def begin(self, state: Mapping[str, Any] | None = None) -> None:
+        """Write the header and the rows that the state of a checkpoint knows; those written after it will be written once more.
 
         In a directory without the file a new one begins: a run can go on elsewhere.
         """
-        if not self.path.exists():
-            self.begin()
-            return
         rows: list[Mapping[str, object]] = []
-        # Someone else may have written here: what comes before is kept.
-        with suppress(csv.Error), self.path.open(newline="", encoding="utf-8", errors="replace") as file:
-            rows.extend(islice(csv.DictReader(file), state["rows"]))
-        self._replace(rows)
-        self._file.waiting.extend(state["unwritten"])
-        self._appended += len(state["unwritten"])
+        self._file.waiting.clear()
+        if state is not None and self.path.exists():
+            self._file.waiting.extend(state["unwritten"])
+            # Someone else may have written here: what comes before is kept.
+            with suppress(csv.Error), self.path.open(newline="", encoding="utf-8", errors="replace") as file:
+                rows.extend(islice(csv.DictReader(file), state["rows"]))
+        with replace_file(self.path) as partial:
+            partial.write_bytes((self._heading + self._lines(rows)).encode())
+        self._appended = len(rows) + len(self._file.waiting)
 
     def append(self, row: Mapping[str, object]) -> None:
         """Add a row; columns that it lacks stay empty."""
@@ -274,19 +267,6 @@ class MetricsFile:
         """Return the number of rows on the disk, and the lines that did not get there."""
         waiting = list(self._file.waiting)
         return {"rows": self._appended - len(waiting), "unwritten": waiting}
-
-    def sync(self) -> None:
-        """Let the rows that a checkpoint counts survive a loss of power, too."""
-        with suppress(OSError), self.path.open("rb+") as file:  # the next row reports what is wrong
-            os.fsync(file.fileno())
-
-    def _replace(self, rows: Sequence[Mapping[str, object]]) -> None:
-        """Write the whole file at once: a reader sees the old one or the new one."""
-        partial = self.path.with_name(f"{self.path.name}.new")
-        partial.write_bytes((self._heading + self._lines(rows)).encode())
-        partial.replace(self.path)
-        self._appended = len(rows)
-        self._file.waiting.clear()
 
     def _lines(self, rows: Sequence[Mapping[str, object]]) -> str:
         text = io.StringIO(newline="")
@@ -462,7 +442,14 @@ class ProgressBar:
         columns, rows = os.get_terminal_size(self._stream.fileno())
         self._console.size = columns or 80, rows or 25
         if self._live is None:
-            self._live = self._open()
+            stderr_before = sys.stderr
+            out, err = (isinstance(s, io.TextIOWrapper) and s.isatty() for s in (sys.stdout, sys.stderr))
+            self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=out, redirect_stderr=err)
+            self._live.start()
+            for handler in logging.getLogger().handlers if err else ():
+                if isinstance(handler, logging.StreamHandler) and handler.stream is stderr_before:
+                    self._handlers_back.callback(handler.setStream, handler.stream)
+                    handler.setStream(sys.stderr)
         self._live.update(BarLine(share, texts), refresh=True)
 
     def close(self) -> None:
@@ -473,17 +460,6 @@ class ProgressBar:
             self._live.stop()
             self._live = None
         self._handlers_back.close()
-
-    def _open(self) -> Live:
-        stderr_before = sys.stderr
-        out, err = (isinstance(s, io.TextIOWrapper) and s.isatty() for s in (sys.stdout, sys.stderr))
-        live = Live(console=self._console, auto_refresh=False, redirect_stdout=out, redirect_stderr=err)
-        live.start()
-        for handler in logging.getLogger().handlers if err else ():
-            if isinstance(handler, logging.StreamHandler) and handler.stream is stderr_before:
-                self._handlers_back.callback(handler.setStream, handler.stream)
-                handler.setStream(sys.stderr)
-        return live
 
 
 class _Console(Console):

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from seqvae.data.description import DataDescription
 from seqvae.errors import StorageError
+from seqvae.files import sync_directory
 
 BEST, LAST, PREVIOUS, HEALTHY = "best.ckpt", "last.ckpt", "previous.ckpt", "healthy.ckpt"
 ASTRAY = "diverged-"
@@ -136,17 +137,6 @@ def give_second_name(path: Path, name: Path) -> None:
             link.unlink(missing_ok=True)
             raise
     link.replace(name)
-
-
-def sync_directory(directory: Path) -> None:
-    """Let names outlive a power cut, too. Windows cannot open a directory, and needs no such thing."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:

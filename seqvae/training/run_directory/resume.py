@@ -1,16 +1,19 @@
-"""Where a run goes on: what --run_name, --resume and --init_from mean.
+"""Where a run goes on, and in which directory: what --output_dir, --run_name, --resume and --init_from mean.
 
-In: settings, and what lies in run directories. Out: a directory and the checkpoint to go on from, or a `UsageError` that says
+In: settings, and what lies in run directories. Out: a locked directory and the checkpoint to go on from, or an error that says
 why not and what to do.
 """
 
+import errno
 import logging
+import os
 import shutil
+import tempfile
 import time
 import zlib
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +23,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from seqvae.config.run import RunSettings
 from seqvae.errors import SettingsError, StorageError, UsageError
-from seqvae.files import JsonLines
+from seqvae.files import AlreadyLocked, JsonLines, take_lock
 from seqvae.reports.run_files import EVENTS, read_events
 from seqvae.training.distributed import is_first_process
 from seqvae.training.run_directory.checkpoint_file import (
@@ -36,8 +39,12 @@ from seqvae.training.run_directory.checkpoint_file import (
     read_lazily,
     some_of,
 )
-from seqvae.training.run_directory.directory import CONFIG, LOCK, lock_run_directory
 
+LOCK = ".lock"
+CONFIG = "config.yaml"
+FOLDERS = ("checkpoints", "plots", "samples", "tensorboard")
+FILES = (CONFIG, "environment.json", "run.json", "*.csv", "*.jsonl")
+"""What stands in a run's directory and is written to in place."""
 ROLLED_BACK = "rolled_back"
 """The event that a run went back to an earlier checkpoint."""
 _OUTPUTS = (
@@ -67,20 +74,96 @@ class Start(NamedTuple):
 
 def open_run(run: RunSettings, kind: str, held: ExitStack) -> Start:
     """Make or find the directory of a run and lock it until `held` is left. Only the first process does this, for all."""
-    if run.resume not in ("auto", "never"):
-        return _resume_from(Path(run.resume).expanduser(), run, kind, held)
-    if run.run_name is None:
-        return Start(_make_unnamed(run, kind, held), None)
-    directory = Path(run.output_dir).expanduser() / run.run_name
-    if not _exists(directory):
-        return Start(_make(directory, held), None)
-    if run.resume == "never" and _is_used(directory):
-        raise UsageError(f"--run_name {run.run_name}: {directory} is there already; --resume auto goes on with it")
-    _lock_existing(directory, held)
+    directory = None if run.run_name is None else Path(run.output_dir).expanduser() / run.run_name
+    named: Path | None = None
+    own: Path | None = None
+    if run.resume not in ("auto", "never"):  # a checkpoint, of its own run or to be taken into another directory
+        named = Path(run.resume).expanduser()
+        if named.is_dir():
+            named = find_checkpoint(named) or named / "checkpoints" / LAST
+        if damage := damage_of(named):
+            raise UsageError(f"--resume {named}: {damage}")
+        folder = named.absolute().parent
+        own = folder.parent if folder.name == "checkpoints" and (folder.parent / CONFIG).is_file() else None
+        directory = directory or own
+    if directory is None:  # named by kind and time; runs that start in the same second get a number, too
+        name, number = f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}", 1
+        while True:
+            with suppress(FileExistsError):
+                unused = Path(run.output_dir).expanduser() / (name if number == 1 else f"{name}-{number}")
+                return Start(_make(unused, held), named)
+            number += 1
+    if not directory.exists() and not directory.is_symlink():  # a link to nowhere does not exist
+        return Start(_make(directory, held), named)
+    is_used = not directory.is_dir() or any(not path.name.startswith(LOCK) for path in directory.iterdir())
+    flag = f"--run_name {directory.name}"
+    if run.resume == "never" and is_used:
+        raise UsageError(f"{flag}: {directory} is there already; --resume auto goes on with it")
+    if not directory.is_dir():
+        raise UsageError(f"{flag}: {directory} is not a directory, choose another name")
+    if is_used and not (directory / CONFIG).is_file():
+        raise UsageError(f"{flag}: {directory} is there already and is no run, choose another name")
+    held.enter_context(lock_run_directory(directory))
+    if own is not None and directory.samefile(own):
+        return Start(directory, named)
     checkpoint = find_checkpoint(directory)
-    if checkpoint is None:
-        _clear(directory)
-    return Start(directory, checkpoint)
+    if checkpoint is not None and named is not None:
+        raise UsageError(
+            f"{flag}: {directory} holds checkpoints of its own; leave out --resume to go on from them, or choose another name"
+        )
+    if (
+        checkpoint is None
+    ):  # the run never came to its first checkpoint: what it left goes, but for its decisions after NaN
+        if directory.is_symlink() and is_used:
+            raise UsageError(f"{flag}: {directory} is a link; what it leads to is not cleared")
+        decisions = [event for event in read_events(directory) if event["event"] == ROLLED_BACK]
+        for path in (directory / name for name in _OUTPUTS):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        for event in decisions:
+            JsonLines(directory / EVENTS).append(event)
+    return Start(directory, checkpoint or named)
+
+
+def _make(directory: Path, held: ExitStack) -> Path:
+    """Make and lock a directory, which is removed again if the run is then refused."""
+    try:
+        directory.mkdir(parents=True)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{directory}: cannot be made ({error.strerror}). Choose another --output_dir.") from error
+
+    def remove_if_refused(_: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if isinstance(error, UsageError | SettingsError):
+            with suppress(OSError):  # not empty: something else was put there
+                directory.rmdir()
+
+    held.push(remove_if_refused)
+    held.enter_context(lock_run_directory(directory))
+    return directory
+
+
+def lock_run_directory(directory: Path) -> ExitStack:
+    """Lock the directory until the stack is left, or raise an error that names the process that holds it.
+
+    First processes of other machines, which find the same directory, lock nothing.
+    """
+    if not is_first_process():
+        return ExitStack()
+    try:
+        return take_lock(directory / LOCK)
+    except AlreadyLocked as error:
+        raise UsageError(
+            f"{directory} is in use by another run{f' (process {error.holder})' if error.holder else ''}: wait until it ends, or "
+            "choose another --run_name"
+        ) from None
+    except OSError as error:
+        raise StorageError(
+            f"{directory / LOCK}: cannot be written ({error.strerror}). Choose another --output_dir."
+        ) from error
 
 
 def find_checkpoint(directory: Path) -> Path | None:
@@ -190,98 +273,43 @@ class OptimizerAsSet(Callback):
                 group["lr"] = rate
 
 
-def _resume_from(path: Path, run: RunSettings, kind: str, held: ExitStack) -> Start:
-    """Return the start for --resume PATH: in the checkpoint's own run, or in the directory of --run_name."""
-    if path.is_dir():
-        path = find_checkpoint(path) or path / "checkpoints" / LAST
-    if damage := damage_of(path):
-        raise UsageError(f"--resume {path}: {damage}")
-    own = path.absolute().parent.parent
-    is_in_run = path.absolute().parent.name == "checkpoints" and (own / CONFIG).is_file()
-    if run.run_name is None and not is_in_run:
-        return Start(_make_unnamed(run, kind, held), path)
-    directory = own if run.run_name is None else Path(run.output_dir).expanduser() / run.run_name
-    if not _exists(directory):
-        return Start(_make(directory, held), path)
-    _lock_existing(directory, held)
-    if is_in_run and directory.samefile(own):
-        return Start(directory, path)
-    if find_checkpoint(directory) is not None:
-        raise UsageError(
-            f"--run_name {run.run_name}: {directory} holds checkpoints of its own; leave out --resume to go on from "
-            "them, or choose another name"
-        )
-    _clear(directory)
-    return Start(directory, path)
+def refuse_unwritable(run: RunSettings) -> None:
+    """Raise an error for the first path that a run cannot write to: its directory, what it has there, and --log_dir.
+
+    Nothing is made, and nothing that exists is changed.
+    """
+    directory, flag = Path(run.output_dir).expanduser(), "--output_dir"
+    if run.run_name is not None:
+        directory /= run.run_name
+    elif run.resume not in ("auto", "never"):
+        resumed = Path(run.resume).expanduser().absolute()
+        resumed = resumed if resumed.is_dir() else resumed.parent.parent
+        if (resumed / CONFIG).is_file():
+            directory, flag = resumed, "--run_name"
+    _try_to_write(directory, flag)
+    if run.log_dir is not None and run.logger != "csv":
+        _try_to_write(Path(run.log_dir).expanduser(), "--log_dir", contents=False)
 
 
-def _make_unnamed(run: RunSettings, kind: str, held: ExitStack) -> Path:
-    """Make a directory named by kind and time; runs that start in the same second get a number, too."""
-    name = f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
-    number = 1
-    while True:
-        try:
-            return _make(Path(run.output_dir).expanduser() / (name if number == 1 else f"{name}-{number}"), held)
-        except FileExistsError:
-            number += 1
-
-
-def _make(directory: Path, held: ExitStack) -> Path:
+def _try_to_write(directory: Path, flag: str, *, contents: bool = True) -> None:
+    """Try, because a file system may not grant what the permissions say."""
+    path = directory
     try:
-        directory.mkdir(parents=True)
-    except FileExistsError:
-        raise
+        if directory.exists() and not directory.is_dir() and contents:
+            return  # it is no run, which is reported where runs are opened
+        absolute = directory.absolute()
+        path = nearest = next(above for above in (absolute, *absolute.parents) if above.exists())
+        if not nearest.is_dir():
+            path = directory
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        tempfile.TemporaryFile(dir=nearest).close()
+        if not contents or not (directory / CONFIG).exists():
+            return  # what lies there is not the run's
+        for path in (folder for name in FOLDERS if (folder := directory / name).is_dir()):
+            tempfile.TemporaryFile(dir=path).close()
+        for path in (file for pattern in FILES for file in sorted(directory.glob(pattern)) if file.is_file()):
+            path.open("rb+").close()
     except OSError as error:
-        raise StorageError(f"{directory}: cannot be made ({error.strerror}). Choose another --output_dir.") from error
-    held.enter_context(_removed_if_refused(directory))
-    _lock(directory, held)
-    return directory
-
-
-@contextmanager
-def _removed_if_refused(directory: Path) -> Iterator[None]:
-    """Remove a directory again that was made for a run that is then refused."""
-    try:
-        yield
-    except (UsageError, SettingsError):
-        with suppress(OSError):  # not empty: something else was put there
-            directory.rmdir()
-        raise
-
-
-def _exists(directory: Path) -> bool:
-    return directory.exists() or directory.is_symlink()  # a link to nowhere does not exist
-
-
-def _is_used(directory: Path) -> bool:
-    return not directory.is_dir() or any(not path.name.startswith(LOCK) for path in directory.iterdir())
-
-
-def _lock(directory: Path, held: ExitStack) -> None:
-    if is_first_process():  # not by the first processes of other machines, which find the same directory
-        held.enter_context(lock_run_directory(directory))
-
-
-def _lock_existing(directory: Path, held: ExitStack) -> None:
-    """Lock a directory that exists, unless it is no run's, in which nothing must be put."""
-    if not directory.is_dir():
-        raise UsageError(f"--run_name {directory.name}: {directory} is not a directory, choose another name")
-    if _is_used(directory) and not (directory / CONFIG).is_file():
-        raise UsageError(
-            f"--run_name {directory.name}: {directory} is there already and is no run, choose another name"
-        )
-    _lock(directory, held)
-
-
-def _clear(directory: Path) -> None:
-    """Remove what a run left that never came to its first checkpoint, but for its decisions after NaN."""
-    if directory.is_symlink() and _is_used(directory):
-        raise UsageError(f"--run_name {directory.name}: {directory} is a link; what it leads to is not cleared")
-    decisions = [event for event in read_events(directory) if event["event"] == ROLLED_BACK]
-    for path in (directory / name for name in _OUTPUTS):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
-    for event in decisions:
-        JsonLines(directory / EVENTS).append(event)
+        raise StorageError(
+            f"{path}: cannot be written ({error.strerror}). Make it writable, or choose another {flag}."
+        ) from error
