@@ -168,8 +168,8 @@ class Model:
 
     def interpolate(
         self,
-        first_id: str,
-        last_id: str,
+        first_id: str | int,
+        last_id: str | int,
         data: "Data | None" = None,
         split: str | None = None,
         *,
@@ -181,7 +181,7 @@ class Model:
         """Return what lies between two sequences of the data: `steps` places on the path, both ends included."""
         PathSettings(steps=steps)
         DrawingSettings(temperature=temperature)
-        ids, opened = (first_id, last_id), self._opened(data, split, reading)
+        ids, opened = (str(first_id), str(last_id)), self._opened(data, split, reading)
         return _frame(interpolated(self, *opened, ids, steps, temperature=temperature, seed=seed))
 
     def impute(

@@ -313,6 +313,12 @@ def test_a_model_reconstructs_samples_interpolates_and_is_evaluated(run):
     assert {"NLL", "rate", "ELBO"} <= {row["name"] for row in record["rows"]}
 
 
+def test_the_ids_of_the_latents_name_the_ends_of_a_path(fit):
+    model = fit(TOKENS, disable_metrics_monitoring=True).model
+    first, last = model.encode()["id"][:2]
+    assert model.interpolate(first, last, steps=3)["share"].unique().tolist() == [0, 0.5, 1]
+
+
 def test_a_model_imputes_what_is_missing_in_a_frame(fit):
     frame = pd.DataFrame({"id": np.repeat(np.arange(60), 4), "time": np.tile(np.arange(4.0), 60)})
     frame["a"], frame["b"] = np.sin(frame["time"]), frame["id"] % 3 + 0.5
