@@ -87,7 +87,9 @@ def run(verb: str, words: Sequence[str]) -> None:
 
 def read_settings(words: Sequence[str]) -> dict[str, ProfileSettings]:
     """Return the settings of each command to measure: --command and --compare say whose defaults stand below the flags."""
-    parse = partial(parse_command_line, prog=program().removeprefix("python -m ").removeprefix("python "), description=DESCRIPTION)
+    parse = partial(
+        parse_command_line, prog=program().removeprefix("python -m ").removeprefix("python "), description=DESCRIPTION
+    )
     controls = {word.lstrip("-").replace("-", "_"): word for word in words if word.startswith("-")}
     if not controls.keys().isdisjoint({"help", "h", "version"}):
         parse(ProfileOptimized, words)  # prints and ends the process
