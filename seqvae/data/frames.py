@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -76,7 +77,7 @@ def _table_of(data: Any) -> pa.Table:
 def _table_of_sequences(sequences: Sequence[object]) -> pa.Table:
     if not sequences:
         return pa.table({})
-    rows = [row.tolist() if type(row).__module__ == "numpy" else row for row in sequences]  # type: ignore[attr-defined]
+    rows = [row.tolist() if isinstance(row, np.ndarray | np.generic) else row for row in sequences]
     column = pa.array(rows)
     if pa.types.is_string(column.type):
         return pa.table({"text": column})
