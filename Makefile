@@ -1,4 +1,4 @@
-# Everything from a fresh clone with nothing but Python (3.11 or newer) and make. README.md says the same without make.
+# Everything from a fresh clone with nothing but Python (3.11 or newer) and make. docs/contributing.md says the same without make.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
