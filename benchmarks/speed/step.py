@@ -45,9 +45,18 @@ from seqvae.data.batch import Batch
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.errors import run_command
 from seqvae.monitors.hardware import product_peak
-from seqvae.profiling.measured_run import Lap, MeasuredRun, Recipe, Turn, data_of, measurable
+from seqvae.profiling.measured_run import Lap, MeasuredRun, Recipe, data_of, measurable
 from seqvae.training.distributed import DTYPES, Precision, resolve_precision
 from seqvae.training.fit import fit, make_data
+
+
+class Turn(NamedTuple):
+    """How long a run trains at a time, as `MeasuredRun.turn` takes it."""
+
+    steps: int = 1
+    seconds: float = 0.0
+    lead_steps: int = 2
+
 
 SEQUENCES = 40_000
 TOKEN_MODEL = ("--width", "256", "--depth", "3", "--vocabulary_size", "5000")

@@ -123,6 +123,22 @@ def flags_of(schema: "type[DataclassInstance]") -> dict[str, Flag]:
     return CommandLine(schema).flags
 
 
+def without_flags(words: Sequence[str], names: Collection[str]) -> list[str]:
+    """Return the words of a command line without some flags, whatever their spelling, and their values.
+
+    >>> without_flags(["--batch-size=4", "--data_dir", "my data", "--no_bucketing"], {"batch_size", "bucketing"})
+    ['--data_dir', 'my data']
+    """
+    kept: list[str] = []
+    is_kept = True
+    for word in words:
+        if word.startswith("--"):  # no value does
+            is_kept = word[2:].partition("=")[0].replace("-", "_").removeprefix("no_") not in names
+        if is_kept:
+            kept.append(word)
+    return kept
+
+
 class CommandLine(Generic[Settings]):
     """The flags of one command. `schema` is a frozen dataclass of groups, all with defaults."""
 

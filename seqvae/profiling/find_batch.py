@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -35,7 +34,7 @@ from seqvae.training.distributed import Devices, resolve_devices
 from seqvae.training.fit import make_data
 
 RANGES = 8
-"""Of lengths, in which the worst batch is looked for at each size."""
+"""Ranges of lengths in which the worst batch is looked for at each size."""
 FINER = 4
 """Parts of each range that are compared once, at a small size: attention changes its way at some length."""
 SMALL = 16
@@ -57,7 +56,7 @@ class Limit(NamedTuple):
 
     bytes: int
     source: str
-    """Where the number is from, in words that go on after it."""
+    """The origin of the number, in words that go on after it."""
 
 
 class Tried(NamedTuple):
@@ -67,9 +66,9 @@ class Tried(NamedTuple):
     """Steps that its sequences are padded to."""
     sequences: int
     steps: int
-    """Padding included."""
+    """Steps of the batch, padding included."""
     peak: int
-    """Bytes."""
+    """Peak of memory in bytes."""
 
 
 class FoundBatch(NamedTuple):
@@ -77,7 +76,7 @@ class FoundBatch(NamedTuple):
 
     tokens_per_batch: int
     tried: list[Tried]
-    """At the size found."""
+    """The worst batches at this size."""
     peak_bytes: int
     limit: Limit
     margin: float
@@ -85,10 +84,6 @@ class FoundBatch(NamedTuple):
     ended_by: Literal["memory", "data"]
     """data: a larger size would cut the same batches."""
     seconds: float
-
-    @property
-    def flag(self) -> str:
-        return f"--tokens_per_batch {self.tokens_per_batch}"
 
 
 def find_batch(
@@ -114,10 +109,19 @@ def find_batch(
         batch_size=settings.batches.batch_size,
     )
     available = available_memory()
-    recipe = Recipe(
-        "the run that tries batches", _settings_of_trials(settings, worst.highest, devices.world), _no_callbacks
+    # A run by one process that needs as much memory as each of the processes would. Gradients that wait for more micro-batches, or
+    # stand in the buckets of a parallel run, are there while the next micro-batch is computed. Two micro-batches need what any
+    # number of them does. A run that compiles may go on uncompiled, which needs more.
+    waits = devices.world > 1 or settings.optimizer.gradient_accumulation_steps > 1
+    alone = replace(
+        settings,
+        batches=replace(settings.batches, tokens_per_batch=worst.highest, drop_last=False),
+        optimizer=replace(settings.optimizer, gradient_accumulation_steps=2 if waits else 1),
+        compute=replace(settings.compute, devices=1, num_nodes=1, strategy="auto", compile_model=False),
+        validation=ValidationSettings(limit_val_batches=0),
     )
-    trials = Trials(partial(MeasuredRun, recipe._replace(trains_requested_batches=True)))
+    recipe = Recipe("the run that tries batches", alone, _no_callbacks, trains_requested_batches=True)
+    trials = Trials(lambda: MeasuredRun(recipe))
     try:
         shortest = np.argsort(train.lengths_N, kind="stable")[:2]
         first = trials.need(shortest, worst.highest)
@@ -145,6 +149,10 @@ def find_batch(
     )
 
 
+def _no_callbacks(settings: TrainingSettings) -> list[Callback]:
+    return []
+
+
 def describe(found: FoundBatch, ink: Ink) -> list[str]:
     """Return the result as lines for people."""
     limit = f"{size(found.limit.bytes)}, {found.limit.source}, {found.margin:.0%} kept free"
@@ -152,7 +160,7 @@ def describe(found: FoundBatch, ink: Ink) -> list[str]:
         *heading("Worst batches at the largest size that fits: forward, backward, optimizer step", ink),
         *table(found.tried, ink, {"peak": size}),
         "",
-        ink.bold(f"largest that fits: {found.flag}"),
+        ink.bold(f"largest that fits: --tokens_per_batch {found.tokens_per_batch}"),
         f"  peak {size(found.peak_bytes)} (limit: {limit}), found in {found.seconds:.0f} s",
     ]
     if found.ended_by == "data":
@@ -173,11 +181,8 @@ def what_helps(settings: TrainingSettings, lowest: int, limit: Limit, margin: fl
     )
 
 
-# --- The run that tries batches ----------------------------------------------------------------------------------------
-
-
 class Trials:
-    """Starts a run when it is first needed, and again after one died for lack of memory."""
+    """Batches that are tried in a run, which is started when it is first needed, and again after one died for lack of memory."""
 
     def __init__(self, start: Callable[[], MeasuredRun]) -> None:
         self._start = start
@@ -189,9 +194,8 @@ class Trials:
         try:
             need = self._run.peak_memory(sequences_B.tolist(), tokens_per_batch, trims=trims)
         except MemoryError:
-            self.close()
-            return None
-        if not need.can_repeat:
+            need = None
+        if need is None or not need.can_repeat:
             self.close()
         return need
 
@@ -199,26 +203,6 @@ class Trials:
         if self._run is not None:
             self._run.close()
             self._run = None
-
-
-def _settings_of_trials(settings: TrainingSettings, tokens_per_batch: int, processes: int) -> TrainingSettings:
-    """Return the settings of a run by one process that needs as much memory as each of the `processes`.
-
-    Gradients that wait for more micro-batches, or stand in the buckets of a parallel run, are there while the next micro-batch
-    is computed. Two micro-batches need what any number of them does. A run that compiles may go on uncompiled, which needs more.
-    """
-    waits = processes > 1 or settings.optimizer.gradient_accumulation_steps > 1
-    return replace(
-        settings,
-        batches=replace(settings.batches, tokens_per_batch=tokens_per_batch, drop_last=False),
-        optimizer=replace(settings.optimizer, gradient_accumulation_steps=2 if waits else 1),
-        compute=replace(settings.compute, devices=1, num_nodes=1, strategy="auto", compile_model=False),
-        validation=ValidationSettings(limit_val_batches=0),
-    )
-
-
-def _no_callbacks(settings: TrainingSettings) -> list[Callback]:
-    return []
 
 
 # --- Memory ------------------------------------------------------------------------------------------------------------
@@ -252,23 +236,21 @@ def available_memory(root: Path = Path("/")) -> Limit:
 
 
 def limit_of(requested: int | None, available: Limit, device_bytes: int | None, devices: Devices) -> Limit:
-    """Return the limit for one process: what the user says or, if that is less, what there is."""
+    """Return the limit for one process: what the user requested or, if that is less, what there is."""
     there = available if device_bytes is None else Limit(device_bytes, "free on the GPU")
     sharing = devices.per_node if device_bytes is None else 1
     shared = f", shared by {sharing} processes" if sharing > 1 else ""
-    if requested is None:
-        return Limit(there.bytes // sharing, there.source + shared)
-    if requested <= there.bytes:
+    if requested is not None and requested <= there.bytes:
         return Limit(requested // sharing, f"--memory_limit{shared}")
-    more = f"--memory_limit {size(requested)} is more than that"
-    return Limit(there.bytes // sharing, f"{there.source}{shared}; {more}")
+    more = "" if requested is None else f"; --memory_limit {size(requested)} is more than that"
+    return Limit(there.bytes // sharing, f"{there.source}{shared}{more}")
 
 
 # --- The search --------------------------------------------------------------------------------------------------------
 
 
 class Search:
-    """Looks for the largest size under which the worst batches of all ranges fit."""
+    """A search for the largest size under which the worst batches of all ranges fit."""
 
     def __init__(self, worst: "WorstBatches", trials: Trials, usable_bytes: float, say: Callable[[str], None]) -> None:
         self._worst, self._trials, self._usable_bytes, self._say = worst, trials, usable_bytes, say
@@ -281,14 +263,15 @@ class Search:
         # All lengths come first: a CPU keeps kernels for each shape (10 MB and more of them in bf16), which are needed before any
         # size matters.
         self._say(f"batches of {lowest:,} steps, all lengths")
-        if not self._fits(self._peak_bytes(parts, lowest, aloud=False)):
+        peak = self._peak_bytes(parts, lowest, aloud=False)
+        if peak is None or peak > self._usable_bytes:
             return None
         found = self._largest(parts[:1], lowest, self._worst.highest)
         if found is None:
             return None
         small = max(lowest, found // SMALL)
         self._say(f"which lengths need the most, at {small:,} steps per batch")
-        peaks = {part: self._peak_bytes([part], small, alone=True, aloud=False) or sys.maxsize for part in parts}
+        peaks = {part: self._peak_bytes([part], small, aloud=False) or sys.maxsize for part in parts}
         number = -(-len(parts) // RANGES)
         ranges = [max(parts[begin : begin + number], key=peaks.__getitem__) for begin in range(0, len(parts), number)]
         ranges.sort(key=peaks.__getitem__, reverse=True)
@@ -303,38 +286,34 @@ class Search:
         def peak_bytes(tokens: int) -> int | None:
             if len(ranges) > 1:
                 self._say(f"all lengths in turn, at {tokens:,} steps per batch")
-            return self._peak_bytes(ranges, tokens, alone=len(ranges) == 1)
+            return self._peak_bytes(ranges, tokens)
 
         return largest_that_fits(peak_bytes, lowest=lowest, highest=highest, usable_bytes=self._usable_bytes)
 
-    def _peak_bytes(
-        self, ranges: Sequence["LengthRange"], tokens: int, *, alone: bool = False, aloud: bool = True
-    ) -> int | None:
+    def _peak_bytes(self, ranges: Sequence["LengthRange"], tokens: int, *, aloud: bool = True) -> int | None:
         """Return the peak of the worst batches at this size, up to the first that does not fit; None: memory ran out.
 
-        They are trained one after another as in a run, where the heap keeps the holes that batches of other shapes left; `alone`:
-        it gives them back before.
+        They are trained one after another as in a run, where the heap keeps the holes that batches of other shapes left: only
+        before the first are they given back.
         """
         tried: dict[tuple[int, int, int], Tried] = {}
         for lengths in ranges:
             batch = self._worst.at(tokens, lengths)
-            if batch.name in tried:
+            number, first = len(batch.sequences_B), int(batch.sequences_B[0])
+            if (batch.length, number, first) in tried:  # the same batch
                 continue
-            need = self._trials.need(batch.sequences_B, tokens, trims=alone or not tried)
+            need = self._trials.need(batch.sequences_B, tokens, trims=not tried)
+            is_too_much = need is not None and need.peak_bytes > self._usable_bytes
             if aloud:
                 outcome = "memory ran out" if need is None else f"peak {size(need.peak_bytes)}"
-                too_much = ", too much" if need is not None and not self._fits(need.peak_bytes) else ""
-                self._say(f"  {len(batch.sequences_B):,} x {batch.length:,} steps: {outcome}{too_much}")
+                self._say(f"  {number:,} x {batch.length:,} steps: {outcome}{', too much' if is_too_much else ''}")
             if need is None:
                 return None
-            tried[batch.name] = Tried(batch.length, len(batch.sequences_B), batch.steps, need.peak_bytes)
-            if not self._fits(need.peak_bytes):
+            tried[batch.length, number, first] = Tried(batch.length, number, batch.steps, need.peak_bytes)
+            if is_too_much:
                 break
         self._tried[tokens] = sorted(tried.values(), reverse=True)
         return max(one.peak for one in tried.values())
-
-    def _fits(self, peak_bytes: int | None) -> bool:
-        return peak_bytes is not None and peak_bytes <= self._usable_bytes
 
 
 def largest_that_fits(
@@ -346,18 +325,17 @@ def largest_that_fits(
     line through the last two meets what is usable, within the bounds that keep the search safe (at most twice the last that
     fitted) and going on.
     """
-    fitting: list[tuple[int, int]] = []
-    """Sizes and their needs."""
+    fitting: list[tuple[int, int]] = []  # sizes and their needs
     too_large: tuple[int, int | None] | None = None
     tokens = lowest
     while True:
         need = peak_bytes(tokens)
         if need is not None and need <= usable_bytes:
             fitting.append((tokens, need))
+        elif not fitting:
+            return None
         else:
             too_large = (tokens, need)
-        if not fitting:
-            return None
         last, last_need = fitting[-1]
         a_little_more = int(last * (1 + RESOLUTION))
         if last >= highest or (too_large is not None and too_large[0] <= a_little_more + 1):
@@ -397,14 +375,9 @@ class WorstBatch(NamedTuple):
     def steps(self) -> int:
         return self.length * len(self.sequences_B)
 
-    @property
-    def name(self) -> tuple[int, int, int]:
-        """Two batches of the same name are the same."""
-        return self.length, len(self.sequences_B), int(self.sequences_B[0])
-
 
 class WorstBatches:
-    """Finds, for any budget, the batches of each length that need the most memory, in the cut that training would have."""
+    """The batches of each length that need the most memory under any budget, in the cut that training would have."""
 
     def __init__(
         self,
@@ -415,7 +388,7 @@ class WorstBatches:
         pad_to: int | None = None,
         batch_size: int | None = None,
     ) -> None:
-        """`cut_at` gets the steps of a batch, `gather` makes one of sequences; the rest is as in `Limits`."""
+        """`cut_at` takes the steps of a batch, `gather` makes one of sequences; the rest is as in `Limits`."""
         self._longest_first_N = np.argsort(-lengths_N, kind="stable")
         self._sorted_lengths_N = lengths_N[self._longest_first_N]
         self._cut_at, self._gather, self._pad_to, self._batch_size = cut_at, gather, pad_to, batch_size

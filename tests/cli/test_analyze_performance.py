@@ -16,9 +16,11 @@ import pytest
 import analyze_performance
 from seqvae.cli import profile
 from seqvae.cli.command_line import parse_command_line
-from seqvae.cli.profile import ProfileOptimized, _new_directory, read_settings, training_settings, training_words
+from seqvae.cli.profile import ProfileOptimized, _new_directory, read_settings, training_settings
+from seqvae.config.flags import without_flags
+from seqvae.config.profiling import MeasuringSettings
 from seqvae.config.training import OptimizedSettings, ReferenceSettings
-from seqvae.config.yaml_files import to_yaml
+from seqvae.config.yaml_files import to_yaml, values_of
 from seqvae.console import named_command
 from seqvae.errors import UsageError
 from seqvae.profiling.measured_run import Recipe
@@ -34,6 +36,11 @@ SMALL = "--width 16 --heads 2 --depth 1 --latent_size 2 --tokens_per_batch 400 -
 def token_lists(tmp_path_factory) -> Path:
     lists = [[number % 7] * (1 + number % 50) for number in range(400)]
     return write_splits(tmp_path_factory.mktemp("data"), train={"tokens": lists}, valid={"tokens": lists[:80]})
+
+
+def training_words(words: list[str]) -> list[str]:
+    """Return the words of a training command among those of the measurement."""
+    return without_flags(words, values_of(MeasuringSettings()))
 
 
 # --- Whose settings ----------------------------------------------------------------------------------------------------
@@ -127,7 +134,7 @@ def test_changes_are_tried_on_the_training_command_as_it_was_typed(typed, advise
 
     monkeypatch.setattr("seqvae.profiling.advise.advise", advise)
     monkeypatch.setattr("seqvae.reports.performance_report.advice_lines", lambda advice, ink: [advice["command"]])
-    words = ["--advise", "--command", "reference", "--lr", "0.1"]
+    words = ["--advise", "--command", "reference", "--lr", "0.1", "--num-iterations", "20", "--no_trace"]
     recipe = Recipe("reference", ReferenceSettings(), make_monitors)
     with named_command(typed):
         assert profile.advise(recipe, words, Ink()) == {"command": "the best"}

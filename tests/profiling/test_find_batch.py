@@ -295,7 +295,8 @@ def test_training_with_the_size_found_stays_below_the_limit(tmp_path, monkeypatc
     result = find_batch(settings_of(words), memory_limit_bytes=limit, say=lambda line: None)
     assert result.ended_by == "memory"
     assert 0.8 * limit < result.peak_bytes <= 0.9 * limit
-    run = subprocess.Popen([sys.executable, ROOT / "train_optimized.py", *words, *result.flag.split()], cwd=tmp_path)
+    size = ["--tokens_per_batch", str(result.tokens_per_batch)]
+    run = subprocess.Popen([sys.executable, ROOT / "train_optimized.py", *words, *size], cwd=tmp_path)
     _, status, usage = os.wait4(run.pid, 0)
     run.returncode = os.waitstatus_to_exitcode(status)
     assert run.returncode == 0
