@@ -121,7 +121,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 def whole_lines(path: Path, *, at_most: int | None = None, head: int = 0) -> list[bytes]:
     """Return the lines of a file that were written to their end, without that end; none of a missing file.
 
-    `at_most` reads no more than the last so many bytes. `head`, in bytes: the first line comes first even then, up to this length.
+    `at_most` reads only that many bytes at the end. `head`, in bytes: the first line comes first even then, up to this length.
     """
     try:
         with path.open("rb") as file:
@@ -289,13 +289,13 @@ class AlreadyLocked(Exception):
     def __init__(self, holder: str) -> None:
         super().__init__(holder)
         self.holder = holder
-        """Its process id; empty where that is not known."""
+        """The id of that process; empty where that is not known."""
 
 
 def take_lock(path: Path) -> ExitStack:
-    """Lock the file at `path` and write this process's id into it, or raise `AlreadyLocked`; leave the stack to release it.
+    """Lock the file at `path` and write this process's id into it, or raise `AlreadyLocked`; close the stack to release it.
 
-    The file is removed with the lock. A file system without locks refuses no one. An `OSError`: it cannot be written.
+    The file is removed with the lock. A file system without locks refuses no one. An `OSError` says that it cannot be written.
     """
     from filelock import FileLock, Timeout
 
@@ -320,7 +320,7 @@ def take_lock(path: Path) -> ExitStack:
 
 @contextmanager
 def wait_for_lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock at `path`; calls `on_wait` once if another process holds it."""
+    """Hold the lock at `path`; call `on_wait` once if another process holds it."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(path, thread_local=False)
@@ -352,16 +352,14 @@ def mark_in_use(owner: object, directory: Path) -> None:
 
 def is_in_use(directory: Path) -> bool:
     """Return whether a process has marked the directory as in use."""
-    from filelock import FileLock, Timeout
+    from filelock import FileLock
 
     in_use = False
     for path in directory.glob(".in-use-*.lock"):
         lock = FileLock(path, thread_local=False, fallback_to_soft=False)
         try:
             lock.acquire(blocking=False)
-        except Timeout:
-            in_use = True
-        except OSError:  # another process's file, which cannot be opened: it may be in use
+        except OSError:  # a timeout, or another process's file, which cannot be opened: it may be in use
             in_use = True
         else:
             _release(lock, path, os.getpid())

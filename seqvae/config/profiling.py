@@ -6,8 +6,6 @@ from typing import Literal
 from seqvae.files import refuse_no_paths
 from seqvae.text import parse_size
 
-COMMANDS = ("optimized", "reference")
-
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuringSettings:
@@ -46,8 +44,12 @@ class MeasuringSettings:
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} must be 1 or more, got {getattr(self, name)}")
         names = self.names
-        if len(set(names)) < len(names) or not set(names) <= set(COMMANDS) or (self.compare and len(names) < 2):
-            raise ValueError(f"--compare takes the commands {','.join(COMMANDS)}, got {self.compare!r}")
+        if (
+            len(set(names)) < len(names)
+            or not set(names) <= {"optimized", "reference"}
+            or (self.compare and len(names) < 2)
+        ):
+            raise ValueError(f"--compare takes the commands optimized,reference, got {self.compare!r}")
         if self.memory_limit is not None:
             if not self.find_batch:
                 raise ValueError("--memory_limit needs --find_batch")
@@ -63,4 +65,5 @@ class MeasuringSettings:
 
     @property
     def memory_limit_bytes(self) -> int | None:
+        """The memory that --find_batch may fill, or None for what is available."""
         return None if self.memory_limit is None else parse_size(self.memory_limit)
