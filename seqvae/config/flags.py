@@ -176,10 +176,10 @@ class CommandLine(Generic[Settings]):
         hints, defaults = get_type_hints(type(group)), values_of(group)
         alternatives = {name: _alternatives(name, hints[name]) for name in defaults if name not in skip}
         self._parser.add_class_arguments(type(group), default=group, skip=set(skip))
-        texts = {action.dest: " ".join((action.help or "").split()) for action in self._parser._actions}
+        texts = {action.dest: action.help or "" for action in self._parser._actions}
         return {
-            name: Flag(name, *kinds, defaults[name], texts[name], theme_of(group))
-            for name, kinds in alternatives.items()
+            name: Flag(name, *alternatives[name], defaults[name], " ".join(texts[name].split()), theme_of(group))
+            for name in alternatives
         }
 
     def print_help(self) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from seqvae.config.run import refuse_below
 from seqvae.files import refuse_no_paths
 from seqvae.text import parse_size
 
@@ -40,9 +41,7 @@ class MeasuringSettings:
 
     def __post_init__(self) -> None:
         refuse_no_paths(self, "output")
-        for name in ("num_iterations", "warmup_iterations"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be 1 or more, got {getattr(self, name)}")
+        refuse_below(1, self, "num_iterations", "warmup_iterations")
         names = self.names
         if (
             len(set(names)) < len(names)
