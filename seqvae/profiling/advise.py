@@ -240,7 +240,7 @@ class Contest:
         base: MeasuredRun,
         seconds_per_turn: float,
         rounds: int,
-        start: Callable[[Recipe], MeasuredRun] = MeasuredRun,
+        start: Callable[[Recipe], MeasuredRun],
     ) -> None:
         """Warm up the base. `rounds` is a maximum: there are fewer where a change cannot be found faster any more."""
         self._recipe, self._base, self._start = recipe, base, start
