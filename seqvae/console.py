@@ -17,7 +17,7 @@ _command: str | None = None
 
 @contextmanager
 def named_command(typed: str) -> Iterator[None]:
-    """Let `program` return this, where `sys.argv` does not tell: `seqvae train --plain`, or a function that was called."""
+    """Let `program` return this, where `sys.argv` does not say it: `seqvae train --plain`, or a function that was called."""
     global _command
     before, _command = _command, typed
     try:

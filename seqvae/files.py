@@ -83,15 +83,15 @@ class JsonLines:
         """Drop the rows beyond a step: those steps will be taken again."""
         self.drop(lambda row: row["step"] > step)
 
-    def drop(self, unwanted: Callable[[dict[str, Any]], bool]) -> None:
+    def drop(self, drops: Callable[[dict[str, Any]], bool]) -> None:
         """Drop some rows, and every line that is no row: one that a kill cut short, or that another program wrote."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if not self.path.exists():
             return
         content = self.path.read_bytes()
         lines = content.split(b"\n")[:-1]
-        wanted = [line for line in lines if (row := _parse(line)) and _has_step(row) and not unwanted(row)]
-        rest = b"".join(line + b"\n" for line in wanted)
+        kept = [line for line in lines if (row := _parse(line)) and _has_step(row) and not drops(row)]
+        rest = b"".join(line + b"\n" for line in kept)
         if rest != content:
             with replace_file(self.path) as partial:
                 partial.write_bytes(rest)

@@ -39,7 +39,7 @@ RANGES = 8
 FINER = 4
 """Parts of each range that are compared once, at a small size: attention changes its way at some length."""
 SMALL = 16
-"""That size is this part of the first one found: large enough to tell the parts apart, and quick."""
+"""That size is this part of the first one found: large enough to distinguish the parts, and quick."""
 BEGINNING = 8
 """With all ranges in turn, the search begins at this part of the first size found."""
 MARGIN = 0.1

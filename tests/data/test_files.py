@@ -185,7 +185,7 @@ def test_a_process_waits_for_a_lock_and_says_so_once(tmp_path):
         with wait_for_lock(path, lambda: order.append("waits")):
             order.append("second")
 
-    with wait_for_lock(path, lambda: pytest.fail("nobody else is there")):
+    with wait_for_lock(path, lambda: pytest.fail("no other process is there")):
         thread = threading.Thread(target=second)
         thread.start()
         time.sleep(0.3)

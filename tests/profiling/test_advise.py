@@ -227,7 +227,7 @@ def test_luck_that_does_not_come_again_is_not_proposed(words, monkeypatch):
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory):
-    """Of a tiny model on tiny data, which nobody watches."""
+    """Words for a tiny model on tiny data, without a monitor."""
     folder = tmp_path_factory.mktemp("tiny")
     data = write_demo(folder, "tokens", sequences=300, mean_length=12)
     model = "--width 8 --depth 1 --heads 1 --latent_size 2 --max_sequence_length 40 --disable_metrics_monitoring"

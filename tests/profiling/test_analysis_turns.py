@@ -72,14 +72,14 @@ class Contest:
         )
         self.calls: list[tuple[str, int, int]] = []
         self.runs: list[Scripted] = []
-        self.said: list[str] = []
+        self.lines: list[str] = []
 
         def start(recipe: Recipe) -> Any:
             self.runs.append(Scripted(recipe, seconds[recipe.name], self.calls))
             return self.runs[-1]
 
         recipes = [Recipe(name, settings, train_optimized.callbacks) for name in seconds]
-        self.speeds, self.comparison = analyse(recipes, measuring, self.said.append, start=start)
+        self.speeds, self.comparison = analyse(recipes, measuring, self.lines.append, start=start)
 
 
 @pytest.fixture
@@ -135,8 +135,8 @@ def test_all_runs_are_closed_in_the_end(contest):
 
 
 def test_the_expected_duration_is_printed_first(contest):
-    said = contest(MeasuringSettings(num_iterations=100, warmup_iterations=2), only=0.5).said
-    assert "measuring 100 optimizer steps in 5 turns, about 55 s" in said
+    lines = contest(MeasuringSettings(num_iterations=100, warmup_iterations=2), only=0.5).lines
+    assert "measuring 100 optimizer steps in 5 turns, about 55 s" in lines
 
 
 def test_a_long_validation_is_reckoned_from_a_part_of_it(contest, monkeypatch):

@@ -237,7 +237,7 @@ def test_no_memory_for_the_network_alone_is_an_error_with_a_message(tmp_path, mo
         find_batch(settings_of(words_for(tmp_path, 40, 6)), say=lambda line: None)
 
 
-# --- What is said ------------------------------------------------------------------------------------------------------
+# --- The messages ------------------------------------------------------------------------------------------------------
 
 
 def found(**changes: Any) -> FoundBatch:
