@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from seqvae.errors import harmless
 
 CHATTY_LOGGERS = ("matplotlib", "lightning.pytorch", "lightning.fabric")
-"""What they would report, a run's header reports."""
+"""Loggers that are quietened: a run's header reports what they would."""
 _command: str | None = None
 
 

@@ -178,7 +178,7 @@ def _has_step(row: dict[str, Any]) -> bool:
 MOST_TRIES = 4
 """Failed tries in a row before an output that cannot be written ends the run."""
 LEAST_SECONDS = 60.0
-"""How long it has to fail as well: a user may be making room."""
+"""The least time that it has to fail as well: a user may be making room."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a full disk, a quota and a limit on the size of files."""
 

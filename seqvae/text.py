@@ -16,7 +16,7 @@ from seqvae.errors import harmless
 MINUS = "\N{MINUS SIGN}"
 UNITS = ("B", "kB", "MB", "GB", "TB")
 FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-"""G is short for GB, as in other programs."""
+"""Bytes of each unit. G is short for GB, as in other programs."""
 cells = cell_len
 """Columns of a terminal that a text takes: two for a wide character, none for a combining one."""
 _SIZE = re.compile(r"(\d+(?:\.\d*)?(?:e\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)

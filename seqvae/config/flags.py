@@ -318,7 +318,7 @@ def _in_users_spelling(message: str, flag_values: Sequence[FlagValue]) -> str:
     last = {one.flag.name: one for one in flag_values}
     labels = [one.label for one in flag_values if not one.is_in_file]
     typed = {label.lstrip("-").replace("-", "_"): label for label in labels}
-    has_hyphens = any("-" in label.lstrip("-") for label in labels)
+    has_hyphens = any("-" in label.lstrip("-") for label in typed.values())
     dashes = "--" if all(label.startswith("-") for label in labels) else ""  # none on keyword arguments
 
     def spelled(mention: re.Match[str]) -> str:

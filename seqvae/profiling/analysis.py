@@ -30,7 +30,7 @@ from seqvae.training.schedules import Plan
 from seqvae.training.trainer import UNITS, Cadence, validation_cadence
 
 TURNS = 5
-"""Medians and spreads are of that many."""
+"""Number of turns that medians and spreads are taken over."""
 LEAD_STEPS = 2
 """Steps at the beginning of each turn that are not counted."""
 MOST_VALIDATION_BATCHES = 32
@@ -49,12 +49,12 @@ class _Measured(NamedTuple):
     run: MeasuredRun
     data: SequenceDataModule
     settings: TrainingSettings
-    """As the command would run."""
+    """The settings of the command, whose validation may be larger than the measured one."""
     validation_batches: tuple[int, int, int]
-    """While training goes on; in all; and in the validation that is measured."""
+    """Batches of a validation while training goes on, of all validation data, and of the validation that is measured."""
     first_step_seconds: float
     seconds_per_step: float
-    """A first impression."""
+    """A first impression, from the warm-up."""
     laps: list[Lap]
     others_cpu_shares: list[float]
     """The share of all the machine's cores that other programs took in each turn, on systems that know it."""

@@ -39,15 +39,15 @@ RANGES = 8
 FINER = 4
 """Parts of each range that are compared once, at a small size: attention changes its way at some length."""
 SMALL = 16
-"""That size is this part of the first one found: large enough to distinguish the parts, and quick."""
+"""The part of the first size found at which they are compared: large enough to distinguish them, and quick."""
 BEGINNING = 8
-"""With all ranges in turn, the search begins at this part of the first size found."""
+"""The part of the first size found at which the search with all ranges in turn begins."""
 MARGIN = 0.1
 """Share of the limit that is kept free."""
 RESOLUTION = 0.05
 """Share by which the size found may be below the largest that fits."""
 FASTEST_GROWTH = 2
-"""From one size to the next, so that no try needs much more than what is known to be there."""
+"""Largest factor from one size to the next, so that no try needs much more than what is known to be there."""
 NEARLY_FULL = 0.95
 """A batch with this share of the most steps counts as full, and of those the one with the longest sequences is worst."""
 CHOICE = 4
@@ -91,7 +91,7 @@ class FoundBatch(NamedTuple):
 def find_batch(
     settings: TrainingSettings, *, memory_limit_bytes: int | None = None, say: Callable[[str], None]
 ) -> FoundBatch:
-    """Search; `say` gets a line for every try. Raise a `UsageError` if not even the longest sequence fits."""
+    """Return the largest size that fits; raise a `UsageError` if there is none. `say` gets a line for every try."""
     begun = time.perf_counter()
     devices = resolve_devices(settings.compute)
     if devices.accelerator == "mps" or sys.platform == "win32":

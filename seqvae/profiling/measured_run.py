@@ -324,7 +324,7 @@ def measurable(settings: TrainingSettings, directory: str) -> TrainingSettings:
 
 
 Activity = Generator[None, None, Any]
-"""Trains on for one optimizer step with each `yield`, and returns the answer."""
+"""A generator that trains on for one optimizer step with each `yield`, and returns the answer."""
 
 
 class MeasurementCallback(Callback):
