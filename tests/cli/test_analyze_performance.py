@@ -161,7 +161,7 @@ def test_a_file_is_no_place_for_output(tmp_path):
 
 
 def start(folder: Path, data_dir: Path, words: str) -> subprocess.Popen[str]:
-    """In a process group of its own, as a terminal has it."""
+    """Start the command in a process group of its own, as a terminal does."""
     places = ["--data_dir", str(data_dir), "--cache_dir", str(folder / "cache"), "--output", str(folder / "out")]
     line = [sys.executable, str(ROOT / "analyze_performance.py"), *words.split(), *places]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

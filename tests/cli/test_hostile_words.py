@@ -74,7 +74,7 @@ def test_other_commands_do_not_take_urls_for_paths(group, name):
 
 
 def test_a_table_is_read_from_this_machine_alone():
-    """Though pyarrow by itself would ask the network."""
+    """By itself pyarrow would go to the network."""
     with pytest.raises(DataError, match=r"cannot be read as a table .*local"):
         side_tables.read_labels("s3://bucket/labels.parquet", None, None)
 

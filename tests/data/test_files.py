@@ -195,7 +195,7 @@ def test_a_process_waits_for_a_lock_and_says_so_once(tmp_path):
 
 
 class Owner:
-    """Uses a directory."""
+    """A user of a directory."""
 
 
 def test_a_directory_is_in_use_as_long_as_one_of_its_users_lives(tmp_path):

@@ -17,7 +17,7 @@ from tests.support.parquet_files import write_splits
 
 MEASURING = MeasuringSettings(num_iterations=10, warmup_iterations=3)
 VALID, BATCH = 80, 4
-"""Validation sequences, and how many are in a batch."""
+"""Number of validation sequences, and of those in a batch."""
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def token_lists(tmp_path_factory) -> Path:
 
 
 class Scripted:
-    """Stands in for a run: every optimizer step takes so many seconds and has 100 real steps, 10 of padding and 4 sequences."""
+    """A run of which every optimizer step takes the same time and has 100 real steps, 10 of padding and 4 sequences."""
 
     calls: list[tuple[str, int, int]]
 

@@ -136,7 +136,7 @@ def test_of_a_bucket_the_sequences_with_the_most_events_are_worst():
 
 
 class FakeTrials:
-    """Memory by a rule of lengths."""
+    """Trials in which memory follows a rule of lengths."""
 
     def __init__(self, bytes_per_step: Any) -> None:
         self.bytes_per_step, self.most = bytes_per_step, 0
@@ -149,12 +149,12 @@ class FakeTrials:
 
 
 def attention(length: int) -> float:
-    """Of each step: written out for short sequences, fused for long ones."""
+    """Return the bytes of each step, written out for short sequences and fused for long ones."""
     return 100 + (length if length <= 512 else 0)
 
 
 def end_marks(length: int) -> float:
-    """Of each step: one more for each sequence."""
+    """Return the bytes of each step, with one step more for each sequence."""
     return 100 * (length + 1) / length
 
 
@@ -208,7 +208,7 @@ class FakeRun:
 
 
 def needs_of(numbers: list[int], ending: Exception, can_repeat: bool = True) -> tuple[list[int | None], int]:
-    """What batches of so many sequences needed, and how many runs were started."""
+    """Return what batches of these numbers of sequences needed, and how many runs were started."""
     FakeRun.started = 0
     start: Any = partial(FakeRun, ending, can_repeat)
     trials = Trials(start)
@@ -336,7 +336,7 @@ def test_other_text_than_a_size_of_memory_is_refused_by_the_name_of_the_flag(tex
 
 
 def make_machine(root: Path, groups: str, **files: str) -> Path:
-    """Control groups; in the names of files __ stands for a slash."""
+    """Write the files of control groups; in the names of the arguments __ stands for a slash."""
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text(groups)
     for name, text in files.items():
@@ -375,7 +375,7 @@ def test_an_older_control_group_counts_as_well(tmp_path):
 
 
 class Machine:
-    """Needs memory by a rule, and remembers what was tried."""
+    """A machine whose need of memory follows a rule, and which remembers what was tried."""
 
     def __init__(self, base: float, per_step: float, curvature: float = 0.0, deadly: float = float("inf")) -> None:
         self.base, self.per_step, self.curvature, self.deadly = base, per_step, curvature, deadly

@@ -29,7 +29,7 @@ def clock(seconds) -> StageClock:
 
 
 def spent(clock: StageClock) -> dict[str, float]:
-    """In the stages where any time was spent."""
+    """Return the seconds of the stages in which any time was spent."""
     return {stage: seconds for stage, seconds in clock.seconds().items() if seconds}
 
 
