@@ -72,7 +72,7 @@ def measured_from(stored: Mapping[str, Any]) -> Measured:
 
 
 class Truth(NamedTuple):
-    """The outcome of a run."""
+    """What a run came to."""
 
     right: tuple[VerdictName, ...]
     """Verdicts that are right at its end. None of them: the run lies between the limits ("grey"), and is listed but not scored."""

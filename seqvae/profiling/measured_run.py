@@ -471,16 +471,7 @@ class MeasurementCallback(Callback):
         if (give_back := malloc_trim()) is not None and trims:
             give_back(0)
         other = with_budget(data, self._recipe.settings, tokens_per_batch)
-        can_repeat = True
-        if on_gpu:
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-        else:
-            try:
-                # 5: the peak becomes what is resident now
-                Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-            except OSError:  # not on Linux, or in a container that does not let a process do this
-                can_repeat = False
+        can_repeat = _reset_peak(on_gpu)
         batch = other.gathering("train", other.limits).gather(np.array(sequences), other.limits.pad_to)
         tokens = int(batch.lengths_B.sum()) * data.accumulate
         for _ in range(MOST_FIRST_STEPS):
@@ -532,6 +523,19 @@ def with_budget(data: SequenceDataModule, settings: TrainingSettings, tokens_per
     other = make_data(replace(settings, batches=batches))
     other.data = data.data
     return other
+
+
+def _reset_peak(on_gpu: bool) -> bool:
+    """Measure the peak of memory from here on; False: it is that of the process's whole life."""
+    if on_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        return True
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # 5: the peak becomes what is resident now
+    except OSError:  # not on Linux, or in a container that does not let a process do this
+        return False
+    return True
 
 
 # --- Stages of a step --------------------------------------------------------------------------------------------------
