@@ -313,7 +313,7 @@ class Outcome(NamedTuple):
 
     @property
     def is_found(self) -> bool:
-        """Return whether an alarm is in force at the end, of whatever kind."""
+        """Whether an alarm is in force at the end, of whatever kind."""
         return bool(self.replayed.calls) and self.replayed.calls[-1].name in ALARMS
 
     @property
@@ -322,7 +322,7 @@ class Outcome(NamedTuple):
 
     @property
     def first_right(self) -> int | None:
-        """Return the place of the first right call after which none was wrong; `collapsing` is right on the way to a collapse."""
+        """The place of the first right call after which none was wrong; `collapsing` is right on the way to a collapse."""
         right = (*self.truth.right, "collapsing") if "collapsed" in self.truth.right else self.truth.right
         place = None
         for number, call in enumerate(self.replayed.calls):
@@ -334,7 +334,7 @@ class Outcome(NamedTuple):
 
     @property
     def readings_to_call(self) -> int | None:
-        """Return the readings with the full weight, up to the first right call that stayed; None: there is no such call."""
+        """Readings with the full weight, up to the first right call that stayed; None: there is no such call."""
         if self.first_right is None:
             return None
         return sum(call.step > (self.full_from or 0) for call in self.replayed.calls[: self.first_right + 1])
