@@ -20,19 +20,19 @@ from seqvae.errors import run_command
 
 
 class Form(NamedTuple):
-    """Where a benchmark stands, and the flags with which it is called."""
+    """The module of a benchmark, and the flags with which it is called."""
 
     area: str
     short: tuple[str, ...] = ("--short",)
     full: tuple[str, ...] = ()
     is_default: bool = True
-    """The others (what a run survives, what models reach) run only where they are named."""
+    """Whether it runs where none is named. What a run survives and what models reach is measured only by name."""
     sets: tuple[str, ...] = ()
-    """One data set after the other, each with a report of its own."""
+    """Data sets that are measured one after the other, each with a report of its own."""
 
 
 DATA_SETS = ("demo", "moses_smiles", "japanese_vowels", "physionet2012")
-"""Of `benchmarks.quality.results`, whose import takes torch."""
+"""The data sets of `benchmarks.quality.results`, whose import takes torch."""
 
 FORMS = {
     "step": Form("speed"),

@@ -29,7 +29,7 @@ class Command(NamedTuple):
     """A command, or a subcommand, at the top level."""
 
     typed: str
-    """What is typed before the flags: `train_optimized.py`, or `seqvae encode`."""
+    """The words before the flags: `train_optimized.py`, or `seqvae encode`."""
     schema: "type[DataclassInstance]"
     about: str
     takes_words: bool = False
@@ -79,7 +79,7 @@ def page(commands: Sequence[Command]) -> str:
 
 
 def defaults_by_meaning(commands: Sequence[Command]) -> dict[Meaning, dict[str, object]]:
-    """Of each flag the default by command; in the order of the first command that has it."""
+    """Return each flag's default by command, in the order of the first command that has the flag."""
     found: dict[Meaning, dict[str, object]] = {}
     for command in commands:
         # presets are of trainings, not of what was trained
@@ -91,7 +91,7 @@ def defaults_by_meaning(commands: Sequence[Command]) -> dict[Meaning, dict[str, 
 
 
 def _section(theme: str, rows: Mapping[Meaning, Mapping[str, object]], commands: int) -> str:
-    """A theme: whose it is, and its flags; a flag that not all of these have says who has it."""
+    """Return the section of a theme: the commands that have it, and its flags with the commands of those that not all have."""
     owners = list(dict.fromkeys(command for of in rows.values() for command in of))
     lines = [
         (
@@ -107,7 +107,8 @@ def _section(theme: str, rows: Mapping[Meaning, Mapping[str, object]], commands:
 
 
 def takes(types: tuple[type, ...], choices: tuple[str, ...]) -> str:
-    """
+    """Return the kinds of values that a flag takes.
+
     >>> takes((bool,), ()), takes((int,), ("auto",)), takes((int, float), ())
     ('switch', 'whole number, `auto`', 'whole number, number')
     """
@@ -116,7 +117,7 @@ def takes(types: tuple[type, ...], choices: tuple[str, ...]) -> str:
 
 
 def defaults(of: Mapping[str, object]) -> str:
-    """What most commands have, and then those that differ.
+    """Return the default that most commands have, and then those that differ.
 
     >>> defaults({"a.py": 2, "b.py": 1, "c.py": 2}), defaults({"a.py": None})
     ('`2`; `b.py`: `1`', '')

@@ -63,7 +63,7 @@ REPORT_COMMANDS = {
 """The module, and its arguments, that writes a report; the first whose file exists is run."""
 DATA = (np.ndarray, torch.Tensor, pa.Array, pa.ChunkedArray, pa.RecordBatch, pa.Table, pd.DataFrame, pd.Series)
 MAX_DEPTH, MAX_PARTS = 3, 100
-"""How deep, and how far into each container, data are looked for."""
+"""Depth of the search for data, and the number of parts of each container that it looks at."""
 
 
 def main() -> None:
@@ -268,7 +268,7 @@ class Recorder:
         self._paths = {str(root / path): path for path in read_product(root)}
         self._readings_file = readings_file
         self._hook: tuple[FrameType, int, set[str]] | None = None
-        """A callback's `on_train_batch_end` under way, the size of the file before it, and what it has called."""
+        """The `on_train_batch_end` of a callback that is under way, the size of the file before it, and what it has called."""
 
     def __call__(self, frame: FrameType, event: str, result: object) -> None:
         code, module = frame.f_code, str(frame.f_globals.get("__name__"))

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 PICTURE = ROOT / "docs" / "images" / "layers.svg"
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "layers", "font.family": "sans-serif"}
 WIDTH, ROW = 10.0, 0.78
-"""Inches of the picture and of a row."""
+"""Width of the picture and height of a row in inches."""
 
 
 def layers() -> list[list[str]]:

@@ -34,7 +34,7 @@ class Table(NamedTuple):
 
     title: str
     place: str
-    """Of its rows in the report: keys with dots between them."""
+    """Place of its rows in the report: keys with dots between them."""
 
 
 TABLES: dict[str, tuple[Table, ...]] = {
@@ -237,7 +237,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Report], str]]] = {
     "results_in_short": ("results", results_in_short),
     "step_in_short": ("step", lambda report: markdown(report["recipes"]["rows"])),
 }
-"""What stands between the marks of each name: the benchmark it is from, and how its report is written."""
+"""The contents between the marks of each name: the benchmark, and the function that writes its report."""
 
 
 if __name__ == "__main__":

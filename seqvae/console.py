@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from seqvae.errors import harmless
 
 CHATTY_LOGGERS = ("matplotlib", "lightning.pytorch", "lightning.fabric")
-"""What they would report, a run's header reports."""
+"""Loggers that are quietened: a run's header reports what they would."""
 _command: str | None = None
 
 
 @contextmanager
 def named_command(typed: str) -> Iterator[None]:
-    """Let `program` return this, where `sys.argv` does not tell: `seqvae train --plain`, or a function that was called."""
+    """Let `program` return this, where `sys.argv` does not say it: `seqvae train --plain`, or a function that was called."""
     global _command
     before, _command = _command, typed
     try:
@@ -44,11 +44,15 @@ class _HarmlessFormatter(logging.Formatter):
         return harmless(super().format(record))
 
 
-def set_up_output(*, quiet: bool = False) -> None:
-    """Send log messages to stderr, without anything that a terminal would obey."""
+def _harmless_handler() -> logging.Handler:
     handler = logging.StreamHandler()
     handler.setFormatter(_HarmlessFormatter("%(message)s"))
-    logging.basicConfig(level=logging.ERROR if quiet else logging.INFO, handlers=[handler])
+    return handler
+
+
+def set_up_output(*, quiet: bool = False) -> None:
+    """Send log messages to stderr, without anything that a terminal would obey."""
+    logging.basicConfig(level=logging.ERROR if quiet else logging.INFO, handlers=[_harmless_handler()])
     for name in CHATTY_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -59,8 +63,7 @@ def set_up_output(*, quiet: bool = False) -> None:
 def library_output() -> Iterator[None]:
     """Let a call show what is under way as a command does; the program's own logging stays as it is."""
     ours, levels = logging.getLogger("seqvae"), {}
-    handler = logging.StreamHandler()
-    handler.setFormatter(_HarmlessFormatter("%(message)s"))
+    handler = _harmless_handler()
     if not logging.getLogger().handlers:
         ours.addHandler(handler)
     for name, level in {"seqvae": logging.INFO, **dict.fromkeys(CHATTY_LOGGERS, logging.WARNING)}.items():
@@ -92,7 +95,10 @@ def shell_word(word: object) -> str:
     text = str(word)
     if text.isprintable():
         return shlex.quote(text)
-    shown = (
-        c if c.isprintable() and c not in "\\'" else "".join(f"\\{byte:03o}" for byte in os.fsencode(c)) for c in text
-    )
-    return f"$'{''.join(shown)}'"
+    shown = ""
+    for character in text:
+        if character.isprintable() and character not in "\\'":
+            shown += character
+        else:
+            shown += "".join(f"\\{byte:03o}" for byte in os.fsencode(character))
+    return f"$'{shown}'"

@@ -86,13 +86,13 @@ class CollapsedError(SeqVAEError):
 class Stopped(BaseException):
     """A signal that ends the command. No KeyboardInterrupt, because Lightning turns that into an exit code of its own."""
 
-    def __init__(self, number: int, said: str = "") -> None:
-        """`said` goes on after "stopped by Ctrl-C"."""
-        super().__init__(number, said)
-        self.number, self.said = number, said
+    def __init__(self, number: int, message: str = "") -> None:
+        """`message` goes on after "stopped by Ctrl-C"."""
+        super().__init__(number, message)
+        self.number, self.message = number, message
 
     def __str__(self) -> str:
-        return f"stopped by {'Ctrl-C' if self.number == signal.SIGINT else 'SIGTERM'}{self.said}"
+        return f"stopped by {'Ctrl-C' if self.number == signal.SIGINT else 'SIGTERM'}{self.message}"
 
 
 def did_you_mean(word: str, names: Iterable[str], prefix: str = "") -> str:
@@ -102,22 +102,18 @@ def did_you_mean(word: str, names: Iterable[str], prefix: str = "") -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether memory ran out: Python's own error, a GPU's, or that of torch's CPU allocator, which has no type of its own."""
+    """Return whether memory ran out: Python's own error, a GPU's, or that of torch's CPU allocator, which has no own type."""
     return (
         isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate" in str(error)
     )
 
 
-_STORAGE_ERRNOS = {
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE),
-    *(errno.EACCES, errno.EPERM, errno.EROFS),
-}
-
-
 def storage_error(error: OSError) -> StorageError | None:
-    """Return what an error of the operating system says about storage, or None where it is about something else."""
-    place = "" if error.filename is None else f"{error.filename}: "
-    return StorageError(f"{place}{error.strerror}") if error.errno in _STORAGE_ERRNOS else None
+    """Return an error of the operating system as one of storage, or None where it is about something else."""
+    full_or_failing = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE)
+    if error.errno not in (*full_or_failing, errno.EACCES, errno.EPERM, errno.EROFS):
+        return None
+    return StorageError(error.strerror if error.filename is None else f"{error.filename}: {error.strerror}")
 
 
 def run_command(main: Callable[[], int | None], prog: str) -> int:
@@ -155,14 +151,12 @@ def _signals_raised() -> Iterator[None]:
 
     Also while the interpreter shuts down, where Python itself would answer Ctrl-C with a traceback.
     """
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def stop(number: int, frame: FrameType | None) -> None:
         let_signals_end_the_process()
         raise Stopped(number)
 
-    for number in before:
-        signal.signal(number, stop)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     atexit.register(let_signals_end_the_process)
     is_stopped = False
     try:

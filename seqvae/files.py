@@ -83,15 +83,15 @@ class JsonLines:
         """Drop the rows beyond a step: those steps will be taken again."""
         self.drop(lambda row: row["step"] > step)
 
-    def drop(self, unwanted: Callable[[dict[str, Any]], bool]) -> None:
+    def drop(self, drops: Callable[[dict[str, Any]], bool]) -> None:
         """Drop some rows, and every line that is no row: one that a kill cut short, or that another program wrote."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if not self.path.exists():
             return
         content = self.path.read_bytes()
         lines = content.split(b"\n")[:-1]
-        wanted = [line for line in lines if (row := _parse(line)) and _has_step(row) and not unwanted(row)]
-        rest = b"".join(line + b"\n" for line in wanted)
+        kept = [line for line in lines if (row := _parse(line)) and _has_step(row) and not drops(row)]
+        rest = b"".join(line + b"\n" for line in kept)
         if rest != content:
             with replace_file(self.path) as partial:
                 partial.write_bytes(rest)
@@ -121,7 +121,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 def whole_lines(path: Path, *, at_most: int | None = None, head: int = 0) -> list[bytes]:
     """Return the lines of a file that were written to their end, without that end; none of a missing file.
 
-    `at_most` reads no more than the last so many bytes. `head`, in bytes: the first line comes first even then, up to this length.
+    `at_most` reads only that many bytes at the end. `head`, in bytes: the first line comes first even then, up to this length.
     """
     try:
         with path.open("rb") as file:
@@ -178,7 +178,7 @@ def _has_step(row: dict[str, Any]) -> bool:
 MOST_TRIES = 4
 """Failed tries in a row before an output that cannot be written ends the run."""
 LEAST_SECONDS = 60.0
-"""How long it has to fail as well: a user may be making room."""
+"""The least time that it has to fail as well: a user may be making room."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a full disk, a quota and a limit on the size of files."""
 
@@ -289,13 +289,13 @@ class AlreadyLocked(Exception):
     def __init__(self, holder: str) -> None:
         super().__init__(holder)
         self.holder = holder
-        """Its process id; empty where that is not known."""
+        """The id of that process; empty where that is not known."""
 
 
 def take_lock(path: Path) -> ExitStack:
-    """Lock the file at `path` and write this process's id into it, or raise `AlreadyLocked`; leave the stack to release it.
+    """Lock the file at `path` and write this process's id into it, or raise `AlreadyLocked`; close the stack to release it.
 
-    The file is removed with the lock. A file system without locks refuses no one. An `OSError`: it cannot be written.
+    The file is removed with the lock. A file system without locks refuses no one. An `OSError` says that it cannot be written.
     """
     from filelock import FileLock, Timeout
 
@@ -320,7 +320,7 @@ def take_lock(path: Path) -> ExitStack:
 
 @contextmanager
 def wait_for_lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock at `path`; calls `on_wait` once if another process holds it."""
+    """Hold the lock at `path`; call `on_wait` once if another process holds it."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(path, thread_local=False)
@@ -352,16 +352,14 @@ def mark_in_use(owner: object, directory: Path) -> None:
 
 def is_in_use(directory: Path) -> bool:
     """Return whether a process has marked the directory as in use."""
-    from filelock import FileLock, Timeout
+    from filelock import FileLock
 
     in_use = False
     for path in directory.glob(".in-use-*.lock"):
         lock = FileLock(path, thread_local=False, fallback_to_soft=False)
         try:
             lock.acquire(blocking=False)
-        except Timeout:
-            in_use = True
-        except OSError:  # another process's file, which cannot be opened: it may be in use
+        except OSError:  # a timeout, or another process's file, which cannot be opened: it may be in use
             in_use = True
         else:
             _release(lock, path, os.getpid())

@@ -11,10 +11,12 @@ from typing import Any
 
 from rich.cells import cell_len
 
+from seqvae.errors import harmless
+
 MINUS = "\N{MINUS SIGN}"
 UNITS = ("B", "kB", "MB", "GB", "TB")
 FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-"""G is short for GB, as in other programs."""
+"""Bytes of each unit. G is short for GB, as in other programs."""
 cells = cell_len
 """Columns of a terminal that a text takes: two for a wide character, none for a combining one."""
 _SIZE = re.compile(r"(\d+(?:\.\d*)?(?:e\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
@@ -26,7 +28,7 @@ def visible(text: str) -> str:
     >>> visible("pulse\\x1b[2J\\n")
     'pulse\\\\x1b[2J\\\\n'
     """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return harmless(text).replace("\n", "\\n")
 
 
 def clip(text: str, width: int) -> str:
@@ -81,15 +83,15 @@ def brief(value: float) -> str:
 
 
 def tick_label(value: float) -> str:
-    """Return a number as short as the tick of an axis wants it.
+    """Return a number as short as the tick of an axis needs it.
 
     >>> tick_label(1500.0), tick_label(20000.0), tick_label(0.25), tick_label(2500000.0), tick_label(-0.0)
     ('1,500', '20k', '0.25', '2.5M', '0')
     """
-    size, letter = next(
-        ((size, letter) for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if abs(value) >= max(size, 10_000)),
-        (1.0, ""),
-    )
+    size, letter = 1.0, ""
+    for unit in ((1e3, "k"), (1e6, "M"), (1e9, "G")):
+        if abs(value) >= max(unit[0], 10_000):
+            size, letter = unit
     written = f"{value:,.0f}" if not letter and abs(value) >= 1000 else f"{value / size + 0.0:.6g}{letter}"
     return written.replace("-", MINUS, 1) if value < 0 else written
 

@@ -66,7 +66,7 @@ class Clock(Callback):
         self.monitor = monitor
         self.stop_after = stop_after
         self.calls: list[Call] = []
-        """From the beginning of training to its end."""
+        """The calls from the beginning of training to its end."""
         self.training_seconds = 0.0
         self.figure_seconds = 0.0
         self._trains = False

@@ -52,11 +52,11 @@ PROBED_SEQUENCES = 32
 FIXED_LOGVAR = math.log(0.5)
 """A KL of 0.097 nats per dimension that nothing can take away: 1.5 for 16."""
 SEQUENCES = 400
-"""Of the test split, chosen once, that a final network is measured on; all where there are fewer."""
+"""Sequences of the test split, chosen once, that a final network is measured on; all where there are fewer."""
 SAMPLES = 32
-"""For the importance-weighted NLL of each."""
+"""Samples for the importance-weighted NLL of each sequence."""
 BASELINE_SEEDS = (0, 1)
-"""Runs are compared with the first; the second tells how far chance alone moves such a comparison."""
+"""Seeds of the baselines. Runs are compared with the first; the second tells how far chance alone moves such a comparison."""
 
 
 # --- What is done to networks -----------------------------------------------------------------------------------------

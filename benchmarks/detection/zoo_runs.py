@@ -12,7 +12,7 @@ from seqvae.data.description import Kind
 Half = Literal["tuning", "scored"]
 HALVES: tuple[Half, ...] = ("tuning", "scored")
 Alteration = Literal["none", "fixed variance", "dead encoder", "z is 0", "z is noise"]
-"""What is done to the network beyond what flags can do."""
+"""A change of the network beyond what flags can do."""
 
 STEPS = 1000
 """Optimizer steps of each run."""
@@ -24,7 +24,7 @@ ALL_DATA = (*FREE_DATA, *REAL_DATA)
 
 
 class DataSet(NamedTuple):
-    """The length of its sequences, at which a step stays below about 10 ms, and its own flags."""
+    """A data set: the length of its sequences, at which a step stays below about 10 ms, and its own flags."""
 
     longest: int
     words: tuple[str, ...] = ()
@@ -108,8 +108,8 @@ TREATMENTS: dict[str, Treatment] = {
     "fixed-variance-at-4": Treatment(constant(4), "fixed variance"),
 }
 DRAW: dict[Half, int] = {"tuning": 1, "scored": 2}
-"""How often a half was drawn. A change of the detector because of what the scored half showed takes a new draw of that half, with
-other decoders and other seeds."""
+"""The number of times a half was drawn. A change of the detector because of what the scored half showed takes a new draw of
+that half, with other decoders and other seeds."""
 RATE = "3e-3"
 """Learning rate at which models become healthy within the run, and strong decoders learn to do without a latent at weight 1."""
 SPLIT = 12
@@ -150,7 +150,7 @@ class ZooRun(NamedTuple):
 
     @property
     def baseline(self) -> str:
-        """The name of the same decoder, trained as long without a latent."""
+        """Name of the same decoder, trained as long without a latent."""
         return f"{self.data}.{self.decoder}.word-dropout-{self.word_dropout}"
 
     @property

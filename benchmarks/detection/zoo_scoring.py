@@ -20,15 +20,15 @@ from seqvae.training.schedules import scheduled_kl_weight
 # --- The truth: limits that were set before any verdict on the scored half was seen -----------------------------------
 
 USED, USED_ERRORS = 0.5, 4.0
-"""The decoder uses z: another sequence's z costs half a nat, which chance would do once in 30,000 runs."""
+"""Limits from which the decoder uses z: another sequence's z costs half a nat, which chance would do once in 30,000 runs."""
 UNUSED, UNUSED_ERRORS = 0.1, 2.0
-"""The decoder does not use z: 0.1 nats per sequence is less than two random seeds differ by."""
+"""Limits below which the decoder does not use z: 0.1 nats per sequence is less than two random seeds differ by."""
 RATE_GONE = 0.3
-"""Nats; I(x; z) is never more. Half a bit per sequence is no reason to train a latent."""
+"""A rate in nats, which I(x; z) never exceeds. Half a bit per sequence is no reason to train a latent."""
 RATE_KEPT = 0.6
-"""Twice that: more than estimates scatter by, so something holds it up."""
+"""Nats, twice RATE_GONE: more than estimates scatter by, so something holds the rate up."""
 INFORMATION_GONE = 0.2
-"""Beside the rate, because its estimate from 400 posteriors scatters by some hundredths."""
+"""Nats of I(x; z), judged beside the rate, because its estimate from 400 posteriors scatters by some hundredths."""
 GAIN, GAIN_ERRORS = 0.3, 2.0
 """Nats by which importance weighting may find the model better than its decoder alone and the latent still be worth nothing, plus
 that many standard errors: the one over sequences, and that of training both with other seeds, which is larger for few data."""
@@ -139,7 +139,7 @@ def truth_of(measured: Measured | None, seed_error: float = 0.0) -> Truth:
 
 
 class Cadence(NamedTuple):
-    """How closely a run of 1,000 steps is watched."""
+    """The intervals at which a run of 1,000 steps is watched."""
 
     every_n_steps: int
     window: int
@@ -158,7 +158,7 @@ CADENCES = {
     "10 x, closest": Cadence(2, 100, 1),
 }
 OF_COMMANDS = ("closest", "reference, fast", "default", "throttled")
-"""What the two commands do, each without and with --fast_detection, in a run so short that all of them read it 50 times. The
+"""Cadences of the two commands, each without and with --fast_detection, in a run so short that all of them read it 50 times. The
 others are of runs for which more was requested."""
 
 
@@ -179,14 +179,14 @@ class Record(NamedTuple):
     total_steps: int
     objective: ObjectiveSettings
     readings: tuple[Reading, ...]
-    """Each with decoder use."""
+    """The readings, each with decoder use."""
     diverged_at_step: int | None
     message: str | None
     """The message of a run that ended because it diverged."""
 
     @property
     def schedule(self) -> KLSchedule:
-        """What a run knows of its KL weight beforehand."""
+        """The part of its KL weight that a run knows beforehand."""
         if self.objective.target_kl is not None:
             return KLSchedule(self.total_steps, is_steered=True)
         return KLSchedule(self.total_steps, lambda step: scheduled_kl_weight(step, self.total_steps, self.objective))
@@ -204,7 +204,7 @@ class Replayed(NamedTuple):
     """A judge's verdicts on a run."""
 
     calls: tuple[Call, ...]
-    """One for each reading, and one more where the run's last message said that it diverged."""
+    """The calls: one for each reading, and one more where the run's last message said that it diverged."""
     probed: int
     """Readings with decoder use."""
 
@@ -349,28 +349,28 @@ class Score(NamedTuple):
 
     runs: int
     sick: int
-    """Collapsed, ignored, not variational or diverged in truth."""
+    """Runs that are collapsed, ignored, not variational or diverged in truth."""
     found: int
-    """Of these: an alarm is in force at the end, of whatever kind."""
+    """Sick runs with an alarm in force at the end, of whatever kind."""
     well: int
     false_alarms: int
-    """Of the well: any alarm was ever in force."""
+    """Healthy runs in which any alarm was ever in force."""
     right_kind: int
-    """Of all runs: the last verdict is right."""
+    """Runs of all kinds whose last verdict is right."""
     median_readings: float | None
-    """Up to and including the first right alarm that stayed."""
+    """Readings up to and including the first right alarm that stayed."""
     median_share: float | None
-    """Of the run that had passed by then."""
+    """Share of the run that had passed by then."""
     dead_at_start: int
-    """Collapsed in truth, under a constant weight."""
+    """Runs that are collapsed in truth, under a constant weight."""
     most_readings_dead_at_start: int | None
-    """That a right call took; None: there is a run without one, or no such run."""
+    """The most readings that a right call took; None: there is a run without one, or no such run."""
     annealed: int
-    """Collapsed in truth, under a weight that rises."""
+    """Runs that are collapsed in truth, under a weight that rises."""
     most_readings_after_annealing: int | None
-    """After the weight was full, 0 where the call was earlier."""
+    """The most readings after the weight was full, 0 where the call was earlier."""
     asked_share: float
-    """Of all readings: those with decoder use."""
+    """Share of all readings that have decoder use."""
 
 
 def score(outcomes: Sequence[Outcome]) -> Score:

@@ -31,7 +31,7 @@ class Labelled(NamedTuple):
     label_path: str | None
     splits: tuple[str, ...]
     flags: tuple[str, ...]
-    """Flags of the training, where the defaults leave too little in the latent."""
+    """Flags of the training, for data whose latents hold too little by default."""
 
 
 SETS = {

@@ -31,7 +31,7 @@ from benchmarks.reliability.bad_input_data import (
 
 PLAIN: dict[str, Any] = {"use_dictionary": False, "compression": "none"}
 FOOTER_LENGTH = 8
-"""Bytes behind a footer: its length and PAR1."""
+"""Bytes behind a footer, which are its length and PAR1."""
 MAGIC, ENCRYPTED = b"PAR1", b"PARE"
 
 
@@ -44,17 +44,17 @@ class Case(NamedTuple):
     what: str
     files: list[File]
     words: tuple[str, ...]
-    """Flags."""
+    """Flags of the commands."""
     must: Must
     protected: bool
-    """False: nothing in the file could tell that it was changed. Other values may come out."""
+    """Whether the file shows that it was changed; if not, other values may come out."""
     root: Path
-    """The paths of the files are relative to it."""
+    """The directory that the paths of the files are relative to."""
     data_dir: Path
 
 
 class Damaged(NamedTuple):
-    """What was done to the files, which are written now."""
+    """The damage to the files, which are written now."""
 
     what: str
     must: Must
@@ -209,7 +209,7 @@ def varint(number: int) -> bytes:
 # --- What stands where a Parquet file should, and is none -------------------------------------------------------------
 
 MakeImpostor = Callable[[Path, Path], object]
-"""Takes the path to stand at, and a whole Parquet file to imitate."""
+"""A function of the path to stand at, and of a whole Parquet file to imitate."""
 
 
 def content(content: bytes) -> MakeImpostor:
@@ -267,7 +267,7 @@ IMPOSTORS: dict[str, tuple[MakeImpostor, Literal["refuse", "hold"]]] = {
     "a folder with a mark in it": (make_folder_with_file, "hold"),
     "a folder that contains itself": (make_loop_of_folders, "hold"),
 }
-"""`refuse`: it is an error, or has to be left out and counted; `hold`: it is no file of the data at all."""
+"""Impostors and their fate. `refuse`: an error, or left out and counted; `hold`: no file of the data at all."""
 
 
 def add_impostor(random: np.random.Generator, turn: int, files: list[File], root: Path) -> Damaged:

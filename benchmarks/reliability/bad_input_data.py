@@ -19,7 +19,7 @@ import pyarrow as pa
 from seqvae.files import why_no_path
 
 FORMS = ("tokens", "text", "nested", "fixed", "table", "events", "meds", "files")
-"""Lists of token ids, text, lists of lists, lists of fixed lists, a long table of features, one of events, MEDS, a file each."""
+"""Lists of token ids, text, lists of lists, lists of fixed lists, a long table of features or events, MEDS, and a file for each."""
 ROWS, LONG = FORMS[:4], FORMS[4:]
 FLAGS = {"text": ("--tokenizer", "characters")}
 PARTS = {
@@ -38,13 +38,14 @@ IDS = {"meds": "subject_id", "files": None}
 VARIABLES = {"events": "variable", "files": "variable", "meds": "code"}
 TIMES = {"events": "minute", "files": "minute", "meds": "time", "table": "time"}
 SPLITS = {"train": (3, 4), "valid": (1, 4)}
-"""Files of a split, and sequences of a file."""
+"""Number of files of a split, and of sequences of a file."""
 NAMES = ("pulse", "ph", "age")
 EPOCH = dt.datetime(2020, 1, 1)
 MINUTE = dt.timedelta(minutes=1)
 
 Value = Any
-"""Tokens: numbers; text: a text; vectors: lists of numbers or None; events: (minute, {variable: number or None}) for each step."""
+"""The value of a sequence. Tokens: numbers; text: a text; vectors: lists of numbers or None; events: (minute, {variable: number
+or None}) for each step."""
 
 
 class Meant(NamedTuple):
@@ -53,7 +54,7 @@ class Meant(NamedTuple):
     id: int | str
     value: Value
     if_missing: Value
-    """With --bad_values missing."""
+    """The value with --bad_values missing."""
 
 
 def unchanged(id_: int | str, value: Value) -> Meant:
@@ -65,7 +66,7 @@ class File:
     """A file that is about to be written, and what stands in it."""
 
     path: str
-    """Below the data's directory."""
+    """Path below the data's directory."""
     split: str
     table: pa.Table
     meant: list[Meant]
@@ -143,16 +144,16 @@ def to_table(form: str, sequences: Sequence[tuple[int | str, Value]]) -> pa.Tabl
 # --- Variants ---------------------------------------------------------------------------------------------------------
 
 Must = Literal["hold", "refuse", "any"]
-"""Everything has to be in the cache | what is damaged has to be refused or left out | either, but nothing in between."""
+"""Requirements: everything has to be in the cache | what is damaged has to be refused or left out | either, but no mixture."""
 
 
 class Done(NamedTuple):
-    """What goes with files that were changed."""
+    """The flags and the directory that go with changed files."""
 
     words: tuple[str, ...] = ()
-    """Flags."""
+    """Flags of the commands."""
     folder: str = ""
-    """Below the data's directory, where the files stand now."""
+    """Directory below the data's, where the files stand now."""
 
 
 Change = Callable[[np.random.Generator, list[File]], Done]
@@ -165,7 +166,7 @@ class Variant(NamedTuple):
     change: Change
     must: Must = "any"
     options: Mapping[str, Any] = MappingProxyType({})
-    """For writing the files."""
+    """Options for writing the files."""
 
 
 def choose_sequence(random: np.random.Generator, files: list[File]) -> tuple[File, int]:
@@ -200,7 +201,7 @@ HOSTILE = (
     "[x]*?",
     "\ud800",
 )
-"""Some of them cannot stand everywhere: file names have no / and no zero byte, Arrow's text has no half of a surrogate pair."""
+"""Names. Some cannot stand everywhere: file names have no / and no zero byte, Arrow's text has no half of a surrogate pair."""
 HALF_A_PAIR = "\ud800"
 
 

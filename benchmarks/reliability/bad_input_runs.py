@@ -51,7 +51,7 @@ COMMANDS: dict[str, tuple[str, Callable[[], int | None], tuple[str, ...]]] = {
     "train": (train_optimized.PROG, train_optimized.main, TRAINING),
 }
 DRAWN = ("names",)
-"""Families whose samples are drawn: a picture takes ten times as long as the training."""
+"""Families of which samples are drawn: a picture takes ten times as long as the training."""
 ROOT = Path(__file__).parent.parent.parent
 PROCESS_SECONDS = 180
 REFUSED = "exit 3"
@@ -60,17 +60,17 @@ LEFT_OUT = "trained, the rest left out and counted"
 UNNOTICED = "damaged without a checksum, unnoticed"
 FAILED = "failed"
 ENDS = (REFUSED, TRAINED, LEFT_OUT, UNNOTICED, FAILED)
-"""How a case can end under one policy."""
+"""The ends of a case under one policy."""
 
 FORGED = "forged"
-"""The word behind a line break in hostile names: no line of an output may begin with it."""
+"""The word behind a line break in hostile names, with which no line of an output may begin."""
 COUNTED = re.compile(r"([\d,]+) sequences? left out \(--bad_values drop\)")
 NOT_READY = "NOT READY to train"
 
 MOST_MEMORY = 12 << 30
-"""Address space of a worker: a request for terabytes is refused, and the machine goes on."""
+"""Bytes of a worker's address space: a request for terabytes is refused, and the machine goes on."""
 LOST = "hung or died"
-"""In place of a case's family, which is not known any more."""
+"""The family of a case whose process is gone, and with it the name of its family."""
 
 
 class Ended(NamedTuple):
@@ -81,7 +81,7 @@ class Ended(NamedTuple):
     out: str
     err: str
     prints_reasons: bool = False
-    """A page on stdout says why data are refused, in place of a message on stderr."""
+    """Whether a page on stdout says why data are refused, in place of a message on stderr."""
 
 
 class Compared(NamedTuple):
@@ -89,23 +89,23 @@ class Compared(NamedTuple):
 
     wrong: list[str]
     left_out: int
-    """Sequences that are not there and were counted, or whose file was."""
+    """Number of sequences that are not there and were counted, or whose file was."""
 
 
 class Outcome(NamedTuple):
-    """How a case ended."""
+    """The end of a case."""
 
     number: int
     family: str
     form: str
     what: str
     ends: dict[str, str]
-    """By policy."""
+    """The end under each policy."""
     wrong: list[str]
 
 
 Run = Callable[[str, tuple[str, ...], Path], Ended]
-"""Runs one of COMMANDS with some flags in a directory."""
+"""A function that runs one of COMMANDS with some flags in a directory."""
 
 
 # --- One case ---------------------------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ def held_sequences(data: SequenceData, split: SequenceSet) -> Iterator[tuple[int
 
 
 def is_same(meant: Value, held: Value, data: SequenceData) -> bool:
-    """Whether a sequence is what its file meant, as exactly as float32 holds it."""
+    """Return whether a sequence is what its file meant, as exactly as float32 holds it."""
     if meant is None or len(meant) != len(held):
         return False
     about = data.description
@@ -340,7 +340,7 @@ def is_same(meant: Value, held: Value, data: SequenceData) -> bool:
 
 
 class Worker(NamedTuple):
-    """A process, the case it is at, and since when."""
+    """A process, the case it works on, and the time it began."""
 
     process: multiprocessing.process.BaseProcess
     pipe: Connection
@@ -352,7 +352,7 @@ class Worker(NamedTuple):
         return self._replace(number=number, since=time.monotonic())
 
     def outcome(self, limit: float) -> Outcome | None:
-        """Return the outcome of the case, or of a process that hung or died; None: it is still at it."""
+        """Return the outcome of the case, or of a process that hung or died; None: it still works on it."""
         if self.pipe.poll():
             try:
                 outcome: Outcome = self.pipe.recv()

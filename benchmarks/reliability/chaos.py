@@ -29,7 +29,7 @@ ROOT = Path(__file__).parent.parent.parent
 SHARE_EARLY = 0.15
 """Share of the kills that come while a process starts; the others come while it trains, validates and saves."""
 MAX_SECONDS = 3.0
-"""Training before a kill."""
+"""Longest training before a kill."""
 SMALL = """
 --width 16 --heads 2 --depth 1 --tokens_per_batch 1000 --dropout 0.2 --kind tokens
 --max_steps 1500 --log_every_n_steps 1 --checkpoint_every_n_steps 20

@@ -37,7 +37,7 @@ from benchmarks.reliability.same_run import Parts, difference, flat, parts_of_ru
 THIS = next(parent for parent in Path(__file__).resolve().parents if (parent / "pyproject.toml").is_file())
 EQUAL = "equal to the bit"
 JOBS = 2
-"""Cases at a time, each in processes of one thread."""
+"""Number of cases at a time, each in processes of one thread."""
 STOPPED_BY_SIGTERM = 143
 COMMON = """
 --accelerator cpu --seed 1 --max_steps 60 --gradient_accumulation_steps 2 --tokens_per_batch 600 --max_sequence_length 40
@@ -51,7 +51,7 @@ USES = {
     "reconstruct": "--split valid --temperature 0.7 --cache_dir cache --output",
     "impute": "--split valid --draws 4 --cache_dir cache --output",
 }
-"""How each verb is called; behind the last flag comes the file that it writes."""
+"""The flags of each verb; behind the last one comes the file that it writes."""
 
 
 class Case(NamedTuple):
@@ -83,7 +83,7 @@ CASES = {
     ),
     "plain_recipe": Case("--kind tokens", script="train_with_collapse_detection.py"),
 }
-"""Together: all kinds of data, backbones, likelihoods and posteriors, both precisions and both kinds of workers."""
+"""Cases that together have all kinds of data, backbones, likelihoods and posteriors, both precisions and both kinds of workers."""
 STOP_HALF_WAY = """
 import os, runpy, signal, sys
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -95,7 +95,7 @@ register_optimizer_step_post_hook(stop)
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-"""Runs a script and asks it to end after 30 optimizer steps, whatever its modules are called."""
+"""A program that runs a script and requests its end after 30 optimizer steps, whatever its modules are called."""
 REPLAY = """
 import importlib, json, sys
 zoo = importlib.import_module(sys.argv[1])
@@ -108,7 +108,7 @@ for record in map(zoo.record_from, json.load(open(sys.argv[2]))):
         verdicts.setdefault(record.name, {})[name] = {"calls": calls, "readings with decoder use": probed}
 json.dump(verdicts, open(sys.argv[3], "w"))
 """
-"""Replays records with the module of benchmarks/ that defines `record_from`, wherever a checkout has it."""
+"""A program that replays records with the module of benchmarks/ that defines `record_from`, wherever a checkout has it."""
 
 
 class Tree(NamedTuple):

@@ -13,9 +13,9 @@ from seqvae.files import read_rows
 CLOCKED_COLUMNS = {"seconds", "steps_per_second"}
 """Columns of metrics.csv."""
 LEFT_ALONE = ("seconds", "lap_seconds", "origin.settings", "val_loop", "verdict.evidence")
-"""In checkpoints: how long a run took so far; what was typed, of which much may differ; Lightning's count of the validation
-batches that it began, which grows with each validation that was cut short and repeated, and on which nothing depends; and the
-wording of a verdict, whose name and numbers are compared."""
+"""Values of checkpoints that may differ: the time that a run took so far; what was typed, of which much may differ; Lightning's
+count of the validation batches that it began, which grows with each validation that was cut short and repeated, and on which
+nothing depends; and the wording of a verdict, whose name and numbers are compared."""
 Parts = dict[str, dict[str, Any]]
 """A result as named parts, each of them a flat table of values."""
 

@@ -8,7 +8,7 @@ vocabulary 5,000. Events: physionet2012 below SEQVAE_REAL_DATA, or generated; ve
 sequence, padding not counted; speeds are those of whole epochs, validations included. A dash: the measure makes no difference
 there, because a later one takes its place or the data give no cause for it. The last line is JSON.
 
-The runs are processes (seqvae/profiling/contestant.py), of which not all fit into memory at a time: neighbours run in groups, and
+The runs are processes (seqvae/profiling/measured_run.py), of which not all fit into memory at a time: neighbours run in groups, and
 one variant runs in all groups. A variant's speed is its ratio to that one in the same group, so that an hour at which the machine
 is slower hits both.
 """
@@ -60,17 +60,17 @@ VOCABULARY = 5000
 PHYSIONET = "physionet2012"
 NOT_APPLICABLE = "-"
 VALIDATED_SHARE, MIN_VALIDATED = 0.01, 2
-"""Of the validation batches: what a validation is timed on in each round."""
+"""The share and the least number of validation batches that a validation is timed on in each round."""
 LEAD_SECONDS = 1.0
-"""What a loader prepared during the turns of others is used up before the clock runs, unless that takes longer."""
+"""The most time to use up what a loader prepared during the turns of others, before the clock runs."""
 
 
 class Turns(NamedTuple):
-    """How long each variant trains."""
+    """The training time of each variant."""
 
     rounds: int = 5
     seconds: float = 0.7
-    """In each round, and at least one optimizer step."""
+    """Training time in each round; at least one optimizer step."""
     warm_up_seconds: float = 2.0
     group_size: int = 5
     """Variants in a group, beside the one that is in all of them; a run of width 256 takes 1 to 2 GiB."""
@@ -85,20 +85,20 @@ class Measured(NamedTuple):
     rate: float
     """Real tokens per second over a whole epoch with its validations."""
     spread: str
-    """Of the ratios to the common variant, from round to round."""
+    """Spread of the ratios to the common variant, from round to round."""
     peak_gib: float
-    """Of the training process, without worker processes."""
+    """Peak memory of the training process, without worker processes."""
 
 
 class Comparison(NamedTuple):
-    """What is compared, for one kind of sequence."""
+    """The variants that are compared for one kind of sequence."""
 
     plain: Variant
     measures: Sequence[Measure]
     rungs: list[Variant]
     """The plain variant with the measures up to each."""
     lacking: list[Variant]
-    """The recommended recipe without each."""
+    """The recommended recipe without each measure."""
     compiled: Variant | None
     reference: Variant
 
@@ -108,7 +108,7 @@ class Comparison(NamedTuple):
 
     @property
     def variants(self) -> list[Variant]:
-        """Neighbours in the ladder are neighbours here."""
+        """All variants; neighbours in the ladder are neighbours here."""
         compiled = [self.compiled] if self.compiled else []
         return [self.reference, self.plain, *self.rungs, *compiled, *self.lacking]
 
@@ -222,11 +222,11 @@ def rows_of(comparison: Comparison, measured: Mapping[Variant, Measured]) -> lis
 
 
 class ValidationSample(NamedTuple):
-    """What a validation is timed on."""
+    """The part of the validation data that a validation is timed on."""
 
     batches: int
     share: float
-    """Of all tokens there are to validate on."""
+    """Its share of all tokens there are to validate on."""
     of_batches: int
 
 
@@ -235,9 +235,9 @@ class Timed(NamedTuple):
 
     laps: list[Lap]
     validation_seconds: float
-    """Of an epoch, all validations."""
+    """Seconds of all validations of an epoch."""
     tokens: float
-    """Of an epoch."""
+    """Tokens of an epoch."""
 
     def rate(self, laps: Sequence[Lap]) -> float:
         training = sum(lap.seconds for lap in laps) / sum(lap.real_steps for lap in laps)

@@ -22,18 +22,18 @@ from seqvae.data.dataset import SequenceSet
 from seqvae.data.description import DataDescription
 
 ROWS_PER_GROUP = 1_000
-"""Far fewer than pyarrow's own million, so that little is read in vain."""
+"""Rows of a group, far fewer than pyarrow's own million, so that little is read in vain."""
 
 Row = dict[str, np.ndarray]
 """One sequence: `tokens`; `values` or `raw`; of events also `variables` and `gaps`."""
 
 
 class Source(NamedTuple):
-    """Where batches come from."""
+    """The origin of batches."""
 
     directory: Path
     from_parquet: bool
-    """False: from the mapped file."""
+    """Whether they are read from Parquet, and not from the mapped file."""
     normalise: bool
     """Whether values are read in their own units, and each sequence is normalised when it is fetched."""
 

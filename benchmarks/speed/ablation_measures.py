@@ -27,7 +27,7 @@ class Variant(NamedTuple):
 
     settings: TrainingSettings
     closest_watch: bool
-    """Readings as often as train_with_collapse_detection.py takes them, or as train_optimized.py does."""
+    """Whether readings are as frequent as in train_with_collapse_detection.py, and not as in train_optimized.py."""
     from_parquet: bool
     """Whether Parquet is read again for each batch, instead of the cache."""
     normalise: bool
@@ -35,12 +35,12 @@ class Variant(NamedTuple):
 
 
 class Goal(NamedTuple):
-    """What the measures lead to."""
+    """The settings that the measures lead to."""
 
     settings: TrainingSettings
-    """The recommended ones, of `train_optimized.py --fast_detection`."""
+    """The recommended settings, those of `train_optimized.py --fast_detection`."""
     tokens_per_batch: int
-    """That these resolve to with these data."""
+    """The budget that these resolve to with these data."""
 
 
 class Measure(NamedTuple):
@@ -115,10 +115,10 @@ MEASURES = (
     Measure("validating a tenth each time, not all", partial(as_recommended, "validation", "limit_val_batches")),
     Measure("a length cap", partial(as_recommended, "lengths", "max_sequence_length")),
 )
-"""In the order of the ladder. One may supersede another: with a token budget, a number of sequences has no effect."""
+"""All measures, in the order of the ladder. One may supersede another: with a token budget, a number of sequences has no effect."""
 
 COMPILED = Measure("compiled (--compile_model)", lambda it, _: changed(it, "compute", compile_model=True))
-"""On top of the recommended recipe, which leaves it out."""
+"""The measure that is tried on top of the recommended recipe, which leaves it out."""
 
 MAIN = (
     "4 sequences per batch, not 1",

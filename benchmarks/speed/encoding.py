@@ -42,7 +42,7 @@ SETS: dict[str, tuple[str, ...]] = {
     "physionet2012": (),
 }
 SPLITS = {"moses_smiles": "test", "japanese_vowels": "train", "physionet2012": "test"}
-"""Large enough for a measurement, and no larger."""
+"""Splits that are large enough for a measurement, and no larger."""
 PASSES = 12
 
 

@@ -31,12 +31,12 @@ from seqvae.errors import run_command
 from seqvae.training.fit import make_data
 
 TEN_MILLION = ("--width", "448", "--depth", "2", "--heads", "2")
-"""As many weights as SeqSetVAE, as many heads, and as many layers: two to encode, two to decode."""
+"""Flags for as many weights, heads and layers as SeqSetVAE has: two to encode, two to decode."""
 PATIENTS = 4
 PROFILED_STEPS = 3
 
 Train = Callable[[], int]
-"""Trains for a while and returns the number of events."""
+"""A function that trains for a while and returns the number of events."""
 
 
 def main() -> None:

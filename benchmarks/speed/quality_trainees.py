@@ -63,12 +63,12 @@ from seqvae.training.network import build_network
 from seqvae.training.objective import negative_elbo, resolve_free_bits
 
 RATES = (3e-4, 1e-3, 3e-3)
-"""The grid of all sides; 3e-4 is MOSES' own, 3e-3 ours."""
+"""Learning rates that all sides try; 3e-4 is MOSES' own, 3e-3 ours."""
 WARMUP_STEPS = 10
 PLAIN = ("--kl_schedule", "constant", "--beta", "1", "--lr_schedule", "constant", "--warmup", str(WARMUP_STEPS))
-"""What it takes to compare trainings that stop anywhere: nothing depends on how long they go on."""
+"""Flags that let trainings be compared wherever they stop: nothing depends on how long they go on."""
 TRAIN_SEQUENCES, VALID_SEQUENCES = 20_000, 64
-"""Few to validate on, as that is done often, and on the same ones by all."""
+"""Numbers of sequences; few to validate on, as that is done often, and on the same ones by all."""
 MEAN_LENGTH = 75.0
 HF_BATCH = 64
 
@@ -84,7 +84,7 @@ class Stretch(NamedTuple):
 
     seconds: float
     tokens: int
-    """Real ones: neither padding nor marks of beginning and end."""
+    """Real tokens: neither padding nor marks of beginning and end."""
 
 
 class Trainee(Protocol):
@@ -94,7 +94,7 @@ class Trainee(Protocol):
     def parameters(self) -> int: ...
 
     def train(self, seconds: float) -> Stretch:
-        """Go on for this time, to the end of the optimizer step."""
+        """Train for this time, to the end of the optimizer step."""
 
     def validate(self) -> float:
         """Return the mean ELBO of the validation sequences at weight 1, in nats per sequence."""
@@ -110,7 +110,7 @@ class Candidate(NamedTuple):
     """Learning rate."""
     batch: str
     start: Callable[[int], Trainee]
-    """Starts with a seed."""
+    """A function that starts it with a seed."""
 
 
 # --- Data -------------------------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ def padded(rows: list[dict[str, Any]]) -> TokenBatch:
 
 
 class MosesMissing(Exception):
-    """MOSES cannot be used; says why, and what to type."""
+    """Raised where MOSES cannot be used; it says why, and what to type."""
 
 
 class Moses(NamedTuple):

@@ -55,7 +55,7 @@ TOKENS, SHORT_TOKENS = (256, 512, 1024, 2048, 4096, 8192, 16384), (256, 1024, 40
 VOCABULARY = 5000
 ROUNDS = 5
 STEPS = 4
-"""Optimizer steps that are timed together: batches of long sequences and of short ones."""
+"""Number of optimizer steps that are timed together: batches of long sequences and of short ones."""
 
 
 class Shape(NamedTuple):
@@ -65,7 +65,7 @@ class Shape(NamedTuple):
     """Steps of each sequence."""
     width: int
     tokens: int
-    """Of the batch."""
+    """Tokens of the batch."""
 
 
 BASE = Shape(length=64, width=128, tokens=4096)
@@ -76,7 +76,7 @@ class Sweep(NamedTuple):
 
     name: str
     label: str
-    """Of its axis."""
+    """Label of its axis."""
     fixed: str
     """The numbers that stay."""
     shapes: Sequence[Shape]
@@ -132,7 +132,7 @@ def run(
 
 
 class Timings(NamedTuple):
-    """What each round took with one number of sequences."""
+    """The times of each round with one number of sequences."""
 
     build_seconds: list[float]
     starts: list[dict[str, Any]]

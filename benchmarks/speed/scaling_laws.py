@@ -26,15 +26,15 @@ STYLE = {
     "legend.fontsize": 8.5,
 }
 TICKS = ((1.0,), (1.0, 2.0, 5.0))
-"""Of each power of ten: on a long axis, and on one of less than two powers."""
+"""Ticks of each power of ten: on a long axis, and on one of less than two powers."""
 MAX_X_TICKS = 8
 PLAIN = FuncFormatter(lambda number, _: f"{number:,.0f}" if number >= 1000 else f"{number:g}")
 ROOM = 1.25
-"""Above and below the curves."""
+"""Factor of the room above and below the curves."""
 
 
 class PowerLaw(NamedTuple):
-    """cost = factor * size ** exponent"""
+    """The law cost = factor * size ** exponent."""
 
     factor: float
     exponent: float

@@ -37,11 +37,11 @@ STAGES = {
     "padding": ("seqvae.data.datamodule.padding_efficiency", "seqvae.data.datamodule.grid_efficiency"),
     "checksum": ("seqvae.training.fit.identity_of",),
 }
-"""What grows with the number of sequences, by the names under which the run calls it."""
+"""Stages that grow with the number of sequences, by the names under which the run calls them."""
 
 
 class Reached(Exception):
-    """Ends the run: the first batch or step has come."""
+    """Raised to end the run when the first batch or step has come."""
 
 
 class Stopwatch(Callback):
@@ -51,7 +51,7 @@ class Stopwatch(Callback):
         self.until = until
         self.calls: dict[str, list[float]] = {stage: [] for stage in STAGES}
         self.marks: dict[str, float] = {}
-        """Seconds and peak memory."""
+        """Seconds and peak memory of each mark."""
         self._start = time.perf_counter()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:

@@ -3,9 +3,10 @@
     python -m benchmarks.speed.step [--short] [--part recipes|loop|compile]
 
 recipes: generated tokens with log-normal lengths (mean 75), 7 million parameters; and the event model of 10 million on
-physionet2012 below SEQVAE_REAL_DATA, or demo events. Runs of the real commands take turns (seqvae/profiling/contestant.py). Between
-the rounds, a square product of matrices measures what the machine can do at that hour, in the precision of the optimized run: bf16
-where the CPU has units for it, else float32. A model's FLOPs are counted by torch on its own batches, without those for padding.
+physionet2012 below SEQVAE_REAL_DATA, or demo events. Runs of the real commands take turns (seqvae/profiling/measured_run.py).
+Between the rounds, a square product of matrices measures what the machine can do at that hour, in the precision of the optimized
+run: bf16 where the CPU has units for it, else float32. A model's FLOPs are counted by torch on its own batches, without those for
+padding.
 loop: the real loader against batches that lie ready, and Lightning's Trainer against a bare loop, at a step of about 10 ms. In one
 process: a real run stops now and then for the bare loop's turns. In two processes, how each lies in memory was as much of the
 difference as what they do.
@@ -45,16 +46,25 @@ from seqvae.data.batch import Batch
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.errors import run_command
 from seqvae.monitors.hardware import product_peak
-from seqvae.profiling.measured_run import Lap, MeasuredRun, Recipe, Turn, data_of, measurable
+from seqvae.profiling.measured_run import Lap, MeasuredRun, Recipe, data_of, measurable
 from seqvae.training.distributed import DTYPES, Precision, resolve_precision
 from seqvae.training.fit import fit, make_data
+
+
+class Turn(NamedTuple):
+    """The length of a stretch of training, as `MeasuredRun.turn` takes it."""
+
+    steps: int = 1
+    seconds: float = 0.0
+    lead_steps: int = 2
+
 
 SEQUENCES = 40_000
 TOKEN_MODEL = ("--width", "256", "--depth", "3", "--vocabulary_size", "5000")
 EVENT_MODEL = ("--width", "448", "--depth", "2", "--heads", "2")
 SMALL_STEP = ("--width", "64", "--depth", "1", "--tokens_per_batch", "1000", "--gradient_accumulation_steps", "1")
 FEW_SEQUENCES = 1_000
-"""Of 500 ids. A step takes about 10 ms, and a turn is an epoch, so that all turns are of the same lengths."""
+"""Sequences of 500 ids. A step takes about 10 ms, and a turn is an epoch, so that all turns are of the same lengths."""
 OPTIMIZED, REFERENCE, RANDOM_64 = "train_optimized.py", "train_with_collapse_detection.py", "random batches of 64"
 BY_HAND = "the same, operations by hand"
 EVENTS, COMPILED = "train_optimized.py, events", "train_optimized.py --compile_model"
@@ -66,7 +76,7 @@ TURNS = {
 }
 SHORT_TURN = Turn(steps=2, seconds=3, lead_steps=1)
 LOOP_LEAD = 4
-"""Steps of each turn of the loops that do not count."""
+"""Steps at the beginning of each turn of the loops that do not count."""
 CACHED, LOADED, TRAINED = "cached batches", "the loader", "the Trainer"
 
 
@@ -75,7 +85,7 @@ class Result(NamedTuple):
 
     laps: list[Lap]
     is_compiled: bool = False
-    """After the run's own trial of it."""
+    """Whether layers are compiled after the run's own trial of it."""
 
     @property
     def rate(self) -> float:
@@ -281,7 +291,7 @@ def report_compile(directory: Path, short: bool) -> dict[str, Any]:
 
 PARTS = {"recipes": report_recipes, "loop": report_loop, "compile": report_compile}
 SHORT_PARTS = ("recipes", "loop")
-"""Compiling takes longer than the rest of the short form."""
+"""Parts of the short form; compiling would take longer than all of them."""
 
 
 if __name__ == "__main__":

@@ -52,16 +52,16 @@ from seqvae.errors import run_command
 
 PROG = "benchmarks.speed.time_to_quality"
 TOKENS_MODEL = ("--width", "256", "--depth", "3", "--vocabulary_size", "5000")
-"""7.3 million parameters, the network of the other benchmarks. All but 32 of the ids never come, which is learnt in a few steps."""
+"""7.3 million parameters, as in the other benchmarks. All but 32 of the ids never come, which is learnt in a few steps."""
 MOLECULES_MODEL = ("--width", "304", "--depth", "2", "--latent_size", "128", "--dropout", "0", "--free_bits", "0")
-"""4.6 million, as MOSES' VAE; its latent's size, no dropout as in its networks, and each nat of the KL costs."""
+"""4.6 million parameters, as MOSES' VAE; its latent's size, no dropout as in its networks, and each nat of the KL costs."""
 MOLECULES = 200_000
 
 OPTIMIZED_BATCHES = (1024, 2048)
-"""Tokens per optimizer step. Few: a network that knows nothing yet learns more from many steps."""
+"""Tokens per optimizer step. They are few: a network that knows nothing yet learns more from many steps."""
 MOLECULE_BATCHES = (1024, 4096)
 MOSES_BATCHES = (512, 64)
-"""Molecules; the first is its own."""
+"""Molecules per batch; the first number is its own."""
 
 CHOSEN = {
     "reference": (3e-4, 0),
@@ -72,16 +72,16 @@ CHOSEN = {
 }
 """Rate and batch of each side where nothing is chosen; a full run prints what it chooses."""
 CHOOSING_SEED = 1000
-"""Of the runs that rates and batches are chosen on; those that are compared have seeds of their own."""
+"""Seed of the runs that rates and batches are chosen on; those that are compared have seeds of their own."""
 LOOKS = 4
 """Validations in a turn. At a constant rate the ELBO scatters from one to the next: what counts is their mean."""
 
 
 class Effort(NamedTuple):
-    """How long everything takes."""
+    """The amount of training."""
 
     choosing: bool
-    """False: take what was chosen before."""
+    """Whether rates and batches are chosen now, and not as they were before."""
     turn_seconds: float
     rounds: int
     seeds: int
@@ -90,11 +90,11 @@ class Effort(NamedTuple):
 FULL = Effort(choosing=True, turn_seconds=9.0, rounds=5, seeds=3)
 SHORT = Effort(choosing=False, turn_seconds=3.0, rounds=2, seeds=1)
 ROUND_FACTORS = {"reference": 2}
-"""Times as many rounds: any recipe learns the most in its first seconds, and its worth shows after them."""
+"""Factors of the number of rounds: any recipe learns the most in its first seconds, and its worth shows after them."""
 
 
 class Contest(NamedTuple):
-    """A part: its title, and its sides."""
+    """A part of the benchmark, with its title and its sides."""
 
     title: str
     sides: Sequence[Sequence[Candidate]]
@@ -203,14 +203,14 @@ PARTS: dict[str, Callable[[Path, Sequence[str], bool], Contest]] = {
     "moses": moses_part,
     "hf": hf_part,
 }
-"""Each takes a directory for its data, flags, and whether there is a choice."""
+"""The parts; each takes a directory for its data, flags, and whether there is a choice."""
 
 
 # --- Trainings in turns, and their curves -----------------------------------------------------------------------------
 
 
 class Point(NamedTuple):
-    """Where a training stands."""
+    """A point on the curve of a training."""
 
     seconds: float
     tokens: float
@@ -221,12 +221,12 @@ Curve = Sequence[Point]
 
 
 class Trial(NamedTuple):
-    """What a candidate reached before the race, in as much time as the race takes."""
+    """The result of a candidate before the race, in as much time as the race takes."""
 
     candidate: Candidate
     curve: Curve
     seconds: float
-    """To the target; infinite where it was not reached, or where the trials are to find it."""
+    """Seconds to the target; infinite where it was not reached, or where the trials are to find it."""
 
 
 def race(
@@ -342,7 +342,7 @@ def report_choice(trials: Sequence[Trial]) -> list[dict[str, Any]]:
 
 
 class Side(NamedTuple):
-    """What one way to train reached, with each seed."""
+    """The results of one way to train, with each seed."""
 
     candidate: Candidate
     parameters: int
@@ -355,13 +355,13 @@ class Comparison(NamedTuple):
     targets: list[float]
     """The best ELBO of the other side."""
     theirs: list[float]
-    """Seconds."""
+    """Seconds of the other side to each target."""
     ours: list[float]
-    """Seconds; infinite where the target was not reached."""
+    """Our seconds to each target; infinite where it was not reached."""
 
     @property
     def ratios(self) -> list[float]:
-        """How many times as long the other took; 0 where ours did not reach the target."""
+        """Time of the other side / ours; 0 where ours did not reach the target."""
         return [their / our for their, our in zip(self.theirs, self.ours, strict=True)]
 
 

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seqvae.cli.command_line import parse_command_line
+from seqvae.config.flags import without_flags
 from seqvae.config.profiling import MeasuringSettings
 from seqvae.config.training import OptimizedSettings, ReferenceSettings, TrainingSettings
 from seqvae.config.yaml_files import to_flat_dict, values_of
 from seqvae.console import program, say, set_up_output, share_machine
 from seqvae.errors import UsageError, harmless
+from seqvae.files import replace_file
 
 if TYPE_CHECKING:
     from seqvae.data.datamodule import SequenceDataModule
@@ -60,9 +62,8 @@ def run(verb: str, words: Sequence[str]) -> None:
     found = read_settings(words)
     share_machine()
 
-    from seqvae.profiling.measured_run import (
-        Recipe,  # only now: torch and Lightning take seconds, which --help must not
-    )
+    # Only now: torch and Lightning take seconds, which --help must not.
+    from seqvae.profiling.measured_run import Recipe
     from seqvae.reports.terminal import ink_for
     from seqvae.training.fit import make_data, make_monitors
 
@@ -87,9 +88,8 @@ def run(verb: str, words: Sequence[str]) -> None:
 
 def read_settings(words: Sequence[str]) -> dict[str, ProfileSettings]:
     """Return the settings of each command to measure: --command and --compare say whose defaults stand below the flags."""
-    parse = partial(
-        parse_command_line, prog=program().removeprefix("python -m ").removeprefix("python "), description=DESCRIPTION
-    )
+    prog = program().removeprefix("python -m ").removeprefix("python ")
+    parse = partial(parse_command_line, prog=prog, description=DESCRIPTION)
     controls = {word.lstrip("-").replace("-", "_"): word for word in words if word.startswith("-")}
     if not controls.keys().isdisjoint({"help", "h", "version"}):
         parse(ProfileOptimized, words)  # prints and ends the process
@@ -105,49 +105,32 @@ def training_settings(name: str, settings: ProfileSettings) -> TrainingSettings:
     return RECIPES[name](**groups)
 
 
-def training_words(words: Sequence[str]) -> list[str]:
-    """Return what was typed, without what the training commands do not know.
-
-    >>> training_words(["--advise", "--lr", "0.1", "--num-iterations", "20", "--output=x", "--no_trace", "--pin_memory"])
-    ['--lr', '0.1', '--pin_memory']
-    """
-    kept: list[str] = []
-    is_ours = False
-    for word in words:
-        if word.startswith("--"):  # no value does
-            is_ours = word[2:].partition("=")[0].replace("-", "_").removeprefix("no_") in values_of(MeasuringSettings())
-        if not is_ours:
-            kept.append(word)
-    return kept
-
-
 def _analyse(
     recipes: "Sequence[Recipe]", measuring: MeasuringSettings, directory: Path, data: "SequenceDataModule", ink: "Ink"
 ) -> dict[str, Any]:
-    from seqvae.profiling import analysis
-    from seqvae.profiling.analysis import bottleneck_of
+    from seqvae.profiling.analysis import analyse, bottleneck_of
     from seqvae.reports.performance_report import as_dict, performance_page, write_performance_figure
 
-    effort = analysis.Effort(measuring.num_iterations, measuring.warmup_iterations)
     names = [recipe.name for recipe in recipes]
     suffixes = ["" if len(names) == 1 else f"-{name}" for name in names] if measuring.trace else []
     traces = [directory / TRACE.format(suffix) for suffix in suffixes]
-    speeds, comparison = analysis.analyse(recipes, effort, say, traces)
-    held_back = [bottleneck_of(speed, recipe.settings) for speed, recipe in zip(speeds, recipes, strict=True)]
+    speeds, comparison = analyse(recipes, measuring, say, traces)
+    bottlenecks = [bottleneck_of(speed, recipe.settings) for speed, recipe in zip(speeds, recipes, strict=True)]
     write_performance_figure(directory / FIGURE, speeds, comparison)
-    print("\n".join(performance_page(data.summary()[:2], speeds, held_back, comparison, ink)))
+    print("\n".join(performance_page(data.summary()[:2], speeds, bottlenecks, comparison, ink)))
     if not measuring.advise:
         print("\n  --advise tries such changes, and measures each.")
     if traces:
         print("\ntrace: open it with https://ui.perfetto.dev, or with Chrome at chrome://tracing")
     return {
-        "runs": [as_dict(speed, bottleneck) for speed, bottleneck in zip(speeds, held_back, strict=True)],
+        "runs": [as_dict(speed, bottleneck) for speed, bottleneck in zip(speeds, bottlenecks, strict=True)],
         "comparison": None if comparison is None else comparison._asdict(),
     }
 
 
 def advise(recipe: "Recipe", words: Sequence[str], ink: "Ink") -> dict[str, Any]:
-    from seqvae.profiling import advise as trying
+    """Print the advice on the training command with the flags typed, and return it in types of JSON."""
+    from seqvae.profiling import advise as advising
     from seqvae.reports.performance_report import advice_lines
 
     if program().endswith(" profile"):
@@ -155,16 +138,17 @@ def advise(recipe: "Recipe", words: Sequence[str], ink: "Ink") -> dict[str, Any]
     else:
         scripts = {"optimized": "train_optimized.py", "reference": "train_with_collapse_detection.py"}
         typed = f"python {scripts[recipe.name]}"
-    advice = trying.advise(recipe, training_words(words), prog=typed, say=say).as_dict()
+    training_words = without_flags(words, values_of(MeasuringSettings()))
+    advice = advising.advise(recipe, training_words, prog=typed, say=say).as_dict()
     print("\n".join(advice_lines(advice, ink)))
     return advice
 
 
 def _find_batch(recipe: "Recipe", measuring: MeasuringSettings, ink: "Ink") -> dict[str, Any]:
-    from seqvae.profiling import find_batch as search
+    from seqvae.profiling.find_batch import describe, find_batch
 
-    found = search.find_batch(recipe.settings, memory_limit_bytes=measuring.memory_limit_bytes, say=say)
-    print("\n".join(search.describe(found, ink)))
+    found = find_batch(recipe.settings, memory_limit_bytes=measuring.memory_limit_bytes, say=say)
+    print("\n".join(describe(found, ink)))
     tried = [one._asdict() for one in found.tried]
     return {"found_batch": {**found._asdict(), "tried": tried, "limit": found.limit._asdict()}}
 
@@ -192,20 +176,20 @@ def _new_directory(output: str | None, output_dir: str, kind: str) -> Iterator[P
 def _write_numbers(
     path: Path, found: dict[str, ProfileSettings], data: "SequenceDataModule", content: dict[str, Any]
 ) -> None:
+    """Write the content with machine, data, and the settings that are not the commands' defaults."""
     import torch
 
     from seqvae.reports.run_files import environment
 
+    settings = {}
+    for name, one in found.items():
+        defaults = to_flat_dict(type(one)())
+        settings[name] = {flag: value for flag, value in to_flat_dict(one).items() if value != defaults[flag]}
     everything = {
         "machine": environment(sys.argv, threads=torch.get_num_threads()),
         "data": data.summary(),
-        "settings": {name: _changed(one) for name, one in found.items()},
+        "settings": settings,
         **content,
     }
-    path.write_text(json.dumps(everything, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _changed(settings: ProfileSettings) -> dict[str, object]:
-    """Return the settings that are not the command's defaults."""
-    defaults = to_flat_dict(type(settings)())
-    return {name: value for name, value in to_flat_dict(settings).items() if value != defaults[name]}
+    with replace_file(path) as partial_file:
+        partial_file.write_text(json.dumps(everything, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -7,6 +7,7 @@ flags. Imports nothing heavy, since `--help` imports it.
 from dataclasses import dataclass
 from typing import Literal
 
+from seqvae.config.run import refuse_below
 from seqvae.files import refuse_no_paths
 
 LONGEST_WAIT = 1_000_000_000
@@ -87,10 +88,7 @@ class SourceSettings:
 
     def __post_init__(self) -> None:
         refuse_no_paths(self, "data_dir", "tokenizer", "label_path", "params_map_path", "variable_embeddings_path")
-        if self.minimum_count < 1:
-            raise ValueError(f"--minimum_count must be 1 or more, got {self.minimum_count}")
-        if self.vocabulary_size is not None and self.vocabulary_size < 1:
-            raise ValueError(f"--vocabulary_size must be 1 or more, got {self.vocabulary_size}")
+        refuse_below(1, self, "minimum_count", "vocabulary_size")
         if not 0 < self.validation_fraction < 1:
             raise ValueError(f"--validation_fraction must lie between 0 and 1, got {self.validation_fraction}")
         if not 0 <= self.test_fraction < 1:
@@ -115,8 +113,7 @@ class LengthSettings:
     """Steps between the starts of two windows of --long_sequences split; default: the cap, so that windows do not overlap."""
 
     def __post_init__(self) -> None:
-        if self.max_sequence_length < 1:
-            raise ValueError(f"--max_sequence_length must be 1 or more, got {self.max_sequence_length}")
+        refuse_below(1, self, "max_sequence_length")
         if self.window_stride is None:
             return
         if self.long_sequences != "split":
@@ -170,16 +167,12 @@ class BatchSettings:
     shape; default: 32 where a CPU computes in bf16, 8 for a GPU with --compile_model --compile_mode reduce-overhead, else any."""
 
     def __post_init__(self) -> None:
-        if self.pad_grid is not None and self.pad_grid < 0:
-            raise ValueError(f"--pad_grid must be 0 or more, got {self.pad_grid}")
+        refuse_below(0, self, "pad_grid")
+        refuse_below(1, self, "batch_size", "tokens_per_batch")
         if self.pad_grid and not (self.use_dynamic_padding and self.bucketing):
             raise ValueError(
                 "--pad_grid needs --use_dynamic_padding and --bucketing: the batches of a shape are of one length"
             )
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ValueError(f"--batch_size must be 1 or more, got {self.batch_size}")
-        if self.tokens_per_batch is not None and self.tokens_per_batch < 1:
-            raise ValueError(f"--tokens_per_batch must be 1 or more, got {self.tokens_per_batch}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,8 +201,7 @@ class LoadingSettings:
     def __post_init__(self) -> None:
         if self.num_workers != "auto" and self.num_workers < 0:
             raise ValueError(f"--num_workers must be auto, 0 or more, got {self.num_workers}")
-        if self.prefetch_factor is not None and self.prefetch_factor < 1:
-            raise ValueError(f"--prefetch_factor must be 1 or more, got {self.prefetch_factor}")
+        refuse_below(1, self, "prefetch_factor")
         if not 0 <= self.loader_timeout_seconds <= LONGEST_WAIT:
             raise ValueError(
                 f"--loader_timeout_seconds must be 0 (wait forever) or more, at most {LONGEST_WAIT:,}, "

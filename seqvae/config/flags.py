@@ -82,20 +82,16 @@ class Flag(NamedTuple):
 
 
 class FlagValue(NamedTuple):
-    """A value that was given on the command line, in a file or as a keyword argument; not converted yet."""
+    """A value from the command line, a file or a keyword argument; not converted yet."""
 
     flag: Flag
     text: str | None
     """None stands for null."""
     label: str
-    """How messages call it: `--batch-size` as typed, or `run.yaml, line 3: batch_size`."""
-    place: str | None = None
-    """File and line; None for the command line."""
-
-    @property
-    def typed_name(self) -> str:
-        """The name as typed, without its dashes and with underscores: `no_bucketing`."""
-        return self.label.lstrip("-").replace("-", "_")
+    """What messages call it: `--batch-size` as typed, or `run.yaml, line 3: batch_size`."""
+    is_in_file: bool = False
+    takes_value: bool = True
+    """Whether a value may follow it: neither `--no_bucketing` nor `--version` has one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +117,22 @@ class _Controls:
 def flags_of(schema: "type[DataclassInstance]") -> dict[str, Flag]:
     """Return all settings of a command by name, in the order of its groups."""
     return CommandLine(schema).flags
+
+
+def without_flags(words: Sequence[str], names: Collection[str]) -> list[str]:
+    """Return the words of a command line without some flags, whatever their spelling, and their values.
+
+    >>> without_flags(["--batch-size=4", "--data_dir", "my data", "--no_bucketing"], {"batch_size", "bucketing"})
+    ['--data_dir', 'my data']
+    """
+    kept: list[str] = []
+    is_kept = True
+    for word in words:
+        if word.startswith("--"):  # no value does
+            is_kept = word[2:].partition("=")[0].replace("-", "_").removeprefix("no_") not in names
+        if is_kept:
+            kept.append(word)
+    return kept
 
 
 class CommandLine(Generic[Settings]):
@@ -152,8 +164,7 @@ class CommandLine(Generic[Settings]):
         self.flags: dict[str, Flag] = {}
         for group in values_of(schema()).values():
             self.flags |= self._add_group(group)
-        skip = () if self._presets else ("preset",)
-        self.controls = self._add_group(_Controls(), skip)
+        self.controls = self._add_group(_Controls(), skip=() if self._presets else ("preset",))
         if self._presets:
             preset = self.controls["preset"]
             self.controls["preset"] = preset._replace(types=(), choices=tuple(self._presets))
@@ -185,8 +196,8 @@ class CommandLine(Generic[Settings]):
             flag = self.flags.get(name.removeprefix("no_")) or self.controls.get(name)
             if flag is None or (name != flag.name and not flag.is_switch):
                 raise UsageError(self._message_on_unknown(word, flag_values))
-            one = FlagValue(flag, text, typed)
-            if not self._takes_value(one):
+            takes_value = not flag.is_switch or (name == flag.name and name in self.flags)
+            if not takes_value:
                 if equals:
                     raise UsageError(f"{typed} takes no value, got {text!r}")
                 text = "true" if name == flag.name else "false"
@@ -198,7 +209,7 @@ class CommandLine(Generic[Settings]):
                 else:
                     raise UsageError(f"{typed} wants {flag.expected}, but nothing follows it")
             is_null = flag.optional and text.lower() in ("null", "none")
-            flag_values.append(one._replace(text=None if is_null else text))
+            flag_values.append(FlagValue(flag, None if is_null else text, typed, takes_value=takes_value))
         return flag_values
 
     def read_values(self, values: Mapping[str, object]) -> list[FlagValue]:
@@ -243,7 +254,7 @@ class CommandLine(Generic[Settings]):
         flag_values = []
         for name, text, place in read_settings_file(path, shown_as):
             if name in self.flags:
-                flag_values.append(FlagValue(self.flags[name], text, f"{place}: {name}", place))
+                flag_values.append(FlagValue(self.flags[name], text, f"{place}: {name}", is_in_file=True))
             elif ignored is not None and name not in ignored:
                 positive = self.flags.get(name.removeprefix("no_"))
                 if positive is not None and positive.is_switch:
@@ -267,11 +278,6 @@ class CommandLine(Generic[Settings]):
         except ArgumentError as error:
             raise UsageError(_refusal(value)) from error
 
-    def _takes_value(self, value: FlagValue) -> bool:
-        """Whether a value may follow it: neither `--no_bucketing` nor `--version` has one."""
-        flag = value.flag
-        return not flag.is_switch or (value.typed_name == flag.name and flag.name in self.flags)
-
     def _message_on_unknown(self, word: str, before: Sequence[FlagValue]) -> str:
         """Name either a misspelled flag or a value too many."""
         typed, equals, _ = word.partition("=")
@@ -283,10 +289,10 @@ class CommandLine(Generic[Settings]):
             return f"{typed} is not a flag{guess or '; --help lists them'}"
         if not before:
             return f"{word!r} is not a flag{guess or ': flags begin with --, values follow them'}"
-        label, text = before[-1].label, before[-1].text
-        if not self._takes_value(before[-1]):
-            return f"{label} takes no value, got {word!r}"
-        return f"{label} takes one value, got {text!r} and {word!r}: put quotes around spaces and patterns"
+        last = before[-1]
+        if not last.takes_value:
+            return f"{last.label} takes no value, got {word!r}"
+        return f"{last.label} takes one value, got {last.text!r} and {word!r}: put quotes around spaces and patterns"
 
 
 def _alternatives(name: str, hint: Any) -> tuple[tuple[type, ...], tuple[str, ...], bool]:
@@ -310,16 +316,17 @@ def _refusal(value: FlagValue) -> str:
 def _in_users_spelling(message: str, flag_values: Sequence[FlagValue]) -> str:
     """Spell the flags in a message as they were typed, and add the places of those that stand in a file."""
     last = {one.flag.name: one for one in flag_values}
-    typed = {one.typed_name: one.label for one in flag_values if one.place is None}
+    labels = [one.label for one in flag_values if not one.is_in_file]
+    typed = {label.lstrip("-").replace("-", "_"): label for label in labels}
     has_hyphens = any("-" in label.lstrip("-") for label in typed.values())
-    dashes = "" if any(not label.startswith("-") for label in typed.values()) else "--"  # none on keyword arguments
+    dashes = "--" if all(label.startswith("-") for label in labels) else ""  # none on keyword arguments
 
     def spelled(mention: re.Match[str]) -> str:
         untyped = mention[1].replace("_", "-") if has_hyphens else mention[1]
         return typed.get(mention[1], f"{dashes}{untyped}")
 
     mentioned = set(_MENTIONED_FLAG.findall(message))
-    places = [one.label for name, one in last.items() if name in mentioned and one.place is not None]
+    places = [one.label for name, one in last.items() if name in mentioned and one.is_in_file]
     return _MENTIONED_FLAG.sub(spelled, message) + (f" ({'; '.join(places)})" if places else "")
 
 
@@ -341,9 +348,8 @@ class _HelpFormatter(DefaultHelpFormatter):
         return f"{action.help} (default: {default})" if has_default else f"{action.help}"
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(
-            " ".join(text.split()), width, break_on_hyphens=False, break_long_words=False
-        )  # keep a flag in one piece
+        one_line = " ".join(text.split())
+        return textwrap.wrap(one_line, width, break_on_hyphens=False, break_long_words=False)  # flags stay in one piece
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         """Fill paragraphs; those that are indented (examples) stay as they are."""

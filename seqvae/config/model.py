@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from seqvae.config.run import refuse_below
+
 Architecture = Literal["transformer", "lstm", "tcn"]
 
 
@@ -42,16 +44,14 @@ class ModelSettings:
 
     @property
     def attention_steps(self) -> float | None:
-        """Length of a sequence at which attention takes as long as all else in the layers: 4 T W beside 24 W^2 operations a step
+        """Length of a sequence at which attention takes as long as all else in the layers: 4 T W beside 24 W^2 operations per step
         and layer. Measured on a CPU, forward and backward: 6.0 W at width 128, at 256 5.2 W in bf16 and 5.8 W in float32. Where one
         of encoder and decoder has no attention, twice that; None: neither has."""
         attending = [self.encoder == "transformer", self.decoder in ("transformer", "parallel")]
         return 6.0 * self.width * len(attending) / sum(attending) if any(attending) else None
 
     def __post_init__(self) -> None:
-        for name in ("width", "depth", "heads", "latent_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be 1 or more, got {getattr(self, name)}")
+        refuse_below(1, self, "width", "depth", "heads", "latent_size")
         if self.width % 2:
             raise ValueError(f"--width must be an even number, got {self.width}")
         if {self.encoder, self.decoder} & {"transformer", "parallel"} and self.width % (2 * self.heads):

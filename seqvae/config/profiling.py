@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from seqvae.config.run import refuse_below
 from seqvae.files import refuse_no_paths
 from seqvae.text import parse_size
-
-COMMANDS = ("optimized", "reference")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +41,14 @@ class MeasuringSettings:
 
     def __post_init__(self) -> None:
         refuse_no_paths(self, "output")
-        for name in ("num_iterations", "warmup_iterations"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be 1 or more, got {getattr(self, name)}")
+        refuse_below(1, self, "num_iterations", "warmup_iterations")
         names = self.names
-        if len(set(names)) < len(names) or not set(names) <= set(COMMANDS) or (self.compare and len(names) < 2):
-            raise ValueError(f"--compare takes the commands {','.join(COMMANDS)}, got {self.compare!r}")
+        if (
+            len(set(names)) < len(names)
+            or not set(names) <= {"optimized", "reference"}
+            or (self.compare and len(names) < 2)
+        ):
+            raise ValueError(f"--compare takes the commands optimized,reference, got {self.compare!r}")
         if self.memory_limit is not None:
             if not self.find_batch:
                 raise ValueError("--memory_limit needs --find_batch")
@@ -63,4 +64,5 @@ class MeasuringSettings:
 
     @property
     def memory_limit_bytes(self) -> int | None:
+        """The memory that --find_batch may fill, or None for what is available."""
         return None if self.memory_limit is None else parse_size(self.memory_limit)

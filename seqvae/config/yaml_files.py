@@ -34,7 +34,7 @@ class Entry(NamedTuple):
 
 
 def read_settings_file(path: Path, shown_as: str) -> list[Entry]:
-    """All entries of a file, which messages call `shown_as`."""
+    """Return all entries of a file, which messages call `shown_as`."""
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -61,36 +61,6 @@ def read_settings_file(path: Path, shown_as: str) -> list[Entry]:
         return []
     if not isinstance(root, yaml.MappingNode):
         raise UsageError(f"{shown_as} must hold lines of the form `name: value`")
-    return _entries(root, shown_as)
-
-
-def to_yaml(settings: "DataclassInstance") -> str:
-    """All settings under their themes, those that are None as well; `--config` makes an equal object of it."""
-    return "\n".join(f"# {theme_of(group)}\n{_lines(values_of(group))}" for group in values_of(settings).values())
-
-
-def to_flat_dict(settings: "DataclassInstance") -> dict[str, object]:
-    """All settings by name, whatever their group."""
-    return {name: value for group in values_of(settings).values() for name, value in values_of(group).items()}
-
-
-def values_of(settings: "DataclassInstance") -> dict[str, Any]:
-    """Return what a dataclass holds, field by field: the groups of a command's settings, or the plain values of a group."""
-    return {field.name: getattr(settings, field.name) for field in fields(settings)}
-
-
-def theme_of(group: "DataclassInstance") -> str:
-    """Return the title of a group: its docstring's first line."""
-    return inspect.cleandoc(type(group).__doc__ or "").partition("\n")[0]
-
-
-def _lines(values: dict[str, object]) -> str:
-    # PyYAML writes control characters and line separators as they are where it may write Unicode, and reads others back
-    is_plain = all(str(value).isprintable() for value in values.values())
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=is_plain, width=float("inf"))
-
-
-def _entries(root: yaml.MappingNode, shown_as: str) -> list[Entry]:
     lines: dict[str, int] = {}
     entries = []
     for key, value in root.value:
@@ -106,3 +76,30 @@ def _entries(root: yaml.MappingNode, shown_as: str) -> list[Entry]:
         lines[name] = line
         entries.append(Entry(name, None if value.tag == _NULL_TAG else value.value, place))
     return entries
+
+
+def to_yaml(settings: "DataclassInstance") -> str:
+    """Return all settings under their themes, those that are None as well; `--config` makes an equal object of it."""
+    parts = []
+    for group in values_of(settings).values():
+        values = values_of(group)
+        # PyYAML writes control characters and line separators as they are where it may write Unicode, and reads others back.
+        is_plain = all(str(value).isprintable() for value in values.values())
+        lines = yaml.safe_dump(values, sort_keys=False, allow_unicode=is_plain, width=float("inf"))
+        parts.append(f"# {theme_of(group)}\n{lines}")
+    return "\n".join(parts)
+
+
+def to_flat_dict(settings: "DataclassInstance") -> dict[str, object]:
+    """Return all settings by name, whatever their group."""
+    return {name: value for group in values_of(settings).values() for name, value in values_of(group).items()}
+
+
+def values_of(settings: "DataclassInstance") -> dict[str, Any]:
+    """Return what a dataclass holds, field by field: the groups of a command's settings, or the plain values of a group."""
+    return {field.name: getattr(settings, field.name) for field in fields(settings)}
+
+
+def theme_of(group: "DataclassInstance") -> str:
+    """Return the title of a group: its docstring's first line."""
+    return inspect.cleandoc(type(group).__doc__ or "").partition("\n")[0]

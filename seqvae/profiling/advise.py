@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from seqvae.config.flags import without_flags
 from seqvae.config.training import TrainingSettings
-from seqvae.config.yaml_files import values_of
+from seqvae.config.yaml_files import to_flat_dict, values_of
 from seqvae.errors import SettingsError, UsageError
 from seqvae.monitors.hardware import GIB
 from seqvae.profiling.find_batch import available_memory
@@ -29,9 +30,9 @@ RULE = "faster: by more than 2 %, and in three quarters of the rounds"
 LEAST_GAIN = 1.02
 SECONDS_PER_TURN, ROUNDS = 1.0, 5
 FEWEST_MICRO_BATCHES = 8
-"""Of a turn, so that it holds long and short sequences."""
+"""The least of a turn, so that it holds long and short sequences."""
 WARM_UP_STEPS, WARM_UP_TURNS = 8, 2.0
-"""At least that many steps, and as long as that many turns."""
+"""A warm-up is at least that many steps, and as long as that many turns."""
 LEAD_STEPS = 1
 START_NOISE_SECONDS = 2.0
 """What two starts of the same run may differ by on a busy machine."""
@@ -42,7 +43,6 @@ PAD_GRID = 32
 REGROUPED = "as many tokens in an optimizer step, in other batches"
 
 Value = bool | int | str | None
-"""Of a setting."""
 
 
 class Change(NamedTuple):
@@ -52,7 +52,7 @@ class Change(NamedTuple):
     theme: str
     """Changes of one theme exclude one another."""
     values: Mapping[str, Value]
-    """By the names of their flags; only what differs."""
+    """What differs, by the names of the flags."""
     reason: str
     """Why it might help."""
     effect: str = ""
@@ -62,17 +62,17 @@ class Change(NamedTuple):
 
     def apply(self, settings: TrainingSettings) -> TrainingSettings:
         """Return changed settings. ValueError where the other settings do not go with it."""
-        unknown = set(self.values)
-        for name, group in values_of(settings).items():
-            mine = {key: self.values[key] for key in values_of(group) if key in self.values}
-            unknown -= mine.keys()
-            if mine:
-                settings = replace(settings, **{name: replace(group, **mine)})
+        unknown = self.values.keys() - to_flat_dict(settings)
         assert not unknown, f"there is no setting {', '.join(unknown)}"
+        for name, group in values_of(settings).items():
+            if mine := {key: self.values[key] for key in values_of(group) if key in self.values}:
+                settings = replace(settings, **{name: replace(group, **mine)})
         return settings
 
 
 class Verdict(StrEnum):
+    """The outcome of a trial."""
+
     FASTER = "faster"
     NO_FASTER = "no faster"
     SLOWER = "slower"
@@ -89,25 +89,25 @@ class Trial(NamedTuple):
     remark: str = ""
     gain: float = 0.0
     ratios: Sequence[float] = ()
-    """Of each round."""
+    """The gain in each round."""
     rate: float = 0.0
     base_rate: float = 0.0
-    """Of the run as it is, meanwhile."""
+    """The rate of the run as it is, meanwhile."""
     memory_gib: float = 0.0
     start_seconds: float = 0.0
     """What the change takes more before it trains (compiling); below 0: less."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return it flat, in types of JSON; None where nothing was measured."""
-        numbers = ("gain", "rate", "base_rate", "memory_gib", "start_seconds")
+        change, numbers = self.change, ("gain", "rate", "base_rate", "memory_gib", "start_seconds")
         lower, upper = middle_half(self.ratios) if self.ratios else (None, None)
         return {
-            "change": self.change.name,
-            "theme": self.change.theme,
-            "values": dict(self.change.values),
-            "reason": self.change.reason,
-            "effect": self.change.effect,
-            "flags": shlex.join(as_typed(self.change.values)),
+            "change": change.name,
+            "theme": change.theme,
+            "values": dict(change.values),
+            "reason": change.reason,
+            "effect": change.effect,
+            "flags": shlex.join(as_typed(change.values)),
             "verdict": str(self.verdict),
             "remark": self.remark,
             "ratios": list(self.ratios),
@@ -125,7 +125,7 @@ class Advice(NamedTuple):
     base_rate: float
     """Real steps of sequences per second, of the run as it is."""
     base_spread: float
-    """Of its turns' rates: middle half / median."""
+    """Middle half of its turns' rates / their median."""
     base_memory_gib: float
     run_seconds: float
     """How long the run as it is would train."""
@@ -135,7 +135,7 @@ class Advice(NamedTuple):
     best: Trial | None
     """What is proposed of `together`; None: nothing is faster."""
     command: str
-    """With the best, or as it was."""
+    """The command line with the best, or as it was."""
     seconds: float
     """How long it took to find out."""
 
@@ -180,7 +180,7 @@ def advise(
             has_room=2 * first.peak_memory_gib * GIB <= available,
         )
         changes = changes_for(with_few_shapes(recipe.settings), facts)
-        say(f"{_rate(contest.laps):,.0f} {unit}/s as it is; {len(changes)} changes to try")
+        say(f"{rate_of(contest.laps):,.0f} {unit}/s as it is; {len(changes)} changes to try")
 
         def compare(change: Change, title: str) -> Trial:
             trial = contest.compare(change)
@@ -193,11 +193,11 @@ def advise(
         together = [compare(change, "again:") for change in worth_measuring_again(alone)]
         faster = [trial for trial in together if trial.verdict is Verdict.FASTER]
         best = max(faster, key=lambda trial: trial.gain, default=None)
-        rates = [_rate([lap]) for lap in contest.laps]
+        rates = [rate_of([lap]) for lap in contest.laps]
         lower, upper = middle_half(rates)
         return Advice(
             unit=unit,
-            base_rate=_rate(contest.laps),
+            base_rate=rate_of(contest.laps),
             base_spread=(upper - lower) / statistics.median(rates),
             base_memory_gib=contest.laps[-1].peak_memory_gib,
             run_seconds=contest.run_seconds,
@@ -232,7 +232,7 @@ def worth_measuring_again(alone: Iterable[Trial]) -> list[Change]:
 
 
 class Contest:
-    """The run as it is, and others that take turns with it. It waits while another trains: two processes are alive at most."""
+    """The run as it is, which takes turns with changed ones. It waits while they train: two processes are alive at most."""
 
     def __init__(
         self,
@@ -240,14 +240,14 @@ class Contest:
         base: MeasuredRun,
         seconds_per_turn: float,
         rounds: int,
-        start: Callable[[Recipe], MeasuredRun] = MeasuredRun,
+        start: Callable[[Recipe], MeasuredRun],
     ) -> None:
-        """Warm up the base. `rounds`: at most; fewer where a change cannot be found faster any more."""
+        """Warm up the base. `rounds` is a maximum: there are fewer where a change cannot be found faster any more."""
         self._recipe, self._base, self._start = recipe, base, start
         self._seconds_per_turn, self._rounds = seconds_per_turn, rounds
         base.turn(WARM_UP_STEPS, WARM_UP_TURNS * seconds_per_turn, LEAD_STEPS)
         self.laps = [self._turn(base)]
-        """All that the base did after its warm-up."""
+        """All turns of the base after its warm-up."""
 
     @property
     def run_seconds(self) -> float:
@@ -278,7 +278,7 @@ class Contest:
                     # Now one goes first, now the other: neither finds the better machine.
                     for training in (self._base, run) if len(ratios) % 2 == 0 else (run, self._base):
                         (ours if training is run else theirs).append(self._turn(training))
-                    ratios.append(_rate(ours[-1:]) / _rate(theirs[-1:]))
+                    ratios.append(rate_of(ours[-1:]) / rate_of(theirs[-1:]))
             except (*ENDINGS, UsageError, SettingsError) as error:
                 if training is self._base:
                     raise
@@ -286,7 +286,7 @@ class Contest:
                 return Trial(change, Verdict.FAILED, "out of memory" if isinstance(error, MemoryError) else in_a_line)
             start_seconds = run.ready.seconds - self._base.ready.seconds
         self.laps += theirs
-        gain = _rate(ours) / _rate(theirs) if change.by_totals else statistics.median(ratios)
+        gain = rate_of(ours) / rate_of(theirs) if change.by_totals else statistics.median(ratios)
         lower, upper = middle_half(ratios)
         remark, saved = "", self.run_seconds * (1 - 1 / gain)
         if gain < 1 / LEAST_GAIN and upper < 1:
@@ -299,7 +299,7 @@ class Contest:
         else:
             verdict = Verdict.FASTER
         memory_gib = ours[-1].peak_memory_gib
-        return Trial(change, verdict, remark, gain, ratios, _rate(ours), _rate(theirs), memory_gib, start_seconds)
+        return Trial(change, verdict, remark, gain, ratios, rate_of(ours), rate_of(theirs), memory_gib, start_seconds)
 
     def _turn(self, run: MeasuredRun) -> Lap:
         return run.turn(-(-FEWEST_MICRO_BATCHES // run.ready.accumulate), self._seconds_per_turn, LEAD_STEPS)
@@ -313,7 +313,8 @@ def middle_half(values: Sequence[float]) -> tuple[float, float]:
     return lower, upper
 
 
-def _rate(laps: Sequence[Lap]) -> float:
+def rate_of(laps: Sequence[Lap]) -> float:
+    """Return the real steps per second."""
     return sum(lap.real_steps for lap in laps) / sum(lap.seconds for lap in laps)
 
 
@@ -326,7 +327,7 @@ class Facts(NamedTuple):
     device: str
     """cpu, cuda or mps."""
     precision: str
-    """In force."""
+    """The precision in force."""
     has_bf16: bool
     """The device computes with it faster than with float32."""
     tokens: int
@@ -334,16 +335,16 @@ class Facts(NamedTuple):
     longest: int
     """Steps of the longest, as it is padded."""
     tokens_per_batch: int
-    """At most, in force."""
+    """The limit in force."""
     waiting_share: float
-    """Of a step, for data."""
+    """Share of a step that waits for data."""
     has_room: bool
     """Memory is left for a run that needs twice as much beside this one."""
 
 
 def changes_for(settings: TrainingSettings, facts: Facts) -> list[Change]:
     """Return the changes worth trying, in that order. Each keeps the size of an optimizer step: the run learns as before."""
-    present = {name: value for group in values_of(settings).values() for name, value in values_of(group).items()}
+    present = to_flat_dict(settings)
     batches, compute, loading = settings.batches, settings.compute, settings.loading
     accumulate = settings.optimizer.gradient_accumulation_steps
     changes: list[Change] = []
@@ -425,17 +426,10 @@ def as_typed(values: Mapping[str, Value]) -> list[str]:
     return words
 
 
-def with_flags(words: Iterable[str], values: Mapping[str, Value]) -> list[str]:
+def with_flags(words: Sequence[str], values: Mapping[str, Value]) -> list[str]:
     """Return what a user typed, with other values for some flags: in place of those typed, not beside them.
 
     >>> with_flags(["--batch-size=4", "--data_dir", "my data", "--no_bucketing"], {"batch_size": 8, "bucketing": True})
     ['--data_dir', 'my data', '--batch_size', '8', '--bucketing']
     """
-    kept: list[str] = []
-    is_replaced = False
-    for word in words:
-        if word.startswith("--"):  # no value does
-            is_replaced = word[2:].partition("=")[0].replace("-", "_").removeprefix("no_") in values
-        if not is_replaced:
-            kept.append(word)
-    return [*kept, *as_typed(values)]
+    return [*without_flags(words, values), *as_typed(values)]

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from seqvae.config.profiling import MeasuringSettings
 from seqvae.config.run import ValidationSettings
 from seqvae.config.training import TrainingSettings
 from seqvae.data.batch import EventBatch
@@ -29,43 +30,17 @@ from seqvae.training.schedules import Plan
 from seqvae.training.trainer import UNITS, Cadence, validation_cadence
 
 TURNS = 5
-"""Medians and spreads are of that many."""
+"""Number of turns that medians and spreads are taken over."""
 LEAD_STEPS = 2
-"""At the beginning of each turn, not counted."""
+"""Steps at the beginning of each turn that are not counted."""
 MOST_VALIDATION_BATCHES = 32
 """A validation of more is extrapolated from that many of its batches, chosen at random."""
 EVENTS_SAMPLE = 512
 """Sequences that the events of a step are counted in."""
-NOTABLE = {
-    "waiting for data": 0.05,
-    "padding": 0.10,
-    "clipping and optimizer": 0.15,
-    "monitoring and loop": 0.10,
-    "validation": 0.10,
-    "checkpoints": 0.05,
-}
-"""Shares of time from which a change is worth it."""
 LITTLE_OF_PEAK = 0.3
 """Below it, products of matrices are small, or what stands between them takes longer than they do."""
 
 Say = Callable[[str], None]
-
-
-class Effort(NamedTuple):
-    """How much to measure, in optimizer steps of each command."""
-
-    num_iterations: int
-    warmup_iterations: int
-    """Before, not counted."""
-
-
-class Analysis(NamedTuple):
-    """What the commands came to."""
-
-    speeds: list[Speed]
-    """In the order of the recipes."""
-    comparison: Comparison | None
-    """Of two."""
 
 
 class _Measured(NamedTuple):
@@ -74,43 +49,47 @@ class _Measured(NamedTuple):
     run: MeasuredRun
     data: SequenceDataModule
     settings: TrainingSettings
-    """As the command would run."""
+    """The settings of the command, whose validation may be larger than the measured one."""
     validation_batches: tuple[int, int, int]
-    """While training goes on; in all; and in the validation that is measured."""
+    """Batches of a validation while training goes on, of all validation data, and of the validation that is measured."""
     first_step_seconds: float
     seconds_per_step: float
-    """A first impression."""
+    """A first impression, from the warm-up."""
     laps: list[Lap]
     others_cpu_shares: list[float]
-    """Of all the machine's cores, what other programs took in each turn, on systems that tell."""
+    """The share of all the machine's cores that other programs took in each turn, on systems that know it."""
+
+    @property
+    def unit(self) -> str:
+        return UNITS[self.data.description.kind]
 
 
 def analyse(
     recipes: Sequence[Recipe],
-    effort: Effort,
+    measuring: MeasuringSettings,
     say: Say,
     traces: Sequence[Path] = (),
     start: Callable[[Recipe], MeasuredRun] = MeasuredRun,
-) -> Analysis:
-    """Measure; `traces`: where to write that of each recipe, if at all."""
+) -> tuple[list[Speed], Comparison | None]:
+    """Return the speed of each recipe and, of two, their comparison; `traces`: where to write that of each, if at all."""
     with ExitStack() as stack:
-        all_measured = [_begin(stack, start, recipe, effort, say) for recipe in recipes]
-        peaks = _take_turns(all_measured, effort, say)
+        all_measured = [_begin(stack, start, recipe, measuring.warmup_iterations, say) for recipe in recipes]
+        peaks = _take_turns(all_measured, measuring.num_iterations, say)
         speeds = [_finish(measured, peaks, say) for measured in all_measured]
         for measured, path in zip(all_measured, traces, strict=False):
             say(f"{measured.run.name}: tracing a few steps")
             measured.run.trace(path)
     if len(speeds) != 2:
-        return Analysis(speeds, None)
+        return speeds, None
     # The ratio is of all steps in all seconds, its spread of the turns that stood side by side.
     slower, faster = sorted(speeds, key=lambda speed: speed.real_steps_per_second)
     ratios = [fast / slow for fast, slow in zip(faster.turns, slower.turns, strict=True)]
     ratio = faster.real_steps_per_second / slower.real_steps_per_second
-    return Analysis(speeds, Comparison(faster.name, slower.name, ratio, min(ratios), max(ratios)))
+    return speeds, Comparison(faster.name, slower.name, ratio, min(ratios), max(ratios))
 
 
 def _begin(
-    stack: ExitStack, start: Callable[[Recipe], MeasuredRun], recipe: Recipe, effort: Effort, say: Say
+    stack: ExitStack, start: Callable[[Recipe], MeasuredRun], recipe: Recipe, warmup_iterations: int, say: Say
 ) -> _Measured:
     """Start a run and warm it up."""
     data, settings = make_data(recipe.settings), recipe.settings
@@ -124,44 +103,42 @@ def _begin(
     ready, unit = run.ready, UNITS[data.description.kind]
     model = f"{ready.parameters / 1e6:.2f} M parameters, {ready.precision}"
     portion = f"{ready.plan.tokens_per_step:,.0f} {unit}s to an optimizer step"
-    say(f"{recipe.name}: {model}, {portion}; {effort.warmup_iterations} of them to warm up")
+    say(f"{recipe.name}: {model}, {portion}; {warmup_iterations} of them to warm up")
     first = run.turn(steps=1, lead_steps=0)
-    others = effort.warmup_iterations - 1
-    later = run.turn(steps=others, lead_steps=0) if others else first
+    later = run.turn(steps=warmup_iterations - 1, lead_steps=0) if warmup_iterations > 1 else first
     batches = (on_the_way, all_batches, sample)
     return _Measured(run, data, settings, batches, first.seconds, later.seconds / later.steps, [], [])
 
 
-def _take_turns(all_measured: Sequence[_Measured], effort: Effort, say: Say) -> dict[str, float]:
+def _take_turns(all_measured: Sequence[_Measured], num_iterations: int, say: Say) -> dict[str, float]:
     """Let each run take its turns, and return the peaks of products by precision."""
-    turns = min(TURNS, effort.num_iterations)
-    portions = [effort.num_iterations // turns + (number < effort.num_iterations % turns) for number in range(turns)]
-    steps = effort.num_iterations + LEAD_STEPS * turns
-    seconds = sum(measured.seconds_per_step * steps for measured in all_measured)
-    say(f"measuring {effort.num_iterations:,} optimizer steps in {turns} turns, about {duration(seconds)}")
+    turns = min(TURNS, num_iterations)
+    seconds = sum(measured.seconds_per_step * (num_iterations + LEAD_STEPS * turns) for measured in all_measured)
+    say(f"measuring {num_iterations:,} optimizer steps in {turns} turns, about {duration(seconds)}")
     places = sorted({(measured.run.ready.device, measured.run.ready.precision) for measured in all_measured})
     peaks: dict[str, list[float]] = {precision: [] for _, precision in places}
     machine = Machine()
-    for number, portion in enumerate(portions, start=1):
+    for number in range(turns):
+        steps = num_iterations // turns + (number < num_iterations % turns)
         rates = []
-        for run, data, *_, laps, others_cpu_shares in all_measured:
+        for measured in all_measured:
             before = machine.spent()
-            lap = run.turn(steps=portion, lead_steps=LEAD_STEPS)
+            lap = measured.run.turn(steps=steps, lead_steps=LEAD_STEPS)
             spent = difference(machine.spent(), before)
-            laps.append(lap)
+            measured.laps.append(lap)
             if spent.machine_total:
                 own = lap.cpu_seconds / lap.seconds / (os.cpu_count() or 1)
-                others_cpu_shares.append(max(0.0, spent.machine_busy / spent.machine_total - own))
-            rates.append(f"{run.name} {lap.real_steps / lap.seconds:,.0f} {UNITS[data.description.kind]}s/s")
+                measured.others_cpu_shares.append(max(0.0, spent.machine_busy / spent.machine_total - own))
+            rates.append(f"{measured.run.name} {lap.real_steps / lap.seconds:,.0f} {measured.unit}s/s")
         for device, precision in places:
             peaks[precision].append(product_peak(torch.device(device), DTYPES[precision]))
-        say(f"  turn {number} of {turns}: {', '.join(rates)}")
+        say(f"  turn {number + 1} of {turns}: {', '.join(rates)}")
     return {precision: statistics.median(values) for precision, values in peaks.items()}
 
 
 def _finish(measured: _Measured, peaks: dict[str, float], say: Say) -> Speed:
     """Measure what is measured once (arithmetic, a validation, a checkpoint), and put everything together."""
-    run, laps, ready = measured.run, measured.laps, measured.run.ready
+    run, data, laps, ready = measured.run, measured.data, measured.laps, measured.run.ready
     say(f"{run.name}: counting the arithmetic of a step, validating, saving")
     work = run.count()
     validation, saved = run.validate(), run.save()
@@ -169,9 +146,16 @@ def _finish(measured: _Measured, peaks: dict[str, float], say: Say) -> Speed:
     on_the_way, all_batches, sample = measured.validation_batches
     per_batch = validation.seconds / sample
     costs = Costs(seconds / steps, per_batch * on_the_way, per_batch * all_batches, saved.seconds)
+    events_per_step = None
+    if data.description.kind == "events":
+        train = data.split("train")
+        chosen = np.random.default_rng(0).permutation(len(train))[:EVENTS_SAMPLE]
+        batch = train.gather(np.sort(chosen))
+        assert isinstance(batch, EventBatch)
+        events_per_step = len(batch.variables_E) / int(batch.lengths_B.sum())
     return Speed(
         name=run.name,
-        unit=UNITS[measured.data.description.kind],
+        unit=measured.unit,
         device=ready.device,
         precision=ready.precision,
         parameters=ready.parameters,
@@ -181,7 +165,7 @@ def _finish(measured: _Measured, peaks: dict[str, float], say: Say) -> Speed:
         real_steps=sum(lap.real_steps for lap in laps),
         padded_steps=sum(lap.padded_steps for lap in laps),
         sequences=sum(lap.sequences for lap in laps),
-        events_per_step=_events_per_step(measured.data),
+        events_per_step=events_per_step,
         turns=[lap.real_steps / lap.seconds for lap in laps],
         first_step_seconds=measured.first_step_seconds,
         start_seconds=ready.seconds,
@@ -198,35 +182,23 @@ def _finish(measured: _Measured, peaks: dict[str, float], say: Say) -> Speed:
             measured.settings.validation,
             ready.plan,
             costs,
-            batches_per_epoch=measured.data.batches_per_epoch(),
+            batches_per_epoch=data.batches_per_epoch(),
             accumulate=ready.accumulate,
         ),
     )
-
-
-def _events_per_step(data: SequenceDataModule) -> float | None:
-    """Return the events per step of training sequences, over a sample; None: they are no events."""
-    if data.description.kind != "events":
-        return None
-    train = data.split("train")
-    chosen = np.random.default_rng(0).permutation(len(train))[:EVENTS_SAMPLE]
-    batch = train.gather(np.sort(chosen))
-    assert isinstance(batch, EventBatch)
-    return len(batch.variables_E) / int(batch.lengths_B.sum())
 
 
 # --- The whole run -----------------------------------------------------------------------------------------------------
 
 
 class Costs(NamedTuple):
-    """Seconds of one of each."""
+    """Seconds that one optimizer step, validation or checkpoint takes."""
 
     step: float
-    """Of the optimizer."""
     validation: float
-    """As it comes while training goes on."""
+    """A validation while training goes on."""
     last_validation: float
-    """On all validation data."""
+    """The last validation, on all validation data."""
     checkpoint: float
 
 
@@ -282,69 +254,97 @@ def validations_until(
 # --- What holds it back ------------------------------------------------------------------------------------------------
 
 
+class _Loss(NamedTuple):
+    """Time that goes into something other than the products of a training step."""
+
+    name: str
+    share: float
+    """Its share of the time."""
+    notable: float
+    """The share from which on a change is worth it."""
+    evidence: str
+    tries: dict[str, bool]
+    """Flags against it, and whether each is not in force already."""
+
+
 def bottleneck_of(speed: Speed, settings: TrainingSettings) -> Bottleneck:
     """Return the costliest loss that is notable, with evidence and flags to try; if there is none, the products themselves."""
     if speed.recompiles:
         evidence = f"{speed.recompiles} graphs were compiled after warm-up, each of which takes seconds."
         return Bottleneck("recompiling", evidence, ("--no_compile_model",))
     run, computing = speed.run, speed.share("forward", "backward")
-    losses = {
-        "waiting for data": speed.share("data"),
-        "padding": speed.padding_share * computing,
-        "clipping and optimizer": speed.share("optimizer"),
-        "monitoring and loop": speed.share("monitoring", "loop"),
-        "validation": run.validation_share,
-        "checkpoints": run.checkpoint_share,
-    }
-    larger_batch = f"a larger --{'tokens_per_batch' if settings.batches.batch_size is None else 'batch_size'}"
-    notable = [name for name, share in losses.items() if share > NOTABLE[name]]
-    if notable:
-        worst = max(notable, key=losses.__getitem__)
-        share = percent(losses[worst])
-        texts = {
-            "waiting for data": f"{share} of the time goes by until the loader has the next batch.",
-            "padding": f"{share} of the time is spent on padding, {percent(speed.padding_share)} of all that is computed on.",
-            "clipping and optimizer": f"{share} of the time goes into them: as much for a small batch as for a large one.",
-            "monitoring and loop": f"{share} of the time goes into callbacks and Lightning's loop: optimizer steps of "
+    waiting, padding = speed.share("data"), speed.padding_share * computing
+    optimizing, overhead = speed.share("optimizer"), speed.share("monitoring", "loop")
+    batches, loading = settings.batches, settings.loading
+    larger_batch = f"a larger --{'tokens_per_batch' if batches.batch_size is None else 'batch_size'}"
+    losses = [
+        _Loss(
+            "waiting for data",
+            waiting,
+            0.05,
+            f"{percent(waiting)} of the time goes by until the loader has the next batch.",
+            {
+                "--num_workers 2": loading.num_workers in ("auto", 0, 1),
+                "--worker_type process": loading.worker_type == "thread",
+                "--cache_data": not settings.cache.cache_data,
+            },
+        ),
+        _Loss(
+            "padding",
+            padding,
+            0.10,
+            f"{percent(padding)} of the time is spent on padding, {percent(speed.padding_share)} of all that is computed on.",
+            {
+                "--bucketing": not batches.bucketing,
+                "--use_dynamic_padding": not batches.use_dynamic_padding,
+                "a lower --max_sequence_length": batches.bucketing or not batches.use_dynamic_padding,
+            },
+        ),
+        _Loss(
+            "clipping and optimizer",
+            optimizing,
+            0.15,
+            f"{percent(optimizing)} of the time goes into them: as much for a small batch as for a large one.",
+            {
+                "--fused_optimizer": not settings.optimizer.fused_optimizer,
+                larger_batch: True,
+                "more --gradient_accumulation_steps": True,
+            },
+        ),
+        _Loss(
+            "monitoring and loop",
+            overhead,
+            0.10,
+            f"{percent(overhead)} of the time goes into callbacks and Lightning's loop: optimizer steps of "
             f"{measure(1000 * speed.seconds_per_step)} ms are short.",
-            "validation": f"{share} of the whole run goes into {run.validations:,} validations.",
-            "checkpoints": f"{share} of the whole run goes into {run.checkpoints:,} checkpoints.",
-        }
-        return Bottleneck(worst, texts[worst], _tries(worst, settings, larger_batch))
-    are_small = speed.share_of_peak < LITTLE_OF_PEAK
+            {larger_batch: True, "--fast_detection": not settings.monitoring.fast_detection},
+        ),
+        _Loss(
+            "validation",
+            run.validation_share,
+            0.10,
+            f"{percent(run.validation_share)} of the whole run goes into {run.validations:,} validations.",
+            {"--limit_val_batches 0.1": settings.validation.is_on_all, "a larger --val_check_interval": True},
+        ),
+        _Loss(
+            "checkpoints",
+            run.checkpoint_share,
+            0.05,
+            f"{percent(run.checkpoint_share)} of the whole run goes into {run.checkpoints:,} checkpoints.",
+            {"a larger --checkpoint_every_n_steps": True},
+        ),
+    ]
+    notable = [loss for loss in losses if loss.share > loss.notable]
+    if notable:
+        worst = max(notable, key=lambda loss: loss.share)
+        return Bottleneck(worst.name, worst.evidence, tuple(flag for flag, is_new in worst.tries.items() if is_new))
     of_peak = (
         f"{percent(computing)} of the time goes into forward and backward, at {percent(speed.share_of_peak)} of what large "
         f"products of {speed.peak_dtype} matrices reach here"
     )
     tries = ("--precision 16-mixed",) if settings.compute.precision in ("32", "32-true") else ()
-    if are_small:
+    if speed.share_of_peak < LITTLE_OF_PEAK:
         return Bottleneck(
             "small operations", f"{of_peak}: too little at once to fill the machine.", (*tries, larger_batch)
         )
     return Bottleneck("the products themselves", f"{of_peak}.", tries)
-
-
-def _tries(name: str, settings: TrainingSettings, larger_batch: str) -> tuple[str, ...]:
-    """Return the flags against a loss that are not in force already."""
-    batches, loading, validation = settings.batches, settings.loading, settings.validation
-    helps: dict[str, dict[str, bool]] = {
-        "waiting for data": {
-            "--num_workers 2": loading.num_workers in ("auto", 0, 1),
-            "--worker_type process": loading.worker_type == "thread",
-            "--cache_data": not settings.cache.cache_data,
-        },
-        "padding": {
-            "--bucketing": not batches.bucketing,
-            "--use_dynamic_padding": not batches.use_dynamic_padding,
-            "a lower --max_sequence_length": batches.bucketing or not batches.use_dynamic_padding,
-        },
-        "clipping and optimizer": {
-            "--fused_optimizer": not settings.optimizer.fused_optimizer,
-            larger_batch: True,
-            "more --gradient_accumulation_steps": True,
-        },
-        "monitoring and loop": {larger_batch: True, "--fast_detection": not settings.monitoring.fast_detection},
-        "validation": {"--limit_val_batches 0.1": validation.is_on_all, "a larger --val_check_interval": True},
-        "checkpoints": {"a larger --checkpoint_every_n_steps": True},
-    }
-    return tuple(phrase for phrase, is_new in helps[name].items() if is_new)

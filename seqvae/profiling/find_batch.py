@@ -35,17 +35,19 @@ from seqvae.training.distributed import Devices, resolve_devices
 from seqvae.training.fit import make_data
 
 RANGES = 8
-"""Of lengths, in which the worst batch is looked for at each size."""
+"""Ranges of lengths in which the worst batch is looked for at each size."""
 FINER = 4
 """Parts of each range that are compared once, at a small size: attention changes its way at some length."""
 SMALL = 16
-"""That size is this part of the first one found: large enough to tell the parts apart, and quick."""
+"""The part of the first size found at which they are compared: large enough to distinguish them, and quick."""
 BEGINNING = 8
-"""With all ranges in turn, the search begins at this part of the first size found."""
+"""The part of the first size found at which the search with all ranges in turn begins."""
+MARGIN = 0.1
+"""Share of the limit that is kept free."""
 RESOLUTION = 0.05
 """Share by which the size found may be below the largest that fits."""
 FASTEST_GROWTH = 2
-"""From one size to the next, so that no try needs much more than what is known to be there."""
+"""Largest factor from one size to the next, so that no try needs much more than what is known to be there."""
 NEARLY_FULL = 0.95
 """A batch with this share of the most steps counts as full, and of those the one with the longest sequences is worst."""
 CHOICE = 4
@@ -57,7 +59,7 @@ class Limit(NamedTuple):
 
     bytes: int
     source: str
-    """Where the number is from, in words that go on after it."""
+    """The origin of the number, in words that go on after it."""
 
 
 class Tried(NamedTuple):
@@ -67,9 +69,9 @@ class Tried(NamedTuple):
     """Steps that its sequences are padded to."""
     sequences: int
     steps: int
-    """Padding included."""
+    """Steps of the batch, padding included."""
     peak: int
-    """Bytes."""
+    """Peak of memory in bytes."""
 
 
 class FoundBatch(NamedTuple):
@@ -77,28 +79,19 @@ class FoundBatch(NamedTuple):
 
     tokens_per_batch: int
     tried: list[Tried]
-    """At the size found."""
+    """The worst batches at this size."""
     peak_bytes: int
     limit: Limit
     margin: float
-    """Share of the limit that is kept free."""
     ended_by: Literal["memory", "data"]
     """data: a larger size would cut the same batches."""
     seconds: float
 
-    @property
-    def flag(self) -> str:
-        return f"--tokens_per_batch {self.tokens_per_batch}"
-
 
 def find_batch(
-    settings: TrainingSettings,
-    *,
-    memory_limit_bytes: int | None = None,
-    margin: float = 0.1,
-    say: Callable[[str], None],
+    settings: TrainingSettings, *, memory_limit_bytes: int | None = None, say: Callable[[str], None]
 ) -> FoundBatch:
-    """Search; `say` gets a line for every try. Raise a `UsageError` if not even the longest sequence fits."""
+    """Return the largest size that fits; raise a `UsageError` if there is none. `say` gets a line for every try."""
     begun = time.perf_counter()
     devices = resolve_devices(settings.compute)
     if devices.accelerator == "mps" or sys.platform == "win32":
@@ -114,10 +107,19 @@ def find_batch(
         batch_size=settings.batches.batch_size,
     )
     available = available_memory()
-    recipe = Recipe(
-        "the run that tries batches", _settings_of_trials(settings, worst.highest, devices.world), _no_callbacks
+    # A run by one process that needs as much memory as each of the processes would. Gradients that wait for more micro-batches, or
+    # stand in the buckets of a parallel run, are there while the next micro-batch is computed. Two micro-batches need what any
+    # number of them does. A run that compiles may go on uncompiled, which needs more.
+    waits = devices.world > 1 or settings.optimizer.gradient_accumulation_steps > 1
+    alone = replace(
+        settings,
+        batches=replace(settings.batches, tokens_per_batch=worst.highest, drop_last=False),
+        optimizer=replace(settings.optimizer, gradient_accumulation_steps=2 if waits else 1),
+        compute=replace(settings.compute, devices=1, num_nodes=1, strategy="auto", compile_model=False),
+        validation=ValidationSettings(limit_val_batches=0),
     )
-    trials = Trials(partial(MeasuredRun, recipe._replace(trains_requested_batches=True)))
+    recipe = Recipe("the run that tries batches", alone, _no_callbacks, trains_requested_batches=True)
+    trials = Trials(lambda: MeasuredRun(recipe))
     try:
         shortest = np.argsort(train.lengths_N, kind="stable")[:2]
         first = trials.need(shortest, worst.highest)
@@ -126,23 +128,27 @@ def find_batch(
                 f"there is no memory for the network alone: {size(available.bytes)} are {available.source}"
             )
         limit = limit_of(memory_limit_bytes, available, first.device_bytes, devices)
-        say(f"memory: {size(limit.bytes)} ({limit.source}), of which {margin:.0%} are kept free")
+        say(f"memory: {size(limit.bytes)} ({limit.source}), of which {MARGIN:.0%} are kept free")
         lowest = worst.longest * first.least_sequences
-        result = Search(worst, trials, (1 - margin) * limit.bytes, say).run(lowest)
+        result = search(worst, trials, lowest=lowest, usable_bytes=(1 - MARGIN) * limit.bytes, say=say)
     finally:
         trials.close()
     if result is None:
-        raise UsageError(what_helps(settings, lowest, limit, margin))
+        raise UsageError(what_helps(settings, lowest, limit))
     tokens, tried = result
     return FoundBatch(
         tokens_per_batch=tokens,
         tried=tried,
         peak_bytes=max(one.peak for one in tried),
         limit=limit,
-        margin=margin,
+        margin=MARGIN,
         ended_by="data" if tokens >= worst.highest else "memory",
         seconds=time.perf_counter() - begun,
     )
+
+
+def _no_callbacks(settings: TrainingSettings) -> list[Callback]:
+    return []
 
 
 def describe(found: FoundBatch, ink: Ink) -> list[str]:
@@ -152,7 +158,7 @@ def describe(found: FoundBatch, ink: Ink) -> list[str]:
         *heading("Worst batches at the largest size that fits: forward, backward, optimizer step", ink),
         *table(found.tried, ink, {"peak": size}),
         "",
-        ink.bold(f"largest that fits: {found.flag}"),
+        ink.bold(f"largest that fits: --tokens_per_batch {found.tokens_per_batch}"),
         f"  peak {size(found.peak_bytes)} (limit: {limit}), found in {found.seconds:.0f} s",
     ]
     if found.ended_by == "data":
@@ -160,7 +166,7 @@ def describe(found: FoundBatch, ink: Ink) -> list[str]:
     return lines + note("The fastest batch may be smaller: --advise measures that.", ink)
 
 
-def what_helps(settings: TrainingSettings, lowest: int, limit: Limit, margin: float) -> str:
+def what_helps(settings: TrainingSettings, lowest: int, limit: Limit) -> str:
     """Return the message for settings of which not even one sequence fits."""
     advice = [f"lower --max_sequence_length (now {settings.lengths.max_sequence_length})"]
     if not settings.compute.gradient_checkpointing:
@@ -169,15 +175,12 @@ def what_helps(settings: TrainingSettings, lowest: int, limit: Limit, margin: fl
         advice.append("give --precision 16-mixed")
     return (
         f"not even a batch of {lowest} steps fits, which the longest sequence needs, into {size(limit.bytes)} ({limit.source}), "
-        f"of which {margin:.0%} are kept free: {', '.join(advice)}, or lower --width or --depth"
+        f"of which {MARGIN:.0%} are kept free: {', '.join(advice)}, or lower --width or --depth"
     )
 
 
-# --- The run that tries batches ----------------------------------------------------------------------------------------
-
-
 class Trials:
-    """Starts a run when it is first needed, and again after one died for lack of memory."""
+    """Batches that are tried in a run, which is started when it is first needed, and again after one died for lack of memory."""
 
     def __init__(self, start: Callable[[], MeasuredRun]) -> None:
         self._start = start
@@ -189,9 +192,8 @@ class Trials:
         try:
             need = self._run.peak_memory(sequences_B.tolist(), tokens_per_batch, trims=trims)
         except MemoryError:
-            self.close()
-            return None
-        if not need.can_repeat:
+            need = None
+        if need is None or not need.can_repeat:
             self.close()
         return need
 
@@ -199,26 +201,6 @@ class Trials:
         if self._run is not None:
             self._run.close()
             self._run = None
-
-
-def _settings_of_trials(settings: TrainingSettings, tokens_per_batch: int, processes: int) -> TrainingSettings:
-    """Return the settings of a run by one process that needs as much memory as each of the `processes`.
-
-    Gradients that wait for more micro-batches, or stand in the buckets of a parallel run, are there while the next micro-batch
-    is computed. Two micro-batches need what any number of them does. A run that compiles may go on uncompiled, which needs more.
-    """
-    waits = processes > 1 or settings.optimizer.gradient_accumulation_steps > 1
-    return replace(
-        settings,
-        batches=replace(settings.batches, tokens_per_batch=tokens_per_batch, drop_last=False),
-        optimizer=replace(settings.optimizer, gradient_accumulation_steps=2 if waits else 1),
-        compute=replace(settings.compute, devices=1, num_nodes=1, strategy="auto", compile_model=False),
-        validation=ValidationSettings(limit_val_batches=0),
-    )
-
-
-def _no_callbacks(settings: TrainingSettings) -> list[Callback]:
-    return []
 
 
 # --- Memory ------------------------------------------------------------------------------------------------------------
@@ -252,127 +234,14 @@ def available_memory(root: Path = Path("/")) -> Limit:
 
 
 def limit_of(requested: int | None, available: Limit, device_bytes: int | None, devices: Devices) -> Limit:
-    """Return the limit for one process: what the user says or, if that is less, what there is."""
+    """Return the limit for one process: what the user requested or, if that is less, what there is."""
     there = available if device_bytes is None else Limit(device_bytes, "free on the GPU")
     sharing = devices.per_node if device_bytes is None else 1
     shared = f", shared by {sharing} processes" if sharing > 1 else ""
-    if requested is None:
-        return Limit(there.bytes // sharing, there.source + shared)
-    if requested <= there.bytes:
+    if requested is not None and requested <= there.bytes:
         return Limit(requested // sharing, f"--memory_limit{shared}")
-    more = f"--memory_limit {size(requested)} is more than that"
-    return Limit(there.bytes // sharing, f"{there.source}{shared}; {more}")
-
-
-# --- The search --------------------------------------------------------------------------------------------------------
-
-
-class Search:
-    """Looks for the largest size under which the worst batches of all ranges fit."""
-
-    def __init__(self, worst: "WorstBatches", trials: Trials, usable_bytes: float, say: Callable[[str], None]) -> None:
-        self._worst, self._trials, self._usable_bytes, self._say = worst, trials, usable_bytes, say
-        self._tried: dict[int, list[Tried]] = {}
-        """The worst batches of the ranges, by size."""
-
-    def run(self, lowest: int) -> tuple[int, list[Tried]] | None:
-        """Return the largest size, and the worst batches under it; None: there is none."""
-        parts = self._worst.ranges(RANGES * FINER)
-        # All lengths come first: a CPU keeps kernels for each shape (10 MB and more of them in bf16), which are needed before any
-        # size matters.
-        self._say(f"batches of {lowest:,} steps, all lengths")
-        if not self._fits(self._peak_bytes(parts, lowest, aloud=False)):
-            return None
-        found = self._largest(parts[:1], lowest, self._worst.highest)
-        if found is None:
-            return None
-        small = max(lowest, found // SMALL)
-        self._say(f"which lengths need the most, at {small:,} steps per batch")
-        peaks = {part: self._peak_bytes([part], small, alone=True, aloud=False) or sys.maxsize for part in parts}
-        number = -(-len(parts) // RANGES)
-        ranges = [max(parts[begin : begin + number], key=peaks.__getitem__) for begin in range(0, len(parts), number)]
-        ranges.sort(key=peaks.__getitem__, reverse=True)
-        # What the longest sequences allow is likely to fit, but other lengths may need many times as much.
-        begin, highest = max(lowest, found // BEGINNING), found
-        found = self._largest(ranges, begin, highest)
-        if found is None and begin > lowest:
-            found = self._largest(ranges, lowest, begin)
-        return None if found is None else (found, self._tried[found])
-
-    def _largest(self, ranges: Sequence["LengthRange"], lowest: int, highest: int) -> int | None:
-        def peak_bytes(tokens: int) -> int | None:
-            if len(ranges) > 1:
-                self._say(f"all lengths in turn, at {tokens:,} steps per batch")
-            return self._peak_bytes(ranges, tokens, alone=len(ranges) == 1)
-
-        return largest_that_fits(peak_bytes, lowest=lowest, highest=highest, usable_bytes=self._usable_bytes)
-
-    def _peak_bytes(
-        self, ranges: Sequence["LengthRange"], tokens: int, *, alone: bool = False, aloud: bool = True
-    ) -> int | None:
-        """Return the peak of the worst batches at this size, up to the first that does not fit; None: memory ran out.
-
-        They are trained one after another as in a run, where the heap keeps the holes that batches of other shapes left; `alone`:
-        it gives them back before.
-        """
-        tried: dict[tuple[int, int, int], Tried] = {}
-        for lengths in ranges:
-            batch = self._worst.at(tokens, lengths)
-            if batch.name in tried:
-                continue
-            need = self._trials.need(batch.sequences_B, tokens, trims=alone or not tried)
-            if aloud:
-                outcome = "memory ran out" if need is None else f"peak {size(need.peak_bytes)}"
-                too_much = ", too much" if need is not None and not self._fits(need.peak_bytes) else ""
-                self._say(f"  {len(batch.sequences_B):,} x {batch.length:,} steps: {outcome}{too_much}")
-            if need is None:
-                return None
-            tried[batch.name] = Tried(batch.length, len(batch.sequences_B), batch.steps, need.peak_bytes)
-            if not self._fits(need.peak_bytes):
-                break
-        self._tried[tokens] = sorted(tried.values(), reverse=True)
-        return max(one.peak for one in tried.values())
-
-    def _fits(self, peak_bytes: int | None) -> bool:
-        return peak_bytes is not None and peak_bytes <= self._usable_bytes
-
-
-def largest_that_fits(
-    peak_bytes: Callable[[int], int | None], *, lowest: int, highest: int, usable_bytes: float
-) -> int | None:
-    """Return the largest size up to `highest` whose need is usable, to `RESOLUTION`; None: not even `lowest`.
-
-    `peak_bytes` returns None where memory ran out. What a size needs grows with it, nearly along a line: the next try is where the
-    line through the last two meets what is usable, within the bounds that keep the search safe (at most twice the last that
-    fitted) and going on.
-    """
-    fitting: list[tuple[int, int]] = []
-    """Sizes and their needs."""
-    too_large: tuple[int, int | None] | None = None
-    tokens = lowest
-    while True:
-        need = peak_bytes(tokens)
-        if need is not None and need <= usable_bytes:
-            fitting.append((tokens, need))
-        else:
-            too_large = (tokens, need)
-        if not fitting:
-            return None
-        last, last_need = fitting[-1]
-        a_little_more = int(last * (1 + RESOLUTION))
-        if last >= highest or (too_large is not None and too_large[0] <= a_little_more + 1):
-            return last
-        if too_large is not None and too_large[1] is None:
-            likely = math.sqrt(last * too_large[0])
-        elif too_large is None and len(fitting) == 1:  # nothing needs more than its share and what is always needed
-            likely = last * usable_bytes / last_need
-        else:
-            (one, one_need), (other, other_need) = fitting[-2:] if too_large is None else (fitting[-1], too_large)
-            assert other_need is not None
-            slope = (other_need - one_need) / (other - one)
-            likely = other + (usable_bytes - other_need) / slope if slope > 0 else math.inf
-        most = FASTEST_GROWTH * last if too_large is None else too_large[0] / (1 + RESOLUTION)
-        tokens = min(highest, max(last + 1, a_little_more, int(min(likely, most))))
+    more = "" if requested is None else f"; --memory_limit {size(requested)} is more than that"
+    return Limit(there.bytes // sharing, f"{there.source}{shared}{more}")
 
 
 # --- Worst batches -----------------------------------------------------------------------------------------------------
@@ -393,18 +262,9 @@ class WorstBatch(NamedTuple):
     sequences_B: np.ndarray
     """int64; numbers of these sequences in the split."""
 
-    @property
-    def steps(self) -> int:
-        return self.length * len(self.sequences_B)
-
-    @property
-    def name(self) -> tuple[int, int, int]:
-        """Two batches of the same name are the same."""
-        return self.length, len(self.sequences_B), int(self.sequences_B[0])
-
 
 class WorstBatches:
-    """Finds, for any budget, the batches of each length that need the most memory, in the cut that training would have."""
+    """The batches of each length that need the most memory under any budget, in the cut that training would have."""
 
     def __init__(
         self,
@@ -412,10 +272,10 @@ class WorstBatches:
         cut_at: Callable[[int], Cut],
         gather: Callable[[np.ndarray], Batch],
         *,
-        pad_to: int | None = None,
-        batch_size: int | None = None,
+        pad_to: int | None,
+        batch_size: int | None,
     ) -> None:
-        """`cut_at` gets the steps of a batch, `gather` makes one of sequences; the rest is as in `Limits`."""
+        """`cut_at` takes the steps of a batch, `gather` makes one of sequences; the rest is as in `Limits`."""
         self._longest_first_N = np.argsort(-lengths_N, kind="stable")
         self._sorted_lengths_N = lengths_N[self._longest_first_N]
         self._cut_at, self._gather, self._pad_to, self._batch_size = cut_at, gather, pad_to, batch_size
@@ -471,3 +331,104 @@ def most_events(candidates: np.ndarray, number: int, gather: Callable[[np.ndarra
     events_B = np.bincount(rows_E, minlength=len(candidates))
     events_B[0] = events_B.max() + 1
     return candidates[np.argsort(-events_B, kind="stable")[:number]]
+
+
+# --- The search --------------------------------------------------------------------------------------------------------
+
+
+def search(
+    worst: WorstBatches, trials: Trials, *, lowest: int, usable_bytes: float, say: Callable[[str], None]
+) -> tuple[int, list[Tried]] | None:
+    """Return the largest size under which the worst batches of all ranges fit, and these; None: there is none."""
+    tried_at: dict[int, list[Tried]] = {}
+
+    def peak_bytes(ranges: Sequence[LengthRange], tokens: int, *, aloud: bool = True) -> int | None:
+        """Return the peak of the worst batches at this size, up to the first that does not fit; None: memory ran out.
+
+        They are trained one after another as in a run, where the heap keeps the holes that batches of other shapes left: only
+        before the first are they given back.
+        """
+        if aloud and len(ranges) > 1:
+            say(f"all lengths in turn, at {tokens:,} steps per batch")
+        tried: dict[tuple[int, int, int], Tried] = {}
+        for lengths in ranges:
+            batch = worst.at(tokens, lengths)
+            number, first = len(batch.sequences_B), int(batch.sequences_B[0])
+            if (batch.length, number, first) in tried:  # the same batch
+                continue
+            need = trials.need(batch.sequences_B, tokens, trims=not tried)
+            is_too_much = need is not None and need.peak_bytes > usable_bytes
+            if aloud:
+                outcome = "memory ran out" if need is None else f"peak {size(need.peak_bytes)}"
+                say(f"  {number:,} x {batch.length:,} steps: {outcome}{', too much' if is_too_much else ''}")
+            if need is None:
+                return None
+            tried[batch.length, number, first] = Tried(batch.length, number, batch.length * number, need.peak_bytes)
+            if is_too_much:
+                break
+        tried_at[tokens] = sorted(tried.values(), reverse=True)
+        return max(one.peak for one in tried.values())
+
+    def largest(ranges: Sequence[LengthRange], lowest: int, highest: int) -> int | None:
+        peak_bytes_at = partial(peak_bytes, ranges)
+        return largest_that_fits(peak_bytes_at, lowest=lowest, highest=highest, usable_bytes=usable_bytes)
+
+    parts = worst.ranges(RANGES * FINER)
+    # All lengths come first: a CPU keeps kernels for each shape (10 MB and more of them in bf16), which are needed before any size
+    # matters.
+    say(f"batches of {lowest:,} steps, all lengths")
+    peak = peak_bytes(parts, lowest, aloud=False)
+    if peak is None or peak > usable_bytes:
+        return None
+    found = largest(parts[:1], lowest, worst.highest)
+    if found is None:
+        return None
+    small = max(lowest, found // SMALL)
+    say(f"which lengths need the most, at {small:,} steps per batch")
+    peaks = {part: peak_bytes([part], small, aloud=False) or sys.maxsize for part in parts}
+    number = -(-len(parts) // RANGES)
+    ranges = [max(parts[begin : begin + number], key=peaks.__getitem__) for begin in range(0, len(parts), number)]
+    ranges.sort(key=peaks.__getitem__, reverse=True)
+    # What the longest sequences allow is likely to fit, but other lengths may need many times as much.
+    begin, highest = max(lowest, found // BEGINNING), found
+    found = largest(ranges, begin, highest)
+    if found is None and begin > lowest:
+        found = largest(ranges, lowest, begin)
+    return None if found is None else (found, tried_at[found])
+
+
+def largest_that_fits(
+    peak_bytes: Callable[[int], int | None], *, lowest: int, highest: int, usable_bytes: float
+) -> int | None:
+    """Return the largest size up to `highest` whose need is usable, to `RESOLUTION`; None: not even `lowest`.
+
+    `peak_bytes` returns None where memory ran out. What a size needs grows with it, nearly along a line: the next try is where the
+    line through the last two meets what is usable, within the bounds that keep the search safe (at most twice the last that
+    fitted) and going on.
+    """
+    fitting: list[tuple[int, int]] = []  # sizes and their needs
+    too_large: tuple[int, int | None] | None = None
+    tokens = lowest
+    while True:
+        need = peak_bytes(tokens)
+        if need is not None and need <= usable_bytes:
+            fitting.append((tokens, need))
+        elif not fitting:
+            return None
+        else:
+            too_large = (tokens, need)
+        last, last_need = fitting[-1]
+        a_little_more = int(last * (1 + RESOLUTION))
+        if last >= highest or (too_large is not None and too_large[0] <= a_little_more + 1):
+            return last
+        if too_large is not None and too_large[1] is None:
+            likely = math.sqrt(last * too_large[0])
+        elif too_large is None and len(fitting) == 1:  # nothing needs more than its share and what is always needed
+            likely = last * usable_bytes / last_need
+        else:
+            (one, one_need), (other, other_need) = fitting[-2:] if too_large is None else (fitting[-1], too_large)
+            assert other_need is not None
+            slope = (other_need - one_need) / (other - one)
+            likely = other + (usable_bytes - other_need) / slope if slope > 0 else math.inf
+        most = FASTEST_GROWTH * last if too_large is None else too_large[0] / (1 + RESOLUTION)
+        tokens = min(highest, max(last + 1, a_little_more, int(min(likely, most))))

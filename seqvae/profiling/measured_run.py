@@ -17,7 +17,7 @@ import time
 import traceback
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -51,7 +51,7 @@ LONG_RUN = 1_000_000
 PRELOADED = ["seqvae.profiling.measured_run", "seqvae.monitors.callback", "seqvae.monitors.throughput"]
 """What all runs import: once for all of them, where processes can be forked."""
 PATIENCE_SECONDS = 10.0
-"""For a run to end on request."""
+"""How long a run may take to end on request."""
 KILLED = -9
 """The exit code of a process for which the system had no memory left. Not every system has a name for that signal."""
 MOST_FIRST_STEPS = 40
@@ -78,26 +78,15 @@ class Ready(NamedTuple):
 
     parameters: int
     plan: Plan
-    """Of the run as requested; while it is measured it does not end."""
+    """The plan of the run as requested; while it is measured it does not end."""
     accumulate: int
     precision: str
-    """In force."""
+    """The precision in force."""
     device: str
     seconds: float
-    """From the process's start to here, without what all runs import."""
+    """Time from the process's start to here, without what all runs import."""
     is_compiled: bool = False
     """Whether some of the network is, after its trial."""
-
-
-class Turn(NamedTuple):
-    """How long to train: until both are done, that many optimizer steps and that many seconds."""
-
-    steps: int = 1
-    seconds: float = 0.0
-    lead_steps: int = 2
-    """Not counted: at first the caches belong to another run, and the loader has had time to work ahead."""
-    by_stage: bool = True
-    """Measure where the time goes; it takes a tenth of a millisecond per step."""
 
 
 class Lap(NamedTuple):
@@ -113,11 +102,11 @@ class Lap(NamedTuple):
     stages: dict[str, float]
     """Seconds of each of `STAGES`; empty where not requested."""
     cpu_seconds: float
-    """Of the process, all its threads."""
+    """CPU time of all threads of the process."""
     cores: int
     gpu_utilisation: float | None
     peak_memory_gib: float
-    """Of the process so far, or of the GPU's memory if it trains on one."""
+    """The peak of the process so far, or of the GPU's memory if it trains on one."""
     recompiles: int
     """Graphs compiled in the turn, its lead included."""
 
@@ -126,17 +115,15 @@ class Work(NamedTuple):
     """FLOPs of some steps, forward and backward, what is computed twice counted twice."""
 
     flops: int
-    real_steps: int
     padded_steps: int
 
 
 class Validation(NamedTuple):
-    """Means per sequence in nats."""
+    """Means per sequence in nats, and how long they took."""
 
     elbo: float
     nll: float
     kl: float
-    sequences: int
     seconds: float
 
 
@@ -154,18 +141,9 @@ class MemoryNeed(NamedTuple):
     can_repeat: bool
     """Whether this process can measure another one: its peak can be reset."""
     least_sequences: int
-    """That the network needs in a batch."""
+    """The fewest sequences in a batch that the network can train on."""
     device_bytes: int | None
     """What a GPU has left for this process; None: the CPU computes."""
-
-
-class Failed(NamedTuple):
-    """Sent instead of an answer: what went wrong."""
-
-    kind: str
-    """Name of the exception's type."""
-    message: str
-    traceback: str
 
 
 class MeasuredRunError(Exception):
@@ -177,12 +155,12 @@ ENDINGS = (MeasuredRunError, DivergedError, MemoryError)
 
 
 class MeasuredRun:
-    """One run. What goes wrong there is raised here."""
+    """A training process that works on request. What goes wrong there is raised here."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.name = recipe.name
         self.directory = Path(tempfile.mkdtemp(prefix="seqvae-measured-"))
-        """Where it writes, until it is closed."""
+        """The directory that the run writes to; `close` removes it."""
         # Forked, where the system can, from a process that has imported everything; or else started from nothing.
         can_fork = "forkserver" in multiprocessing.get_all_start_methods()
         context: Any = multiprocessing.get_context("forkserver" if can_fork else "spawn")
@@ -190,8 +168,18 @@ class MeasuredRun:
             context.set_forkserver_preload(PRELOADED)
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_run, args=(theirs, recipe, str(self.directory)), daemon=True)
-        with _imported_from_here():
+        # The process that others are forked from imports before it gets this one's sys.path. PYTHONPATH lets it import this code,
+        # and not another version that is installed.
+        before = os.environ.get("PYTHONPATH")
+        root = str(Path(__file__).parents[2])
+        os.environ["PYTHONPATH"] = root if before is None else f"{root}{os.pathsep}{before}"
+        try:
             self._process.start()
+        finally:
+            if before is None:
+                del os.environ["PYTHONPATH"]
+            else:
+                os.environ["PYTHONPATH"] = before
         theirs.close()
         self._ready: Ready | None = None
 
@@ -211,8 +199,12 @@ class MeasuredRun:
         return self._ready
 
     def turn(self, steps: int = 1, seconds: float = 0.0, lead_steps: int = 2, *, by_stage: bool = True) -> Lap:
-        """Train on, and return what it came to."""
-        return self._request(Lap, "turn", Turn(steps, seconds, lead_steps, by_stage))
+        """Train until that many optimizer steps are done and that many seconds over, and return what it came to.
+
+        `lead_steps` come first and are not counted: the caches belong to another run, and the loader has had time to work ahead.
+        `by_stage` measures where the time goes, which takes a tenth of a millisecond per step.
+        """
+        return self._request(Lap, "turn", steps, seconds, lead_steps, by_stage)
 
     def count(self, steps: int = 4) -> Work:
         """Count the FLOPs of the next optimizer steps."""
@@ -252,58 +244,25 @@ class MeasuredRun:
 
     def _request(self, kind: type[Answer], activity: str, *arguments: Any) -> Answer:
         _ = self.ready
-        try:
-            self._connection.send((activity, arguments))
-        except BrokenPipeError:
-            raise self._death() from None
-        return self._answer(kind)
+        return self._answer(kind, (activity, arguments))
 
-    def _answer(self, kind: type[Answer]) -> Answer:
+    def _answer(self, kind: type[Answer], request: tuple[str, tuple[Any, ...]] | None = None) -> Answer:
+        """Send a request, if there is one, and return the next answer; raise what the process failed or died of."""
         try:
+            if request is not None:
+                self._connection.send(request)
             answer = self._connection.recv()
-        except (EOFError, ConnectionResetError):
-            raise self._death() from None
-        if isinstance(answer, Failed):
-            raise self._failure(answer)
+        except (EOFError, ConnectionResetError, BrokenPipeError):
+            self._process.join(PATIENCE_SECONDS)
+            path = self.directory / OUTPUT
+            output = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
+            code = self._process.exitcode
+            message = f"{self.name}: its process ended with code {code}{f': {output[-1]}' if output else ''}"
+            raise MemoryError(f"({message})") if code == KILLED else MeasuredRunError(message) from None
+        if isinstance(answer, Exception):
+            raise answer
         assert isinstance(answer, kind)
         return answer
-
-    def _death(self) -> Exception:
-        self._process.join(PATIENCE_SECONDS)
-        path = self.directory / OUTPUT
-        output = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
-        code = self._process.exitcode
-        message = f"{self.name}: its process ended with code {code}{f': {output[-1]}' if output else ''}"
-        return MemoryError(f"({message})") if code == KILLED else MeasuredRunError(message)
-
-    def _failure(self, failed: Failed) -> Exception:
-        """Return what the user can mend as what it was, and the rest with where it happened."""
-        for kind in (UsageError, SettingsError, DataError, StorageError):
-            if failed.kind == kind.__name__:
-                return kind(failed.message)
-        if failed.kind == DivergedError.__name__:
-            return DivergedError(f"{self.name}: {failed.message}")
-        if failed.kind == MemoryError.__name__:
-            return MemoryError(f"({self.name}: {failed.message})")
-        return MeasuredRunError(f"{self.name}: {failed.kind}: {failed.message}\n{failed.traceback}")
-
-
-@contextmanager
-def _imported_from_here() -> Iterator[None]:
-    """Let the process that others are forked from import this code, and not another version that is installed.
-
-    It imports before it gets this process's sys.path.
-    """
-    before = os.environ.get("PYTHONPATH")
-    root = str(Path(__file__).parents[2])
-    os.environ["PYTHONPATH"] = root if before is None else f"{root}{os.pathsep}{before}"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
 
 
 # --- In the other process ----------------------------------------------------------------------------------------------
@@ -332,8 +291,19 @@ def _run(connection: Connection, recipe: Recipe, directory: str) -> None:
     except _Closed:
         pass
     except BaseException as error:
-        kind = MemoryError if is_out_of_memory(error) else type(error)
-        connection.send(Failed(kind.__name__, str(error), traceback.format_exc()))
+        connection.send(_failure(error, recipe.name))
+
+
+def _failure(error: BaseException, name: str) -> Exception:
+    """Return what the user can mend as what it was, and the rest with where it happened."""
+    if is_out_of_memory(error):
+        return MemoryError(f"({name}: {error})")
+    if isinstance(error, DivergedError):
+        return DivergedError(f"{name}: {error}")
+    for kind in (UsageError, SettingsError, DataError, StorageError):
+        if isinstance(error, kind):
+            return kind(str(error))
+    return MeasuredRunError(f"{name}: {type(error).__name__}: {error}\n{traceback.format_exc()}")
 
 
 def measurable(settings: TrainingSettings, directory: str) -> TrainingSettings:
@@ -354,7 +324,7 @@ def measurable(settings: TrainingSettings, directory: str) -> TrainingSettings:
 
 
 Activity = Generator[None, None, Any]
-"""Trains on for one optimizer step with each `yield`, and returns the answer."""
+"""A generator that trains on for one optimizer step with each `yield`, and returns the answer."""
 
 
 class MeasurementCallback(Callback):
@@ -421,24 +391,27 @@ class MeasurementCallback(Callback):
             self._connection.send(answer)
         raise _Closed
 
-    def _turn(self, turn: Turn) -> Activity:
+    def _turn(self, steps: int, seconds: float, lead_steps: int, by_stage: bool) -> Activity:
         trainer, graphs = self._trainer, compiled_graphs()
-        for _ in range(turn.lead_steps):
+        for _ in range(lead_steps):
             yield
-        vars(trainer)["profiler"] = self._stage_clock if turn.by_stage else self._no_clock  # looked up at each action
+        vars(trainer)["profiler"] = self._stage_clock if by_stage else self._no_clock  # looked up at each action
         self._sizes.clear()
         first_step, cpu_begun, begun = trainer.global_step, time.process_time(), time.perf_counter()
         self._stage_clock.restart()
-        while trainer.global_step - first_step < turn.steps or time.perf_counter() - begun < turn.seconds:
+        while trainer.global_step - first_step < steps or time.perf_counter() - begun < seconds:
             yield
-        seconds = time.perf_counter() - begun
+        spent = time.perf_counter() - begun
+        real_steps, padded, sequences = np.sum(self._sizes, axis=0).tolist()
         gpu_peak = self._machine.gpu_peak_memory_gib(self._device)
         return Lap(
-            seconds=seconds,
+            seconds=spent,
             steps=trainer.global_step - first_step,
             micro_batches=len(self._sizes),
-            **self._sums(),
-            stages=self._stage_clock.seconds() if turn.by_stage else {},
+            real_steps=real_steps,
+            padded_steps=padded,
+            sequences=sequences,
+            stages=self._stage_clock.seconds() if by_stage else {},
             cpu_seconds=time.process_time() - cpu_begun,
             cores=self._machine.cores(),
             gpu_utilisation=self._machine.gpu_utilisation(self._device),
@@ -455,8 +428,7 @@ class MeasurementCallback(Callback):
             yield
         flops = count.end() or 0
         torch.compiler.set_stance("default")
-        sums = self._sums()
-        return Work(flops, sums["real_steps"], sums["padded_steps"])
+        return Work(flops, sum(padded for _, padded, _ in self._sizes))
 
     def _trace(self, path: str, steps: int) -> Activity:
         gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
@@ -467,7 +439,7 @@ class MeasurementCallback(Callback):
         return Path(path).stat().st_size
 
     def _validate(self) -> Validation:
-        """Neither counters nor loggers hear of it."""
+        """Validate without any counter or logger taking part."""
         trainer, module = self._trainer, self._module
         if self._validation_batches is None:  # once, as Lightning does: worker processes stay
             self._validation_batches = data_of(trainer).val_dataloader()
@@ -483,7 +455,7 @@ class MeasurementCallback(Callback):
         module.train()
         total = add_up(parts, trainer)
         elbo, nll, kl = (float(value / total.sequences) for value in (-total.loss, total.nll, total.kl))
-        return Validation(elbo, nll, kl, sequences=int(total.sequences), seconds=time.perf_counter() - start)
+        return Validation(elbo, nll, kl, seconds=time.perf_counter() - start)
 
     def _save(self) -> Saved:
         with tempfile.TemporaryDirectory(dir=self._trainer.default_root_dir) as directory:
@@ -519,10 +491,6 @@ class MeasurementCallback(Callback):
             least_sequences=network.least_sequences,
             device_bytes=torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() if on_gpu else None,
         )
-
-    def _sums(self) -> dict[str, int]:
-        real, padded, sequences = (sum(column) for column in zip(*self._sizes, strict=True))
-        return {"real_steps": real, "padded_steps": padded, "sequences": sequences}
 
 
 class _RequestedBatches:
@@ -589,7 +557,7 @@ _STAGE_OF = {
     "lr_scheduler_step": "optimizer",
     "save_checkpoint": "checkpoint",
 }
-"""By the last part of an action's name."""
+"""The stage of an action, by the last part of its name."""
 
 
 class StageClock(Profiler):

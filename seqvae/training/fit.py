@@ -253,7 +253,7 @@ class _Run:
             result = result_of(trainer, plan, self.settings, self.directory, ended_by, self.events)
         except Stopped as stop:
             self.events.note("interrupted", trainer.global_step)
-            if not stop.said:  # in the last validation, when all that was trained was saved
+            if not stop.message:  # in the last validation, when all that was trained was saved
                 raise Stopped(stop.number, f" in the last validation. To go on:\n{self.resume_command}") from stop
             raise
         except SystemExit as stop:

@@ -16,9 +16,11 @@ import pytest
 import analyze_performance
 from seqvae.cli import profile
 from seqvae.cli.command_line import parse_command_line
-from seqvae.cli.profile import ProfileOptimized, _new_directory, read_settings, training_settings, training_words
+from seqvae.cli.profile import ProfileOptimized, _new_directory, read_settings, training_settings
+from seqvae.config.flags import without_flags
+from seqvae.config.profiling import MeasuringSettings
 from seqvae.config.training import OptimizedSettings, ReferenceSettings
-from seqvae.config.yaml_files import to_yaml
+from seqvae.config.yaml_files import to_yaml, values_of
 from seqvae.console import named_command
 from seqvae.errors import UsageError
 from seqvae.profiling.measured_run import Recipe
@@ -36,6 +38,11 @@ def token_lists(tmp_path_factory) -> Path:
     return write_splits(tmp_path_factory.mktemp("data"), train={"tokens": lists}, valid={"tokens": lists[:80]})
 
 
+def training_words(words: list[str]) -> list[str]:
+    """Return the words of a training command among those of the measurement."""
+    return without_flags(words, values_of(MeasuringSettings()))
+
+
 # --- Whose settings ----------------------------------------------------------------------------------------------------
 
 
@@ -48,34 +55,34 @@ def token_lists(tmp_path_factory) -> Path:
     ],
 )
 def test_the_settings_are_those_of_the_training_command(words, command, schema):
-    asked = read_settings(words.split())
+    found = read_settings(words.split())
     mine = training_words(words.split())
-    assert list(asked) == [command]
-    assert training_settings(command, asked[command]) == parse_command_line(schema, mine, prog="x", description="")
+    assert list(found) == [command]
+    assert training_settings(command, found[command]) == parse_command_line(schema, mine, prog="x", description="")
 
 
 def test_a_comparison_gives_all_flags_to_both_and_each_its_own_defaults():
-    asked = read_settings(["--compare", "reference,optimized", "--width", "32"])
-    assert list(asked) == ["reference", "optimized"]
-    assert [one.model.width for one in asked.values()] == [32, 32]
-    assert [one.batches.batch_size for one in asked.values()] == [4, None]
-    assert [one.optimizer.fused_optimizer for one in asked.values()] == [False, True]
+    found = read_settings(["--compare", "reference,optimized", "--width", "32"])
+    assert list(found) == ["reference", "optimized"]
+    assert [one.model.width for one in found.values()] == [32, 32]
+    assert [one.batches.batch_size for one in found.values()] == [4, None]
+    assert [one.optimizer.fused_optimizer for one in found.values()] == [False, True]
 
 
 def test_the_config_of_a_run_is_taken_as_it_is(tmp_path):
     settings = parse_command_line(OptimizedSettings, ["--lr", "0.5", "--run_name", "mine"], prog="x", description="")
     (tmp_path / "config.yaml").write_text(to_yaml(settings))
-    (asked,) = read_settings(["--config", str(tmp_path / "config.yaml")]).values()
-    assert training_settings("optimized", asked) == settings
+    (found,) = read_settings(["--config", str(tmp_path / "config.yaml")]).values()
+    assert training_settings("optimized", found) == settings
 
 
 def test_settings_that_were_printed_read_back_the_same(tmp_path, capsys):
     with pytest.raises(SystemExit):
         read_settings(["--command", "reference", "--num_iterations", "7", "--print_config"])
     (tmp_path / "config.yaml").write_text(capsys.readouterr().out)
-    (name, asked), *others = read_settings(["--config", str(tmp_path / "config.yaml")]).items()
-    assert (name, asked.measuring.num_iterations, others) == ("reference", 7, [])
-    assert training_settings(name, asked) == ReferenceSettings()
+    (name, found), *others = read_settings(["--config", str(tmp_path / "config.yaml")]).items()
+    assert (name, found.measuring.num_iterations, others) == ("reference", 7, [])
+    assert training_settings(name, found) == ReferenceSettings()
 
 
 @pytest.mark.parametrize(
@@ -98,7 +105,7 @@ def test_what_cannot_be_measured_is_refused(words):
         read_settings(words.split())
 
 
-def test_what_was_typed_for_the_training_command_is_told_from_the_rest():
+def test_the_words_of_the_training_command_are_kept_and_those_of_the_measurement_left_out():
     words = ["--advise", "--data_dir", "my data", "--num-iterations=5", "--no_trace", "--output", "x", "--pin_memory"]
     assert training_words(words) == ["--data_dir", "my data", "--pin_memory"]
 
@@ -115,23 +122,23 @@ def test_what_was_typed_for_the_training_command_is_told_from_the_rest():
     ],
 )
 def test_changes_are_tried_on_the_training_command_as_it_was_typed(typed, advised, monkeypatch, capsys):
-    asked: dict[str, Any] = {}
+    found: dict[str, Any] = {}
 
     class Advice:
         def as_dict(self) -> dict[str, Any]:
             return {"command": "the best"}
 
     def advise(recipe: Recipe, words: list[str], *, prog: str, say: Any) -> Advice:
-        asked.update(words=words, prog=prog)
+        found.update(words=words, prog=prog)
         return Advice()
 
     monkeypatch.setattr("seqvae.profiling.advise.advise", advise)
     monkeypatch.setattr("seqvae.reports.performance_report.advice_lines", lambda advice, ink: [advice["command"]])
-    words = ["--advise", "--command", "reference", "--lr", "0.1"]
+    words = ["--advise", "--command", "reference", "--lr", "0.1", "--num-iterations", "20", "--no_trace"]
     recipe = Recipe("reference", ReferenceSettings(), make_monitors)
     with named_command(typed):
         assert profile.advise(recipe, words, Ink()) == {"command": "the best"}
-    assert asked == {"words": ["--lr", "0.1"], "prog": advised}
+    assert found == {"words": ["--lr", "0.1"], "prog": advised}
     assert capsys.readouterr().out == "the best\n"
 
 
@@ -154,7 +161,7 @@ def test_a_file_is_no_place_for_output(tmp_path):
 
 
 def start(folder: Path, data_dir: Path, words: str) -> subprocess.Popen[str]:
-    """In a process group of its own, as a terminal has it."""
+    """Start the command in a process group of its own, as a terminal does."""
     places = ["--data_dir", str(data_dir), "--cache_dir", str(folder / "cache"), "--output", str(folder / "out")]
     line = [sys.executable, str(ROOT / "analyze_performance.py"), *words.split(), *places]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

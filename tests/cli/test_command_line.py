@@ -467,7 +467,7 @@ def test_a_command_answers_at_once_and_imports_nothing_heavy(command, word):
 
 
 def _all_flags() -> set[str]:
-    """Every setting of the product: the groups of plain values in each module of seqvae.config."""
+    """Return every setting of the product: the groups of plain values in each module of seqvae.config."""
     names: set[str] = set()
     for path in sorted((ROOT / "seqvae" / "config").glob("*.py")):
         module = import_module(f"seqvae.config.{path.stem}")

@@ -1,4 +1,4 @@
-"""What a user, or a file, may say where a path, a name or settings are wanted: URLs, YAML, run names, links."""
+"""What a user, or a file, may write in place of a path, a name or settings: URLs, YAML, run names, links."""
 
 import json
 import os
@@ -62,8 +62,8 @@ def test_of_every_flag_that_takes_a_text_it_is_known_whether_it_is_a_path():
 def test_a_url_is_refused_before_anything_is_done_with_it(flag, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for url in URLS:
-        told = "is a URL, and URLs are not fetched: copy it to this machine, and give the path of the copy"
-        assert refusal([f"--{flag}", url]) == f"--{flag} {url} {told}"
+        message = "is a URL, and URLs are not fetched: copy it to this machine, and give the path of the copy"
+        assert refusal([f"--{flag}", url]) == f"--{flag} {url} {message}"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -74,13 +74,13 @@ def test_other_commands_do_not_take_urls_for_paths(group, name):
 
 
 def test_a_table_is_read_from_this_machine_alone():
-    """Though pyarrow by itself would ask the network."""
+    """By itself pyarrow would go to the network."""
     with pytest.raises(DataError, match=r"cannot be read as a table .*local"):
         side_tables.read_labels("s3://bucket/labels.parquet", None, None)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "is empty: give a path, or leave the flag out"),
         ("a\x1b[2Jb", "'a\\x1b[2Jb' holds control characters or bytes that are no UTF-8"),
@@ -90,8 +90,8 @@ def test_a_table_is_read_from_this_machine_alone():
     ],
 )
 @pytest.mark.parametrize("flag", ["data_dir", "output_dir", "resume", "cache_dir"])
-def test_what_no_path_could_be_is_refused(flag, text, told):
-    assert told in refusal([f"--{flag}={text}"])
+def test_what_no_path_could_be_is_refused(flag, text, message):
+    assert message in refusal([f"--{flag}={text}"])
 
 
 # --- YAML -----------------------------------------------------------------------------------------------------------
@@ -137,12 +137,12 @@ def test_yaml_is_data_and_anything_else_is_refused_in_a_line(what, tmp_path, cap
         parse_command_line(TrainingSettings, ["--config", str(path)], prog="", description="")
 
     code = run_command(main, "demo.py")
-    said = capsys.readouterr().err
+    message = capsys.readouterr().err
     assert code == 2
-    assert said.count("\n") == 1
-    assert said.startswith(f"demo.py: {path}") or f"({path}, line" in said
-    assert said.rstrip("\n").isprintable()
-    assert len(said) < 500 + len(str(path))
+    assert message.count("\n") == 1
+    assert message.startswith(f"demo.py: {path}") or f"({path}, line" in message
+    assert message.rstrip("\n").isprintable()
+    assert len(message) < 500 + len(str(path))
     assert not trace.exists()
     assert time.process_time() - started < 5
 

@@ -185,7 +185,7 @@ def test_a_process_waits_for_a_lock_and_says_so_once(tmp_path):
         with wait_for_lock(path, lambda: order.append("waits")):
             order.append("second")
 
-    with wait_for_lock(path, lambda: pytest.fail("nobody else is there")):
+    with wait_for_lock(path, lambda: pytest.fail("no other process is there")):
         thread = threading.Thread(target=second)
         thread.start()
         time.sleep(0.3)
@@ -195,7 +195,7 @@ def test_a_process_waits_for_a_lock_and_says_so_once(tmp_path):
 
 
 class Owner:
-    """Uses a directory."""
+    """A user of a directory."""
 
 
 def test_a_directory_is_in_use_as_long_as_one_of_its_users_lives(tmp_path):

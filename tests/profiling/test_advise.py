@@ -42,7 +42,7 @@ def recipe(settings: TrainingSettings | None = None) -> Recipe:
 
 @contextmanager
 def contest(runs: FakeRuns, settings: TrainingSettings | None = None) -> Iterator[Contest]:
-    """Five rounds of turns of a second."""
+    """Yield a contest of five rounds of turns of a second."""
     with runs.start(recipe(settings)) as base:
         yield Contest(recipe(settings), base, 1.0, 5, runs.start)
 
@@ -50,7 +50,7 @@ def contest(runs: FakeRuns, settings: TrainingSettings | None = None) -> Iterato
 def try_change(
     change: Change, behaviour: Behaviour, total_steps: int = 1000, settings: TrainingSettings | None = None
 ) -> Trial:
-    """Compare with a run of 1,000 steps of sequences per second, 10 optimizer steps per second."""
+    """Compare a change with a run of 1,000 steps of sequences per second, 10 optimizer steps per second."""
     runs = FakeRuns(lambda s: Behaviour() if s == base else behaviour, total_steps)
     base = settings or TrainingSettings()
     with contest(runs, base) as rounds:
@@ -227,7 +227,7 @@ def test_luck_that_does_not_come_again_is_not_proposed(words, monkeypatch):
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory):
-    """Of a tiny model on tiny data, which nobody watches."""
+    """Words for a tiny model on tiny data, without a monitor."""
     folder = tmp_path_factory.mktemp("tiny")
     data = write_demo(folder, "tokens", sequences=300, mean_length=12)
     model = "--width 8 --depth 1 --heads 1 --latent_size 2 --max_sequence_length 40 --disable_metrics_monitoring"
@@ -245,7 +245,7 @@ def typed_settings(advice: Advice) -> OptimizedSettings:
 
 
 def by_compiling(settings: TrainingSettings) -> Behaviour:
-    """Twice as fast compiled, half as fast with any other change that costs nothing to detect here: more accumulation."""
+    """Return a run that is twice as fast when compiled, and half as fast with more accumulation."""
     rate = 2000.0 if settings.compute.compile_model else 1000.0
     return Behaviour((rate / (1 + (settings.optimizer.gradient_accumulation_steps > 2)),))
 

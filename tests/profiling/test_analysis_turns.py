@@ -7,16 +7,17 @@ import pytest
 
 import train_optimized
 from seqvae.config.data import BatchSettings, CacheSettings, SourceSettings
+from seqvae.config.profiling import MeasuringSettings
 from seqvae.config.training import OptimizedSettings
 from seqvae.profiling import analysis
-from seqvae.profiling.analysis import Effort, analyse
+from seqvae.profiling.analysis import analyse
 from seqvae.profiling.measured_run import STAGES, Lap, Ready, Recipe, Saved, Validation, Work
 from seqvae.training.schedules import Plan
 from tests.support.parquet_files import write_splits
 
-EFFORT = Effort(num_iterations=10, warmup_iterations=3)
+MEASURING = MeasuringSettings(num_iterations=10, warmup_iterations=3)
 VALID, BATCH = 80, 4
-"""Validation sequences, and how many are in a batch."""
+"""Number of validation sequences, and of those in a batch."""
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def token_lists(tmp_path_factory) -> Path:
 
 
 class Scripted:
-    """Stands in for a run: every optimizer step takes so many seconds and has 100 real steps, 10 of padding and 4 sequences."""
+    """A run of which every optimizer step takes the same time and has 100 real steps, 10 of padding and 4 sequences."""
 
     calls: list[tuple[str, int, int]]
 
@@ -49,10 +50,10 @@ class Scripted:
         return Lap(seconds, steps, 2 * steps, 100 * steps, 110 * steps, 4 * steps, stages, seconds, 2, None, 1.5, 0)
 
     def count(self) -> Work:
-        return Work(flops=22_000, real_steps=200, padded_steps=220)
+        return Work(flops=22_000, padded_steps=220)
 
     def validate(self) -> Validation:
-        return Validation(-1.0, 1.0, 0.0, sequences=10, seconds=float(self.limit_val_batches))
+        return Validation(-1.0, 1.0, 0.0, seconds=float(self.limit_val_batches))
 
     def save(self) -> Saved:
         return Saved(seconds=0.5, bytes=100)
@@ -61,7 +62,9 @@ class Scripted:
 class Contest:
     """An analysis of scripted runs."""
 
-    def __init__(self, data_dir: Path, cache_dir: Path, seconds: dict[str, float], effort: Effort) -> None:
+    def __init__(
+        self, data_dir: Path, cache_dir: Path, seconds: dict[str, float], measuring: MeasuringSettings
+    ) -> None:
         settings = OptimizedSettings(
             source=SourceSettings(data_dir=str(data_dir)),
             cache=CacheSettings(cache_dir=str(cache_dir)),
@@ -69,34 +72,34 @@ class Contest:
         )
         self.calls: list[tuple[str, int, int]] = []
         self.runs: list[Scripted] = []
-        self.said: list[str] = []
+        self.lines: list[str] = []
 
         def start(recipe: Recipe) -> Any:
             self.runs.append(Scripted(recipe, seconds[recipe.name], self.calls))
             return self.runs[-1]
 
         recipes = [Recipe(name, settings, train_optimized.callbacks) for name in seconds]
-        self.speeds, self.comparison = analyse(recipes, effort, self.said.append, start=start)
+        self.speeds, self.comparison = analyse(recipes, measuring, self.lines.append, start=start)
 
 
 @pytest.fixture
 def contest(token_lists, tmp_path, monkeypatch):
     monkeypatch.setattr(analysis, "product_peak", lambda device, dtype: 1e6)
 
-    def hold(effort: Effort = EFFORT, **seconds: float) -> Contest:
-        return Contest(token_lists, tmp_path / "cache", seconds, effort)
+    def hold(measuring: MeasuringSettings = MEASURING, **seconds: float) -> Contest:
+        return Contest(token_lists, tmp_path / "cache", seconds, measuring)
 
     return hold
 
 
 def test_commands_take_turns_after_each_has_warmed_up(contest):
-    calls = contest(Effort(num_iterations=4, warmup_iterations=3), slow=0.4, fast=0.1).calls
+    calls = contest(MeasuringSettings(num_iterations=4, warmup_iterations=3), slow=0.4, fast=0.1).calls
     warm_up = [("slow", 1, 0), ("slow", 2, 0), ("fast", 1, 0), ("fast", 2, 0)]
     assert calls == [*warm_up, *(4 * [("slow", 1, 2), ("fast", 1, 2)])]
 
 
 def test_the_turns_are_added_up_without_the_warm_up(contest):
-    (speed,) = contest(Effort(num_iterations=10, warmup_iterations=5), only=0.5).speeds
+    (speed,) = contest(MeasuringSettings(num_iterations=10, warmup_iterations=5), only=0.5).speeds
     assert (speed.steps, speed.seconds, speed.real_steps, speed.padded_steps, speed.sequences) == (
         10,
         5.0,
@@ -132,8 +135,8 @@ def test_all_runs_are_closed_in_the_end(contest):
 
 
 def test_the_expected_duration_is_printed_first(contest):
-    said = contest(Effort(num_iterations=100, warmup_iterations=2), only=0.5).said
-    assert "measuring 100 optimizer steps in 5 turns, about 55 s" in said
+    lines = contest(MeasuringSettings(num_iterations=100, warmup_iterations=2), only=0.5).lines
+    assert "measuring 100 optimizer steps in 5 turns, about 55 s" in lines
 
 
 def test_a_long_validation_is_reckoned_from_a_part_of_it(contest, monkeypatch):

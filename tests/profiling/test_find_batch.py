@@ -26,15 +26,16 @@ from seqvae.profiling.find_batch import (
     FoundBatch,
     LengthRange,
     Limit,
-    Search,
     Trials,
     Tried,
+    WorstBatch,
     WorstBatches,
     available_memory,
     describe,
     find_batch,
     largest_that_fits,
     most_events,
+    search,
     what_helps,
 )
 from seqvae.profiling.measured_run import MeasuredRunError, MemoryNeed
@@ -71,6 +72,11 @@ def cut_at(tokens: int, settings: BatchSettings = BY_DEFAULT, lengths_N: np.ndar
     return cut_batches(lengths_N, limits, bucketing=settings.bucketing)
 
 
+def steps_of(batch: WorstBatch) -> int:
+    """Return the steps of a batch, padding included."""
+    return batch.length * len(batch.sequences_B)
+
+
 @pytest.mark.parametrize("settings", [BatchSettings(), BatchSettings(batch_size=7), BatchSettings(bucketing=False)])
 @pytest.mark.parametrize("tokens", [1000, 1999, 4096, 30_000])
 def test_no_batch_of_an_epoch_is_worse_than_the_worst_of_its_range(settings, tokens):
@@ -80,7 +86,7 @@ def test_no_batch_of_an_epoch_is_worse_than_the_worst_of_its_range(settings, tok
     for k in range(plan.batches):
         lengths_B = LENGTHS[plan.batch(k)]
         longest, steps = lengths_B.max(), lengths_B.max() * len(lengths_B)
-        assert any(one.length >= 0.8 * longest and one.steps >= 0.95 * steps for one in batches)
+        assert any(one.length >= 0.8 * longest and steps_of(one) >= 0.95 * steps for one in batches)
 
 
 def test_a_worst_batch_is_made_of_the_longest_sequences_of_its_bucket():
@@ -95,7 +101,7 @@ def test_a_worst_batch_is_made_of_the_longest_sequences_of_its_bucket():
 
 def test_no_worst_batch_exceeds_its_budget():
     worst = worst_batches()
-    assert all(worst.at(tokens, one).steps <= tokens for tokens in (1000, 5000) for one in worst.ranges(32))
+    assert all(steps_of(worst.at(tokens, one)) <= tokens for tokens in (1000, 5000) for one in worst.ranges(32))
 
 
 def test_ranges_go_from_the_longest_to_the_shortest_and_leave_no_length_out():
@@ -130,7 +136,7 @@ def test_of_a_bucket_the_sequences_with_the_most_events_are_worst():
 
 
 class FakeTrials:
-    """Memory by a rule of lengths."""
+    """Trials in which memory follows a rule of lengths."""
 
     def __init__(self, bytes_per_step: Any) -> None:
         self.bytes_per_step, self.most = bytes_per_step, 0
@@ -143,12 +149,12 @@ class FakeTrials:
 
 
 def attention(length: int) -> float:
-    """Of each step: written out for short sequences, fused for long ones."""
+    """Return the bytes of each step, written out for short sequences and fused for long ones."""
     return 100 + (length if length <= 512 else 0)
 
 
 def end_marks(length: int) -> float:
-    """Of each step: one more for each sequence."""
+    """Return the bytes of each step, with one step more for each sequence."""
     return 100 * (length + 1) / length
 
 
@@ -156,7 +162,7 @@ def end_marks(length: int) -> float:
 def test_the_size_found_fits_all_lengths_and_a_tenth_more_does_not(need):
     worst = worst_batches()
     trials: Any = FakeTrials(need)
-    result = Search(worst, trials, 1e7, lambda line: None).run(lowest=1000)
+    result = search(worst, trials, lowest=1000, usable_bytes=1e7, say=lambda line: None)
     assert result is not None
     tokens, tried = result
     assert max(one.peak for one in tried) <= 1e7
@@ -176,7 +182,7 @@ def test_the_size_found_fits_all_lengths_and_a_tenth_more_does_not(need):
 def test_where_nothing_fits_there_is_no_result():
     worst = worst_batches()
     trials: Any = FakeTrials(attention)
-    assert Search(worst, trials, 1e6, lambda line: None).run(lowest=1000) is None
+    assert search(worst, trials, lowest=1000, usable_bytes=1e6, say=lambda line: None) is None
 
 
 # --- Runs that die -----------------------------------------------------------------------------------------------------
@@ -202,7 +208,7 @@ class FakeRun:
 
 
 def needs_of(numbers: list[int], ending: Exception, can_repeat: bool = True) -> tuple[list[int | None], int]:
-    """What batches of so many sequences needed, and how many runs were started."""
+    """Return what batches of these numbers of sequences needed, and how many runs were started."""
     FakeRun.started = 0
     start: Any = partial(FakeRun, ending, can_repeat)
     trials = Trials(start)
@@ -231,7 +237,7 @@ def test_no_memory_for_the_network_alone_is_an_error_with_a_message(tmp_path, mo
         find_batch(settings_of(words_for(tmp_path, 40, 6)), say=lambda line: None)
 
 
-# --- What is said ------------------------------------------------------------------------------------------------------
+# --- The messages ------------------------------------------------------------------------------------------------------
 
 
 def found(**changes: Any) -> FoundBatch:
@@ -253,12 +259,12 @@ def test_a_note_says_that_the_data_end_the_search():
 
 def test_the_advice_leaves_out_what_is_in_force_already():
     limit = Limit(10**9, "--memory_limit")
-    plain = what_helps(TrainingSettings(), 1000, limit, 0.1)
+    plain = what_helps(TrainingSettings(), 1000, limit)
     assert "--gradient_checkpointing" in plain
     assert "--precision 16-mixed" in plain
     frugal = TrainingSettings(compute=ComputeSettings(gradient_checkpointing=True, precision="16-mixed"))
-    assert "give" not in what_helps(frugal, 1000, limit, 0.1)
-    assert "--max_sequence_length" in what_helps(frugal, 1000, limit, 0.1)
+    assert "give" not in what_helps(frugal, 1000, limit)
+    assert "--max_sequence_length" in what_helps(frugal, 1000, limit)
 
 
 # --- The real thing ----------------------------------------------------------------------------------------------------
@@ -295,7 +301,8 @@ def test_training_with_the_size_found_stays_below_the_limit(tmp_path, monkeypatc
     result = find_batch(settings_of(words), memory_limit_bytes=limit, say=lambda line: None)
     assert result.ended_by == "memory"
     assert 0.8 * limit < result.peak_bytes <= 0.9 * limit
-    run = subprocess.Popen([sys.executable, ROOT / "train_optimized.py", *words, *result.flag.split()], cwd=tmp_path)
+    size = ["--tokens_per_batch", str(result.tokens_per_batch)]
+    run = subprocess.Popen([sys.executable, ROOT / "train_optimized.py", *words, *size], cwd=tmp_path)
     _, status, usage = os.wait4(run.pid, 0)
     run.returncode = os.waitstatus_to_exitcode(status)
     assert run.returncode == 0
@@ -329,7 +336,7 @@ def test_other_text_than_a_size_of_memory_is_refused_by_the_name_of_the_flag(tex
 
 
 def make_machine(root: Path, groups: str, **files: str) -> Path:
-    """Control groups; in the names of files __ stands for a slash."""
+    """Write the files of control groups; in the names of the arguments __ stands for a slash."""
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text(groups)
     for name, text in files.items():
@@ -368,7 +375,7 @@ def test_an_older_control_group_counts_as_well(tmp_path):
 
 
 class Machine:
-    """Needs memory by a rule, and remembers what was tried."""
+    """A machine whose need of memory follows a rule, and which remembers what was tried."""
 
     def __init__(self, base: float, per_step: float, curvature: float = 0.0, deadly: float = float("inf")) -> None:
         self.base, self.per_step, self.curvature, self.deadly = base, per_step, curvature, deadly

@@ -11,7 +11,7 @@ import pytest
 import train_optimized
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.training import OptimizedSettings
-from seqvae.errors import DataError, DivergedError, ExitCode, StorageError, UsageError, run_command
+from seqvae.errors import DamagedFileError, DataError, DivergedError, ExitCode, StorageError, UsageError, run_command
 from seqvae.profiling.measured_run import STAGES, MeasuredRun, MeasuredRunError, Recipe
 from tests.support.parquet_files import write
 
@@ -94,6 +94,7 @@ def test_errors_that_the_user_can_mend_keep_their_type(words):
         (DivergedError("step 3: the loss is nan"), ExitCode.DIVERGED),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), ExitCode.OUT_OF_MEMORY),
         (StorageError("/runs: no space left"), ExitCode.STORAGE),
+        (DamagedFileError("a.parquet: damaged"), ExitCode.DATA),
     ],
 )
 def test_what_ends_a_training_process_ends_the_command_as_it_would_a_training(words, error, code, capsys):

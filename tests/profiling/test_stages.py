@@ -6,7 +6,7 @@ from seqvae.profiling.measured_run import STAGES, StageClock, stage_of
 
 
 class Seconds:
-    """A clock that goes on when told."""
+    """A clock that goes on only by `pass_by`."""
 
     def __init__(self) -> None:
         self.time = 100.0
@@ -29,7 +29,7 @@ def clock(seconds) -> StageClock:
 
 
 def spent(clock: StageClock) -> dict[str, float]:
-    """In the stages where any time was spent."""
+    """Return the seconds of the stages in which any time was spent."""
     return {stage: seconds for stage, seconds in clock.seconds().items() if seconds}
 
 
@@ -90,7 +90,7 @@ def test_stages_add_up_to_the_time_that_went_by_even_where_one_is_under_way(cloc
 
 
 class Device:
-    """Works on what it was given while nobody waits; whoever waits does so until that is done."""
+    """A device that works on until all requested work is done, which `wait` waits for."""
 
     def __init__(self, seconds: Seconds) -> None:
         self.seconds, self.work, self.times_waited_for = seconds, 0.0, 0

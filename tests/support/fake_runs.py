@@ -20,12 +20,12 @@ class Behaviour(NamedTuple):
     start_seconds: float = 0.0
     """Additional seconds until it is ready."""
     fails: Exception | None = None
-    """At turn number `fails_at`."""
+    """The error at turn number `fails_at`."""
     fails_at: int = 1
 
 
 class FakeRuns:
-    """Starts runs, and knows how many are alive."""
+    """A starter of runs that knows how many are alive."""
 
     def __init__(self, behaviour: Callable[[TrainingSettings], Behaviour], total_steps: int = 1000) -> None:
         self.behaviour, self.total_steps = behaviour, total_steps
