@@ -2,33 +2,43 @@
 
 Memory stays flat however large the data: blocks are bounded, raw arrays go to disk as they come, and what depends on
 the whole training split (vocabulary, moments, the smallest integer type) is applied in a second pass over those arrays.
+
+The split of a sequence comes from its folder, from a MEDS table, or from a hash of its id; none may be in two splits.
+
+Shapes: R rows of a block, S sequences of a block, N sequences of a split.
 """
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 
 from seqvae.config.data import SourceSettings
-from seqvae.data.building.encoders import EventEncoder, Problems, TokenEncoder, VectorEncoder
+from seqvae.data.building.encoders import EventEncoder, Problems, TokenEncoder, VectorEncoder, make_tokenizer
 from seqvae.data.building.finishing import finish_events, finish_labels, finish_tokens, finish_vectors
-from seqvae.data.building.splits import SplitFiles, check_ids, make_assignment, refuse_missing_splits, shares_by_hash
-from seqvae.data.building.tokens import make_tokenizer
 from seqvae.data.description import DataDescription, FittedPreprocessing
+from seqvae.data.flat_file import SplitFiles
 from seqvae.data.parquet.discovery import POOL, ColumnRow, DataFiles, usable_files
-from seqvae.data.parquet.long_table import (
+from seqvae.data.parquet.reader import (
+    Block,
+    BlockReader,
     bring_together,
     first_scattered_row,
+    hash_ids,
     in_order_of_time,
     sequence_starts,
     whole_sequences,
 )
-from seqvae.data.parquet.reader import Block, BlockReader
 from seqvae.data.parquet.schema import Layout
+from seqvae.data.parquet.side_tables import ids_as_text, label_names, read_subject_splits
 from seqvae.errors import DataError
+from seqvae.text import counted
 
 log = logging.getLogger(__name__)
 Encoder = TokenEncoder | VectorEncoder | EventEncoder
@@ -60,8 +70,12 @@ def build(
     reader = BlockReader([path for paths in usable.by_split.values() for path in paths], layout)
     problems = Problems(source.bad_values, reader.where)
     encoder = _make_encoder(layout, problems, source, known)
-    shares = shares_by_hash(data, source, preprocessing)
-    assign = make_assignment(data, reader, shares)
+    subjects = read_subject_splits(data.subject_splits) if data.subject_splits else None
+    # The splits that the files lack, and the share of the training sequences (or the pool) that each gets by a hash of the id.
+    shares: dict[str, float] = {}
+    if subjects is None and (preprocessing is None or not preprocessing.pools_are_whole):
+        fractions = {"valid": source.validation_fraction, "test": source.test_fraction}
+        shares = {split: share for split, share in fractions.items() if share and split not in data.by_split}
     with ExitStack() as stack:
         splits: dict[str, SplitFiles] = {}
         for group, paths in usable.by_split.items():
@@ -69,36 +83,42 @@ def build(
             if layout.form != "rows":
                 rows_of = {path: usable.rows[path] for path in paths}
                 blocks = _ordered_sequences(blocks, reader, rows_of, problems, source.unsorted, directory / "spill")
+            shares_here = shares if group in (POOL, "train") else {}
             for block in blocks:
                 encoded = encoder(block)
-                for split, keep_S in assign(group, block, encoded.first_rows_S).items():
+                for split, keep_S in _assign(block, encoded.first_rows_S, group, subjects, shares_here, reader).items():
                     if keep_S.any():
                         if split not in splits:
-                            splits[split] = SplitFiles(directory / split, reader)
+                            splits[split] = SplitFiles(directory / split, reader.files)
                             stack.callback(splits[split].release)
-                        splits[split].append(encoded.keep(keep_S), block)
-            log.info("%s: %d file%s read", group, len(paths), "" if len(paths) == 1 else "s")
+                        kept = encoded.keep(keep_S)
+                        table = _table_of(block, kept.first_rows_S, reader)
+                        arrays = kept.steps | (kept.events or {})
+                        splits[split].append(table, kept.lengths_S, kept.events_per_step_T, arrays)
+            log.info("%s: %s read", group, counted(len(paths), "file"))
         for files in splits.values():
             files.close()
 
         if known is None:
-            refuse_missing_splits(splits, data, reader, source, shares)
+            _refuse_missing_splits(splits, data, reader, source, shares)
         elif not splits:
             raise DataError(
                 f"{source.data_dir}: no sequence is left ({layout.describe()}). Check what is left out, and why."
             )
-        repeated_ids = check_ids(splits, reader, may_leak=len(data.by_split) > 1)
+        repeated_ids = _check_ids(splits, layout, may_leak=len(data.by_split) > 1)
         if isinstance(encoder, TokenEncoder):
             finished = finish_tokens(splits, encoder.tokenizer, source, known)
         elif isinstance(encoder, VectorEncoder):
-            finished = finish_vectors(splits, encoder.names(), source, known)
+            names = layout.features or tuple(f"{layout.sequence}[{place}]" for place in range(encoder.width))
+            finished = finish_vectors(splits, names, source, known)
         else:
-            finished = finish_events(splits, list(encoder.numbering.number_of), layout.time_unit, source, known)
+            finished = finish_events(splits, list(encoder.number_of), layout.time_unit, source, known)
         classes, label_notes = finish_labels(splits, layout, source)
     whole = "pool" if POOL in data.by_split else "training split"
     notes = [*usable.notes]
     notes += [f"{split}: {share:.0%} of the {whole}, by a hash of the sequence's id" for split, share in shares.items()]
-    notes += [*problems.notes(), *repeated_ids, *finished.notes, *label_notes]
+    notes += [f"{counted(count, noun)} {what}" for (noun, what), count in problems.counts.items()]
+    notes += [*repeated_ids, *finished.notes, *label_notes]
     entries = {
         split: {
             "arrays": files.entries,
@@ -154,7 +174,7 @@ def _blocks_with_ids(reader: BlockReader, paths: Sequence[Path], problems: Probl
             what = f"a null in the id column {reader.layout.id!r}"
             if problems.policy != "drop":
                 raise problems.error(block, int(np.flatnonzero(null_R)[0]), what)
-            problems.note(int(null_R.sum()), "row", f"left out (--bad_values drop): {what}")
+            problems.counts["row", f"left out (--bad_values drop): {what}"] += int(null_R.sum())
             block = block.take(np.flatnonzero(~null_R))
         if len(block.rows_R):
             yield block
@@ -178,7 +198,7 @@ def _ordered_sequences(
             )
         log.info("%s: rows of one sequence lie apart, bringing them together", place)
         rows = sum(rows_of.values())
-        problems.note(rows, "row", "brought together by id, as rows of one sequence lay apart")
+        problems.counts["row", "brought together by id, as rows of one sequence lay apart"] += rows
         blocks = bring_together(blocks, rows, spill)
     for block in whole_sequences(blocks):
         if layout.label is not None:
@@ -196,5 +216,114 @@ def _ordered_sequences(
                     f"--label_path."
                 )
         ordered, backwards = in_order_of_time(block, reader, unsorted)
-        problems.note(backwards, "row", "earlier than the row before in the same sequence: sorted by time")
+        if backwards:
+            problems.counts["row", "earlier than the row before in the same sequence: sorted by time"] += backwards
         yield ordered
+
+
+# --- Splits ---------------------------------------------------------------------------------------------------------
+
+
+def _assign(
+    block: Block,
+    rows_S: np.ndarray,
+    group: str,
+    subjects: pd.Series | None,
+    shares: Mapping[str, float],
+    reader: BlockReader,
+) -> dict[str, np.ndarray]:
+    """Return for each split a mask of the sequences that begin in these rows: by `subjects` (the split of each id), else by
+    `shares`, else all in the group of files that they come from (a split or the pool)."""
+    if subjects is None and not shares:
+        return {group: np.ones(len(rows_S), bool)}
+    ids_S = block.columns["id"].take(pa.array(rows_S))
+    if subjects is not None:
+        names = ids_as_text(ids_S.to_numpy(zero_copy_only=False))
+        split_S = subjects.reindex(names).to_numpy(dtype=object)
+        unknown = np.flatnonzero(pd.isna(split_S))
+        if len(unknown):
+            raise DataError(
+                f"{reader.where(block, int(rows_S[unknown[0]]))}: subject {names[unknown[0]]} is missing in "
+                f"metadata/subject_splits.parquet. Add it there."
+            )
+        return {split: split_S == split for split in ("train", "valid", "test")}
+    if reader.layout.form == "rows" and reader.layout.id is None:
+        # The name of the file and the row in it stand for an id: more files do not change them.
+        names = hash_ids(pa.array([path.name for path in reader.files], pa.large_string()))
+        row_hashes_S = hash_ids(pa.array(block.rows_R[rows_S]))
+        ids_S = pa.array((names[block.files_R[rows_S]] ^ row_hashes_S).view(np.int64))
+    # The split of a sequence depends on its id alone, so it never changes.
+    place_S, start = hash_ids(ids_S) / 2.0**64, 0.0
+    masks = {}
+    for split, share in shares.items():
+        masks[split] = (place_S >= start) & (place_S < start + share)
+        start += share
+    return {"train": place_S >= start} | masks
+
+
+def _table_of(block: Block, rows_S: np.ndarray, reader: BlockReader) -> pa.Table:
+    """Return the id, the file, the row and, where the data have one, the label of the sequences that begin in these rows."""
+    rows = pa.array(rows_S)
+    columns = {"id": block.columns["id"].take(rows), "file": block.files_R[rows_S], "row": block.rows_R[rows_S]}
+    if reader.layout.label is not None:
+        labels_S = block.columns["label"].take(rows).to_numpy(zero_copy_only=False)
+        where = f"column {reader.layout.label!r}"
+        names_S = label_names(labels_S, lambda s: f"{reader.where(block, rows_S[s])}: {where}")
+        columns["label"] = pa.array(names_S, pa.large_string())
+    return pa.table(columns)
+
+
+def _refuse_missing_splits(
+    splits: Mapping[str, SplitFiles],
+    data: DataFiles,
+    reader: BlockReader,
+    source: SourceSettings,
+    shares: Mapping[str, float],
+) -> None:
+    for split in ("train", "valid", "test"):
+        if split in splits or (split == "test" and split not in data.by_split):
+            continue
+        advice = "Check that its files have rows that are not left out."
+        if split in shares:
+            advice = f"Raise --{'validation' if split == 'valid' else split}_fraction, or add files."
+        if reader.layout.form == "files":
+            advice += " Each file counts as one sequence, as no id column was recognised: name one with --id_column."
+        raise DataError(
+            f"{source.data_dir}: no sequence is left for the {split} split ({reader.layout.describe()}). {advice}"
+        )
+
+
+def _check_ids(splits: Mapping[str, SplitFiles], layout: Layout, *, may_leak: bool) -> list[str]:
+    """Refuse sequences that are in two splits; return notes on ids that several rows of one sequence each share, which is allowed
+    but may not be meant."""
+    has_ids = layout.id is not None or layout.form == "files"
+    notes: list[str] = []
+    hashes: dict[str, np.ndarray] = {}
+    for split, files in splits.items():
+        if has_ids and (may_leak or layout.form == "rows"):
+            hashes_N = hash_ids(files.table["id"])
+            hashes_N.sort()  # `np.unique` puts them into a table of many times their size
+            hashes_N = hashes_N[np.append(True, hashes_N[1:] != hashes_N[:-1])]
+            if layout.form == "rows" and (repeated := files.sequences - len(hashes_N)):
+                rows = counted(repeated, "row")
+                notes.append(
+                    f"{split}: {rows} whose id (column {layout.id!r}) was met before: each is a sequence of its own"
+                )
+            if may_leak:
+                hashes[split] = hashes_N
+
+    for one, other in combinations(hashes, 2):
+        shared = np.intersect1d(hashes[one], hashes[other], assume_unique=True)
+        if len(shared):
+            ids, other_ids = splits[one].table["id"], splits[other].table["id"]
+            hashes_N = hash_ids(ids)
+            first = int(np.flatnonzero(np.isin(hashes_N, shared))[0])
+            twin = int(np.flatnonzero(hash_ids(other_ids) == hashes_N[first])[0])
+            id_, here, there = ids[first].as_py(), splits[one].place_of(first), splits[other].place_of(twin)
+            column = f" of column {layout.id!r}" if layout.id else ""
+            raise DataError(
+                f"{counted(len(shared), 'sequence')} in both {one} and {other}, such as id {id_!r}{column} ({here}; {there}): "
+                f"the evaluation would be of data seen in training. Remove them from one of the two, or name the column "
+                f"that tells sequences apart with --id_column (none: ids start again in each split, rows are sequences)."
+            )
+    return notes

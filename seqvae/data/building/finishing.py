@@ -1,10 +1,10 @@
-"""The second pass of a cache build: from raw arrays to final ones, with what only the whole training split can tell.
+"""The second pass of a cache build: from raw arrays to final ones, with what is known only from the whole training split.
 
 Tokens get their final ids in the smallest integer type; vectors and events are normalised, once and for all, by the
 training split's mean and standard deviation. Gaps stay as they are, and the moments of their logarithms are noted. Labels
 become the numbers of their classes.
 
-`known`, in all of these, is what a trained network understands: its vocabulary and moments then hold.
+`known` is the data that a trained network understands, where the cache is built for one: its vocabulary and moments are then used.
 
 Shapes: V names (tokens, features, variables), T steps, D features, E values or events, N sequences, C classes, L rows of the
 label file.
@@ -18,25 +18,23 @@ import numpy as np
 import pyarrow as pa
 
 from seqvae.config.data import SourceSettings
-from seqvae.data.building.splits import FINAL_TYPES, SplitFiles
-from seqvae.data.building.tokens import Numbering, Tokenizer, places_in, vocabulary
+from seqvae.data.building.encoders import Tokenizer, number_texts
 from seqvae.data.description import UNKNOWN, DataDescription
-from seqvae.data.flat_file import OFFSETS, PIECE_ITEMS, read_pieces
+from seqvae.data.flat_file import FINAL_TYPES, OFFSETS, PIECE_ITEMS, SplitFiles, read_pieces
 from seqvae.data.parquet.schema import Layout
 from seqvae.data.parquet.side_tables import ids_as_text, read_labels, read_params_map
 from seqvae.errors import DataError
 from seqvae.text import counted, some
 
 LARGEST_VOCABULARY = 2**24
-"""Of ids, unless --vocabulary_size says so: the weights of more fit hardly any machine, and one wrong id would ask for them."""
+"""Most token ids without --vocabulary_size: the weights of more fit hardly any machine, and one wrong id would require them."""
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 FAR_OUT = 10.0
 """Standard deviations from the mean beyond which a value is counted as an outlier."""
 CONSTANT = 1e-12
 """A standard deviation below this share of the mean is rounding, not variation."""
 LEAST_LOG_GAP_STD = 0.1
-"""Gaps that differ by less than a tenth come from a clock: were its wavering taken for the unit, a gap twice as long would lie
-beyond all reckoning."""
+"""Gaps that differ by less than a tenth come from a clock: normalised by its jitter, a gap twice as long would be far too large."""
 SHOWN_CLASSES = 10
 WHOLE = re.compile(r"-?\d+", re.ASCII)
 
@@ -45,10 +43,12 @@ Pieces = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
 
 
 class Finished(NamedTuple):
+    """The result of the second pass."""
+
     description: dict[str, Any]
     """Fields of the DataDescription."""
     counts: dict[str, dict[str, Any]]
-    """Per split: missing values, unknown tokens, ..."""
+    """Counts of each split: missing values, unknown tokens, ..."""
     notes: list[str]
 
 
@@ -66,7 +66,7 @@ class Moments(NamedTuple):
 
 
 class GapMoments(NamedTuple):
-    """Fields of the DataDescription."""
+    """Moments of the logarithms of gaps: fields of the DataDescription."""
 
     log_gap_mean: float
     log_gap_std: float
@@ -79,14 +79,18 @@ class GapMoments(NamedTuple):
 def finish_tokens(
     splits: dict[str, SplitFiles], tokenizer: Tokenizer | None, source: SourceSettings, known: DataDescription | None
 ) -> Finished:
-    symbols: tuple[str, ...] = ()
+    symbols = () if tokenizer is None else tuple(tokenizer.symbols())
     final_V = None
+    if tokenizer is not None and tokenizer.learns:
+        found, symbols = symbols, known.symbols if known else _learn_vocabulary(splits, "tokens", symbols, source)
+        final_V = _ids_in(symbols, found)
     if known is not None:
         size, symbols = known.vocabulary_size, known.symbols
-        final_V = places_in(symbols, tokenizer.symbols()) if tokenizer is not None and tokenizer.learns else None
-    elif tokenizer is None and source.vocabulary_size is not None:
+    elif tokenizer is not None:
+        size = len(symbols)
+    elif source.vocabulary_size is not None:
         size = source.vocabulary_size
-    elif tokenizer is None:
+    else:
         largest = first = done = 0
         for ids_T in read_pieces(*splits["train"].raw("tokens")):
             if ids_T.max() > largest:
@@ -99,11 +103,6 @@ def finish_tokens(
                 f"ids, with weights for each of them. Correct it, or number the ids 0, 1, 2, ...; if there are so many, say so "
                 f"with --vocabulary_size, or with less to leave out what is larger with --bad_values drop."
             )
-    else:
-        symbols = tuple(tokenizer.symbols())
-        if tokenizer.learns:
-            symbols, final_V = _learn_vocabulary(splits["train"], "tokens", "symbol", symbols, source)
-        size = len(symbols)
     counts: dict[str, dict[str, Any]] = {}
     notes: list[str] = []
     for name, files in splits.items():
@@ -122,7 +121,7 @@ def finish_tokens(
                 )
             done += len(ids_T)
             writer.append(ids_T)
-        files.finish("tokens", writer)
+        files.finish(writer)
         counts[name] = {"unknown": unknown}
         if unknown:
             notes.append(f"{name}: {unknown:,} of {counted(files.steps, 'token')} count as {UNKNOWN}")
@@ -131,19 +130,33 @@ def finish_tokens(
 
 
 def _learn_vocabulary(
-    files: SplitFiles, name: str, noun: str, symbols: Sequence[str], source: SourceSettings
-) -> tuple[tuple[str, ...], np.ndarray]:
-    """Return the names that are frequent enough in the training split, and the final number of each symbol."""
+    splits: dict[str, SplitFiles], name: str, symbols: Sequence[str], source: SourceSettings
+) -> tuple[str, ...]:
+    """Return <unknown> and the symbols that are frequent enough in the training split: those of tokens with the more frequent
+    first, those of variables by name."""
     counts_V = np.zeros(len(symbols), np.int64)
-    for piece in read_pieces(*files.raw(name)):
+    for piece in read_pieces(*splits["train"].raw(name)):
         counts_V += np.bincount(piece, minlength=len(symbols))
-    kept, final_V = vocabulary(list(symbols), counts_V, source.minimum_count, by_name=noun == "variable")
-    if len(kept) == 1:
+    kept = np.flatnonzero(counts_V >= source.minimum_count).tolist()
+    kept.sort(key=lambda number: (-counts_V[number] if name == "tokens" else 0, symbols[number]))
+    learned = (UNKNOWN, *(symbols[number] for number in kept if symbols[number] != UNKNOWN))
+    if len(learned) == 1:
+        noun = "symbol" if name == "tokens" else "variable"
         raise DataError(
             f"{source.data_dir}: no {noun} of the training split is seen --minimum_count {source.minimum_count} times, the "
             f"most frequent one {counts_V.max()} times. Lower it."
         )
-    return kept, final_V
+    return learned
+
+
+def _ids_in(vocabulary: tuple[str, ...], symbols: Sequence[str]) -> np.ndarray:
+    """Return the id that each symbol has in a vocabulary; 0, <unknown>, where it is not in it.
+
+    >>> _ids_in(("<unknown>", "b", "a"), ["a", "x", "b"])
+    array([2, 0, 1], dtype=int32)
+    """
+    id_of = {symbol: number for number, symbol in enumerate(vocabulary)}
+    return np.array([id_of.get(symbol, 0) for symbol in symbols], np.int32)
 
 
 # --- Vectors and events ---------------------------------------------------------------------------------------------
@@ -178,7 +191,7 @@ def finish_vectors(
             missing_V += np.isnan(values_TD).sum(axis=0)
             far_V += (np.abs(values_TD) > FAR_OUT).sum(axis=0)
             writer.append(values_TD)
-        files.finish("values", writer)
+        files.finish(writer)
         counts[split] = {"missing": missing_V.tolist()}
         if missing_V.any():
             notes.append(f"{split}: {missing_V.sum():,} of {counted(files.steps * width, 'value')} are missing")
@@ -203,10 +216,8 @@ def finish_events(
             variables_E = final_V[numbers_E]
             yield variables_E, np.where(variables_E == 0, np.nan, values_E)  # what is unknown has no scale of its own
 
-    if known is not None:
-        names, final_V = known.names, places_in(known.names, symbols)
-    else:
-        names, final_V = _learn_vocabulary(splits["train"], "variables", "variable", symbols, source)
+    names = known.names if known else _learn_vocabulary(splits, "variables", symbols, source)
+    final_V = _ids_in(names, symbols)
     moments = _moments(lambda: pieces_of(splits["train"]), names, source, known)
     counts: dict[str, dict[str, Any]] = {}
     notes: list[str] = []
@@ -222,8 +233,8 @@ def finish_events(
             far_V += np.bincount(variables_E[np.abs(values_E) > FAR_OUT], minlength=len(names))
             variables.append(variables_E)
             values.append(values_E)
-        files.finish("variables", variables)
-        files.finish("values", values)
+        files.finish(variables)
+        files.finish(values)
         counts[split] = {"events": int(number_V.sum()), "per_name": number_V.tolist(), "valued": valued_V.tolist()}
         if number_V[0]:
             events = counted(int(number_V.sum()), "event")
@@ -361,21 +372,22 @@ def finish_labels(
     if source.label_path is None and layout.label is None:
         return (), []
     notes: list[str] = []
-    numbering = Numbering()
+    number_of: dict[str, int] = {}
     coded: dict[str, np.ndarray] = {}
     no_codes = np.zeros(0, np.int32)
     if source.label_path is None:
         where = f"column {layout.label!r}"
         for split, files in splits.items():
-            coded[split] = np.concatenate([no_codes, *(numbering(chunk) for chunk in files.table["label"].chunks)])
+            chunks = files.table["label"].chunks
+            coded[split] = np.concatenate([no_codes, *(number_texts(chunk, number_of) for chunk in chunks)])
     else:
         where = f"--label_path {source.label_path}"
-        table = read_labels(source.label_path, source.label_column, layout.id or source.id_column)
-        code_L = np.append(numbering(pa.array(table.labels, pa.large_string())), -1)
+        labels = read_labels(source.label_path, source.label_column, layout.id or source.id_column)
+        code_L = np.append(number_texts(pa.array(labels, pa.large_string()), number_of), -1)
         used_L = np.zeros(len(code_L), bool)
         for split, files in splits.items():
             texts = (ids_as_text(chunk.to_numpy(zero_copy_only=False)) for chunk in files.table["id"].chunks)
-            row_N = np.concatenate([no_codes, *(table.ids.get_indexer(ids) for ids in texts)])
+            row_N = np.concatenate([no_codes, *(labels.index.get_indexer(ids) for ids in texts)])
             coded[split] = code_L[row_N]
             used_L[row_N] = True
         if unused := int((~used_L[:-1]).sum()):
@@ -391,7 +403,7 @@ def finish_labels(
             )
         notes += [f"{split}: {how_many}"] * (len(missing) > 0)
 
-    names = list(numbering.number_of)
+    names = list(number_of)
     count_V = {split: np.bincount(code_N[code_N >= 0], minlength=len(names)) for split, code_N in coded.items()}
     in_use = np.flatnonzero(sum(count_V.values()))
     if not len(in_use):
@@ -400,13 +412,13 @@ def finish_labels(
         )
     classes = [names[code] for code in in_use]  # whole numbers in their order, then text in its order
     classes.sort(key=lambda name: (0, int(name), "") if WHOLE.fullmatch(name) else (1, 0, name))
-    code_C = [numbering.number_of[name] for name in classes]
+    code_C = [number_of[name] for name in classes]
     final_V = np.full(len(names) + 1, -1, np.int32)  # the last one stands for code -1
     final_V[code_C] = np.arange(len(classes))
     for split, files in splits.items():
         writer = files.new_writer("labels.bin", np.int32)
         writer.append(final_V[coded[split]])
-        files.entries["labels"] = writer.close()
+        files.finish(writer)
 
     if "train" not in splits:  # data that a trained network is used on
         return tuple(classes), notes

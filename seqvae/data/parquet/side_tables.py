@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,15 +16,9 @@ from seqvae.data.parquet.schema import ID_NAMES, closest
 from seqvae.errors import DataError
 
 
-class LabelTable(NamedTuple):
-    """One label per sequence; ids as text, so that 200001, "200001" and 200001.0 are the same sequence."""
-
-    ids: pd.Index
-    labels: np.ndarray
-    """object: text, None where missing."""
-
-
-def read_labels(path: str, column: str | None, id_column: str | None) -> LabelTable:
+def read_labels(path: str, column: str | None, id_column: str | None) -> pd.Series:
+    """Return the label of each sequence as text, None where it is missing, by id as text: 200001, "200001" and 200001.0 are the
+    same sequence."""
     where = f"--label_path {path}"
     id_names = [name for name in (id_column, *ID_NAMES) if name]
     table = _read_table(where, path, as_text=id_names)
@@ -39,7 +33,8 @@ def read_labels(path: str, column: str | None, id_column: str | None) -> LabelTa
     if ids.has_duplicates:
         again = int(np.flatnonzero(ids.duplicated())[0])
         raise DataError(f"{where}: row {again}: id {ids[again]!r} occurred before; keep one row per sequence.")
-    return LabelTable(ids, label_names(table[column].to_numpy(), lambda row: f"{where}: row {row}: column {column!r}"))
+    names = label_names(table[column].to_numpy(), lambda row: f"{where}: row {row}: column {column!r}")
+    return pd.Series(names, ids, dtype=object)
 
 
 def label_names(values: np.ndarray, where: Callable[[int], str]) -> np.ndarray:
