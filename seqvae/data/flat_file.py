@@ -33,24 +33,19 @@ class FlatWriter:
         self.dtype = np.dtype(dtype)
         self.count = 0
         self.checksum = 0
-        self._file: BinaryIO = path.open("wb", buffering=1 << 20)
+        self.file: BinaryIO = path.open("wb", buffering=1 << 20)
 
     def append(self, array: np.ndarray) -> None:
         """Write an array behind those before."""
         data = np.ascontiguousarray(array, dtype=self.dtype).reshape(-1)
-        self._file.write(data.data)
+        self.file.write(data.data)
         self.checksum = zlib.crc32(data.data, self.checksum)
         self.count += data.size
 
     def close(self) -> dict[str, Any]:
         """Close the file and return its entry, which `map_flat` reads, as JSON."""
-        self._file.close()
+        self.file.close()
         return {"file": self.path.name, "dtype": self.dtype.str, "count": self.count, "crc32": self.checksum}
-
-    def abandon(self) -> None:
-        """Close the file after an error: what is still unwritten may not fit the disk."""
-        with suppress(OSError):
-            self._file.close()
 
 
 class SplitFiles:
@@ -138,9 +133,10 @@ class SplitFiles:
         return self.place_of(int(np.searchsorted(offsets_S1, step, side="right")) - 1)
 
     def release(self) -> None:
-        """Leave no file open, whatever has happened."""
+        """Leave no file open, also after an error: what is still unwritten may not fit the disk."""
         for writer in self._writers.values():
-            writer.abandon()
+            with suppress(OSError):
+                writer.file.close()
         if self._table_writer is not None:
             with suppress(OSError, pa.ArrowException):
                 self._table_writer.close()

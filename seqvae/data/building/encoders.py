@@ -224,7 +224,7 @@ def make_tokenizer(name: str, *, is_content: bool = False) -> Tokenizer:
 
 @dataclass
 class TokenEncoder:
-    """Blocks -> flat int32 token ids (for text: numbers of symbols, final ids come from `vocabulary`)."""
+    """Blocks -> flat int32 token ids (for text: numbers of symbols, their final ids come with the vocabulary)."""
 
     layout: Layout
     problems: Problems

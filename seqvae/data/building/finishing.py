@@ -52,19 +52,6 @@ class Finished(NamedTuple):
     notes: list[str]
 
 
-class Moments(NamedTuple):
-    """Moments of each of V names over the training split."""
-
-    count_V: np.ndarray
-    """Values in the training split."""
-    mean_V: np.ndarray
-    std_V: np.ndarray
-    """1 where there is only one value."""
-    constant_V: np.ndarray
-    fields: dict[str, tuple[Any, ...]]
-    """Fields of the DataDescription."""
-
-
 class GapMoments(NamedTuple):
     """Moments of the logarithms of gaps: fields of the DataDescription."""
 
@@ -82,8 +69,7 @@ def finish_tokens(
     symbols = () if tokenizer is None else tuple(tokenizer.symbols())
     final_V = None
     if tokenizer is not None and tokenizer.learns:
-        found, symbols = symbols, known.symbols if known else _learn_vocabulary(splits, "tokens", symbols, source)
-        final_V = _ids_in(symbols, found)
+        symbols, final_V = _vocabulary(splits, "tokens", symbols, source, known.symbols if known else None)
     if known is not None:
         size, symbols = known.vocabulary_size, known.symbols
     elif tokenizer is not None:
@@ -129,34 +115,33 @@ def finish_tokens(
     return Finished(description, counts, notes)
 
 
-def _learn_vocabulary(
-    splits: dict[str, SplitFiles], name: str, symbols: Sequence[str], source: SourceSettings
-) -> tuple[str, ...]:
-    """Return <unknown> and the symbols that are frequent enough in the training split: those of tokens with the more frequent
-    first, those of variables by name."""
-    counts_V = np.zeros(len(symbols), np.int64)
-    for piece in read_pieces(*splits["train"].raw(name)):
-        counts_V += np.bincount(piece, minlength=len(symbols))
-    kept = np.flatnonzero(counts_V >= source.minimum_count).tolist()
-    kept.sort(key=lambda number: (-counts_V[number] if name == "tokens" else 0, symbols[number]))
-    learned = (UNKNOWN, *(symbols[number] for number in kept if symbols[number] != UNKNOWN))
-    if len(learned) == 1:
-        noun = "symbol" if name == "tokens" else "variable"
-        raise DataError(
-            f"{source.data_dir}: no {noun} of the training split is seen --minimum_count {source.minimum_count} times, the "
-            f"most frequent one {counts_V.max()} times. Lower it."
-        )
-    return learned
+def _vocabulary(
+    splits: dict[str, SplitFiles],
+    array: str,
+    symbols: Sequence[str],
+    source: SourceSettings,
+    known: tuple[str, ...] | None,
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """Return a vocabulary, <unknown> first, and the id in it of each symbol that numbers of a raw array stand for.
 
-
-def _ids_in(vocabulary: tuple[str, ...], symbols: Sequence[str]) -> np.ndarray:
-    """Return the id that each symbol has in a vocabulary; 0, <unknown>, where it is not in it.
-
-    >>> _ids_in(("<unknown>", "b", "a"), ["a", "x", "b"])
-    array([2, 0, 1], dtype=int32)
+    It is what a trained network knows, or else the symbols that are frequent enough in the training split: those of tokens
+    with the more frequent first, variables by name.
     """
-    id_of = {symbol: number for number, symbol in enumerate(vocabulary)}
-    return np.array([id_of.get(symbol, 0) for symbol in symbols], np.int32)
+    if known is None:
+        counts_V = np.zeros(len(symbols), np.int64)
+        for piece in read_pieces(*splits["train"].raw(array)):
+            counts_V += np.bincount(piece, minlength=len(symbols))
+        kept = np.flatnonzero(counts_V >= source.minimum_count).tolist()
+        kept.sort(key=lambda number: (-counts_V[number] if array == "tokens" else 0, symbols[number]))
+        known = (UNKNOWN, *(symbols[number] for number in kept if symbols[number] != UNKNOWN))
+        if len(known) == 1:
+            noun = "symbol" if array == "tokens" else "variable"
+            raise DataError(
+                f"{source.data_dir}: no {noun} of the training split is seen --minimum_count {source.minimum_count} times, "
+                f"the most frequent one {counts_V.max()} times. Lower it."
+            )
+    id_of = {symbol: number for number, symbol in enumerate(known)}
+    return known, np.array([id_of.get(symbol, 0) for symbol in symbols], np.int32)
 
 
 # --- Vectors and events ---------------------------------------------------------------------------------------------
@@ -179,28 +164,25 @@ def finish_vectors(
                 f"{source.data_dir}: holds {counted(width, 'feature')} per step ({some(list(names))}), but the network was trained "
                 f"on {len(known.names)} ({some(list(known.names))}). Give it data with the same features."
             )
-    moments = _moments(lambda: pieces_of(splits["train"]), names, source, known)
+    scale = Scale(lambda: pieces_of(splits["train"]), names, source, known)
     counts: dict[str, dict[str, Any]] = {}
     notes: list[str] = []
-    far_V = np.zeros(width, np.int64)
     for split, files in splits.items():
         writer = files.new_writer("values.bin", np.float32)
         missing_V = np.zeros(width, np.int64)
         for features_E, raw_E in pieces_of(files):
-            values_TD = _normalise(raw_E, features_E, moments, names, split).reshape(-1, width)
-            missing_V += np.isnan(values_TD).sum(axis=0)
-            far_V += (np.abs(values_TD) > FAR_OUT).sum(axis=0)
-            writer.append(values_TD)
+            values_E = scale.normalise(raw_E, features_E, split)
+            missing_V += np.isnan(values_E.reshape(-1, width)).sum(axis=0)
+            writer.append(values_E)
         files.finish(writer)
         counts[split] = {"missing": missing_V.tolist()}
         if missing_V.any():
             notes.append(f"{split}: {missing_V.sum():,} of {counted(files.steps * width, 'value')} are missing")
-    without = [names[v] for v in np.flatnonzero(moments.count_V == 0)]
+    without = [names[v] for v in np.flatnonzero(scale.count_V == 0)]
     if without:
         unused = "" if known is None else "; here they are not used"
         notes.append(f"warning: without any value in the training split: {some(without)}{unused}")
-    description = {"names": names} | moments.fields
-    return Finished(description, counts, notes + _moment_notes(names, moments, far_V))
+    return Finished({"names": names} | scale.fields, counts, notes + scale.notes())
 
 
 def finish_events(
@@ -216,21 +198,18 @@ def finish_events(
             variables_E = final_V[numbers_E]
             yield variables_E, np.where(variables_E == 0, np.nan, values_E)  # what is unknown has no scale of its own
 
-    names = known.names if known else _learn_vocabulary(splits, "variables", symbols, source)
-    final_V = _ids_in(names, symbols)
-    moments = _moments(lambda: pieces_of(splits["train"]), names, source, known)
+    names, final_V = _vocabulary(splits, "variables", symbols, source, known.names if known else None)
+    scale = Scale(lambda: pieces_of(splits["train"]), names, source, known)
     counts: dict[str, dict[str, Any]] = {}
     notes: list[str] = []
-    far_V = np.zeros(len(names), np.int64)
     for split, files in splits.items():
         number_V, valued_V = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
         variables = files.new_writer("variables.bin", np.min_scalar_type(len(names)))
         values = files.new_writer("values.bin", np.float32)
         for variables_E, raw_E in pieces_of(files):
-            values_E = _normalise(raw_E, variables_E, moments, names, split)
+            values_E = scale.normalise(raw_E, variables_E, split)
             number_V += np.bincount(variables_E, minlength=len(names))
             valued_V += np.bincount(variables_E[~np.isnan(values_E)], minlength=len(names))
-            far_V += np.bincount(variables_E[np.abs(values_E) > FAR_OUT], minlength=len(names))
             variables.append(variables_E)
             values.append(values_E)
         files.finish(variables)
@@ -248,22 +227,8 @@ def finish_events(
             )
     else:
         gaps = gap_moments(lambda: _later_gaps(splits["train"]))
-    description = {"names": names, "time_unit": time_unit} | moments.fields | gaps._asdict()
-    return Finished(description, counts, notes + _moment_notes(names, moments, far_V))
-
-
-def _normalise(
-    raw_E: np.ndarray, names_E: np.ndarray, moments: Moments, names: tuple[str, ...], split: str
-) -> np.ndarray:
-    values_E = (raw_E - moments.mean_V[names_E]) / moments.std_V[names_E]
-    beyond = np.flatnonzero(np.abs(values_E) > LARGEST_FLOAT32)
-    if len(beyond):
-        worst = int(beyond[0])
-        raise DataError(
-            f"{split}: {names[names_E[worst]]!r} is {raw_E[worst]:g} once, {values_E[worst]:.0e} standard deviations of the "
-            f"training split from its mean, which float32 cannot hold. Correct it, or give moments with --params_map_path."
-        )
-    return values_E
+    description = {"names": names, "time_unit": time_unit} | scale.fields | gaps._asdict()
+    return Finished(description, counts, notes + scale.notes())
 
 
 def _later_gaps(files: SplitFiles) -> Iterator[np.ndarray]:
@@ -279,34 +244,74 @@ def _later_gaps(files: SplitFiles) -> Iterator[np.ndarray]:
 # --- Moments --------------------------------------------------------------------------------------------------------
 
 
-def _moments(pieces: Pieces, names: tuple[str, ...], source: SourceSettings, known: DataDescription | None) -> Moments:
-    """Return the moments that the network knows, or those of --params_map_path, or else those of the pieces."""
-    if known is not None:
-        fields = {"mean": known.mean, "std": known.std, "valued": known.valued}
-        valued_V, mean_V, std_V = (np.array(each) for each in (known.valued, known.mean, known.std))
-        # Values of names of which training saw none become NaN: the network has learnt nothing that they could tell it.
-        std_V = np.where(valued_V, std_V, np.nan)
-        return Moments(valued_V.astype(np.int64), mean_V, std_V, np.zeros(len(mean_V), bool), fields)
-    count_V, mean_V, std_V = _measure(pieces, len(names))
-    if source.params_map_path is not None:
-        moments_of = read_params_map(source.params_map_path)
-        missing = [name for name, count in zip(names, count_V, strict=True) if name not in moments_of and count > 0]
-        if missing:
+class Scale:
+    """The moments of each of V names over the training split, by which values are normalised: those that a trained network knows,
+    those of --params_map_path, or else those of the pieces."""
+
+    def __init__(
+        self, pieces: Pieces, names: tuple[str, ...], source: SourceSettings, known: DataDescription | None
+    ) -> None:
+        self._names = names
+        self._far_V = np.zeros(len(names), np.int64)
+        self._constant_V = np.zeros(len(names), bool)
+        self.fields: dict[str, tuple[Any, ...]]
+        """Fields of the DataDescription."""
+        if known is not None:
+            self.fields = {"mean": known.mean, "std": known.std, "valued": known.valued}
+            self.count_V = np.array(known.valued, np.int64)
+            self._mean_V = np.array(known.mean)
+            # Values of names of which training saw none become NaN: the network has learned nothing about them.
+            self._std_V = np.where(known.valued, known.std, np.nan)
+            return
+        self.count_V, mean_V, std_V = _measure(pieces, len(names))
+        if source.params_map_path is not None:
+            moments_of = read_params_map(source.params_map_path)
+            valued = [name for name, count in zip(names, self.count_V, strict=True) if count > 0]
+            if missing := [name for name in valued if name not in moments_of]:
+                raise DataError(
+                    f"--params_map_path {source.params_map_path}: lacks {len(missing)} of those that have values "
+                    f"({some(missing)}). Add them."
+                )
+            mean_V, std_V = np.array([moments_of.get(name, (0.0, 1.0)) for name in names]).T
+        self._constant_V = std_V <= CONSTANT * np.abs(mean_V)
+        self._mean_V, self._std_V = mean_V, np.where(self._constant_V, 1.0, std_V)
+        arrays = {"mean": mean_V, "std": self._std_V, "valued": self.count_V > 0}
+        self.fields = {name: tuple(array.tolist()) for name, array in arrays.items()}
+
+    def normalise(self, raw_E: np.ndarray, names_E: np.ndarray, split: str) -> np.ndarray:
+        """Return the values in standard deviations from the mean of their name; those that lie far out are counted."""
+        values_E = (raw_E - self._mean_V[names_E]) / self._std_V[names_E]
+        distance_E = np.abs(values_E)
+        beyond = np.flatnonzero(distance_E > LARGEST_FLOAT32)
+        if len(beyond):
+            worst = int(beyond[0])
             raise DataError(
-                f"--params_map_path {source.params_map_path}: lacks {len(missing)} of those that have values "
-                f"({some(missing)}). Add them."
+                f"{split}: {self._names[names_E[worst]]!r} is {raw_E[worst]:g} once, {values_E[worst]:.0e} standard deviations "
+                f"of the training split from its mean, which float32 cannot hold. Correct it, or give moments with "
+                f"--params_map_path."
             )
-        mean_V, std_V = np.array([moments_of.get(name, (0.0, 1.0)) for name in names]).T
-    constant_V = std_V <= CONSTANT * np.abs(mean_V)
-    std_V = np.where(constant_V, 1.0, std_V)
-    means, stds, valued = (tuple(each.tolist()) for each in (mean_V, std_V, count_V > 0))
-    return Moments(count_V, mean_V, std_V, constant_V, {"mean": means, "std": stds, "valued": valued})
+        self._far_V += np.bincount(names_E[distance_E > FAR_OUT], minlength=len(self._names))
+        return values_E
+
+    def notes(self) -> list[str]:
+        notes, names, far_V = [], self._names, self._far_V
+        constant = [names[v] for v in np.flatnonzero(self._constant_V & (self.count_V > 0))]
+        if constant:
+            notes.append(f"warning: constant in the training split, left unscaled: {some(constant)}")
+        if far_V.sum():
+            worst = [f"{names[v]} {far_V[v]:,}" for v in np.argsort(-far_V)[:5] if far_V[v]]
+            lie = "lies" if far_V.sum() == 1 else "lie"
+            notes.append(
+                f"{counted(int(far_V.sum()), 'value')} {lie} more than {FAR_OUT:g} standard deviations from the mean "
+                f"({', '.join(worst)}{', ...' if (far_V > 0).sum() > 5 else ''})"
+            )
+        return notes
 
 
 def gap_moments(pieces: Callable[[], Iterator[np.ndarray]]) -> GapMoments:
-    """Return the moments of gaps that are not those of first steps.
+    """Return the moments of the gaps before all but the first steps.
 
-    The shortest gap that is told apart is half the smallest that is not 0: where times are rounded, less than that becomes 0.
+    The shortest gap that differs from 0 is half the smallest that is not 0: where times are rounded, a shorter one becomes 0.
     """
     smallest = min((float(gaps_T[gaps_T > 0].min(initial=np.inf)) for gaps_T in pieces()), default=np.inf)
     if smallest == np.inf:
@@ -343,22 +348,6 @@ def _measure(pieces: Pieces, size: int) -> tuple[np.ndarray, np.ndarray, np.ndar
         names_E, values_E = every_E[present_E], raw_E[present_E]
         square_V += np.bincount(names_E, (values_E - mean_V[names_E]) ** 2, minlength=size)
     return count_V, mean_V, np.sqrt(square_V / np.maximum(count_V, 1))
-
-
-def _moment_notes(names: tuple[str, ...], moments: Moments, far_V: np.ndarray) -> list[str]:
-    """`far_V` counts the values that lie FAR_OUT."""
-    notes = []
-    constant = [names[v] for v in np.flatnonzero(moments.constant_V & (moments.count_V > 0))]
-    if constant:
-        notes.append(f"warning: constant in the training split, left unscaled: {some(constant)}")
-    if far_V.sum():
-        worst = [f"{names[v]} {far_V[v]:,}" for v in np.argsort(-far_V)[:5] if far_V[v]]
-        lie = "lies" if far_V.sum() == 1 else "lie"
-        notes.append(
-            f"{counted(int(far_V.sum()), 'value')} {lie} more than {FAR_OUT:g} standard deviations from the mean "
-            f"({', '.join(worst)}{', ...' if (far_V > 0).sum() > 5 else ''})"
-        )
-    return notes
 
 
 # --- Labels ---------------------------------------------------------------------------------------------------------
