@@ -109,6 +109,8 @@ def logsumexp(values: np.ndarray, axis: int | tuple[int, ...]) -> np.ndarray:
 
 
 class TokenSample(NamedTuple):
+    """Sequences of tokens, and the class and factor of each."""
+
     tokens_S: np.ndarray
     offsets_N1: np.ndarray
     classes_N: np.ndarray
@@ -125,8 +127,8 @@ class TokenTruth:
         p(next | previous, class, factor) = softmax(base[previous] + favour[class] + factor * direction)
 
     The first token comes from the stationary law of its chain, so a token is distributed alike at every step. Class and factor
-    show slowly: of log 8 = 2.1 nats about the class 1.6 are still open after 5 tokens, 0.7 after 20 and 0.1 after 50. To know
-    them from the start is what a latent variable can bring. The default process (seed 0, mean length 50), in nats per symbol
+    show slowly: of log 8 = 2.1 nats about the class 1.6 are still open after 5 tokens, 0.7 after 20 and 0.1 after 50. A latent
+    variable can hold them from the start. The default process (seed 0, mean length 50), in nats per symbol
     (a token, or the end mark of a sequence):
 
         3.35  without any context
@@ -251,6 +253,8 @@ class FactorTerms(NamedTuple):
 
 
 class VectorSample(NamedTuple):
+    """Sequences of vectors, and the class and factor of each."""
+
     values_SD: np.ndarray
     """float32, NaN where missing."""
     offsets_N1: np.ndarray
@@ -344,6 +348,8 @@ class VectorTruth:
 
 
 class EventSample(NamedTuple):
+    """Sequences of events, and the class and factor of each."""
+
     present_SV: np.ndarray
     values_SV: np.ndarray
     """float32, NaN where an event has no value or is not present."""
@@ -356,10 +362,10 @@ class EventSample(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EventTruth:
-    """Twelve variables, some of them at each of irregular times; its fields are what truth.json holds.
+    """Events of twelve variables at irregular times; its fields are what truth.json holds.
 
     Variables have rates of their own, and each class has its own rates, levels and pace. A step has at least one event (an
-    empty one could not be told from none). Values and the logarithms of the gaps are Gaussian with means linear in the factor,
+    empty one could not be seen). Values and the logarithms of the gaps are Gaussian with means linear in the factor,
     Normal(0, 1):
 
         p(variables present | class) = product of Bernoulli(presence[class]), given that there is one
@@ -499,14 +505,38 @@ def _write_files(folder: Path, kind: Kind, sequences: int, lengths: LengthLaw, s
     first_id = 0
     for number, (split, count) in enumerate({"train": sequences, "valid": held_out, "test": held_out}.items(), start=1):
         sample = truth.sample(count, np.random.default_rng([seed, number]))
-        latent = {"id": np.arange(first_id, first_id + count), "label": sample.classes_N, "factor": sample.factors_N}
+        ids_N, offsets_N1 = np.arange(first_id, first_id + count), sample.offsets_N1
+        latent = {"label": sample.classes_N, "factor": sample.factors_N}
+        if isinstance(sample, EventSample):
+            step_E, variable_E = np.nonzero(sample.present_SV)
+            elapsed_S, lengths_N = np.cumsum(sample.gaps_S), np.diff(offsets_N1)
+            minutes_S = elapsed_S - np.repeat(elapsed_S[offsets_N1[:-1]], lengths_N)
+            columns = {
+                "ts_id": np.repeat(ids_N, lengths_N)[step_E],
+                "minute": minutes_S[step_E],
+                "variable": pa.array(VARIABLES).take(pa.array(variable_E)),
+                "value": pa.array(sample.values_SV[step_E, variable_E], from_pandas=True),
+            }
+        elif isinstance(sample, VectorSample):
+            values = pa.array(sample.values_SD.ravel(), from_pandas=True)  # NaN becomes null
+            steps = pa.FixedSizeListArray.from_arrays(values, sample.values_SD.shape[1])
+            columns = {
+                "id": ids_N,
+                "values": pa.ListArray.from_arrays(pa.array(offsets_N1, pa.int32()), steps),
+            } | latent
+        else:
+            steps = pa.array(sample.tokens_S)
+            columns = {
+                "id": ids_N,
+                "tokens": pa.ListArray.from_arrays(pa.array(offsets_N1, pa.int32()), steps),
+            } | latent
         pq.write_table(
-            _to_table(sample, latent),
+            pa.table(columns),
             folder / f"{split}.parquet",
             row_group_size=ROW_GROUP_ROWS[kind],
             write_page_checksum=True,
         )
-        latents.append(pd.DataFrame(latent).rename(columns={"id": "ts_id"}))
+        latents.append(pd.DataFrame({"ts_id": ids_N} | latent))
         first_id += count
     if kind == "events":
         table = pd.concat(latents)
@@ -516,27 +546,3 @@ def _write_files(folder: Path, kind: Kind, sequences: int, lengths: LengthLaw, s
     process = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in process.items()}
     stored = {"kind": kind, "version": VERSION, "sequences": sequences, "seed": seed, "process": process}
     (folder / "truth.json").write_text(json.dumps(stored), encoding="utf-8")
-
-
-def _to_table(sample: TokenSample | VectorSample | EventSample, latent: dict[str, np.ndarray]) -> pa.Table:
-    offsets_N1 = sample.offsets_N1
-    if isinstance(sample, EventSample):
-        step_E, variable_E = np.nonzero(sample.present_SV)
-        elapsed_S, lengths_N = np.cumsum(sample.gaps_S), np.diff(offsets_N1)
-        minutes_S = elapsed_S - np.repeat(elapsed_S[offsets_N1[:-1]], lengths_N)
-        return pa.table(
-            {
-                "ts_id": np.repeat(latent["id"], lengths_N)[step_E],
-                "minute": minutes_S[step_E],
-                "variable": pa.array(VARIABLES).take(pa.array(variable_E)),
-                "value": pa.array(sample.values_SV[step_E, variable_E], from_pandas=True),
-            }
-        )
-    if isinstance(sample, TokenSample):
-        name, steps = "tokens", pa.array(sample.tokens_S)
-    else:
-        values = pa.array(sample.values_SD.ravel(), from_pandas=True)  # NaN becomes null
-        name, steps = "values", pa.FixedSizeListArray.from_arrays(values, sample.values_SD.shape[1])
-    return pa.table(
-        {"id": latent["id"], name: pa.ListArray.from_arrays(pa.array(offsets_N1, pa.int32()), steps)} | latent
-    )

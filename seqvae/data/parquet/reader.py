@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
-from seqvae.data.parquet.schema import Layout, is_list, is_text, is_time
+from seqvae.data.parquet.schema import SKIP, Layout, is_list, is_text, is_time
 from seqvae.errors import DamagedFileError, DataError
 
 BLOCK_ROWS = 262_144
@@ -38,7 +38,7 @@ UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors of the machine, which are no fault of the file."""
 EXACT_BELOW = {pa.float16(): 2**11, pa.float32(): 2**24, pa.float64(): 2**53}
-"""Whole numbers from here on are not told apart any more."""
+"""Floats of these types hold every whole number below these."""
 MINUTE_IN = {"s": 60.0, "ms": 60e3, "us": 60e6, "ns": 60e9}
 WHOLE_NUMBER = re.compile(r"(-?\d{1,18})(\.0)?", re.ASCII)
 """A file's stem that is a number of 64 bits: 200001 and 200001.0 (a float written by pandas) are the same sequence."""
@@ -113,8 +113,7 @@ class BlockReader:
                     except pa.ArrowInvalid as error:
                         row, found = _first_bad_value(role, batch.column(name))
                         raise DataError(
-                            f"{path}: row {first_row + row}: column {name!r} holds {found}. Correct it, or leave such "
-                            f"files out with --on_bad_files skip."
+                            f"{path}: row {first_row + row}: column {name!r} holds {found}. Correct it, {SKIP}."
                         ) from error
                 if self.layout.form == "files":
                     columns["id"] = pa.repeat(pa.scalar(self.stem_id(path), stem_type), len(rows_R))
@@ -165,7 +164,7 @@ def read_batches(path: Path, columns: Sequence[str], sequence: str | None = None
         reason = " ".join(str(error).split())[:200]
         raise DamagedFileError(
             f"{path}: {_damaged_part(path, columns, row)} cannot be read, the file is damaged ({reason}). "
-            f"Write it again, or leave such files out with --on_bad_files skip."
+            f"Write it again, {SKIP}."
         ) from error
 
 

@@ -27,6 +27,7 @@ TIME_NAMES = ("time", "minute", "minutes", "timestamp", "datetime", "hour", "hou
 VARIABLE_NAMES = ("variable", "code", "parameter", "item")
 VALUE_NAMES = ("value", "numeric_value")
 SEQUENCE_NAMES = ("sequence", "tokens", "input_ids", "token_ids", "ids", "text", "frames", "values", "features")
+SKIP = "or leave such files out with --on_bad_files skip"
 NO_ID = "none"
 """The value of --id_column for files without one."""
 SET_NAME = "set_index"
@@ -179,22 +180,21 @@ def _rough_family(column: pa.DataType) -> str:
 def check_schema(footer: Footer, layout: Layout, columns: Mapping[str, Column]) -> Footer:
     """Return the footer of a file that has the columns of the layout; refuse one that lacks a column, or in which a column is of
     another family than in most files."""
-    skip = "or leave such files out with --on_bad_files skip"
     for name in layout.columns:
         common, found = columns[name], footer.schema.names.count(name)
         if found == 0:
             raise DataError(
                 f"{footer.path}: column {name!r} is missing, but {common.path.name} has it"
-                f"{closest(name, footer.schema.names)} Add or rename it, {skip}."
+                f"{closest(name, footer.schema.names)} Add or rename it, {SKIP}."
             )
         if found > 1:
-            raise DataError(f"{footer.path}: column {name!r} stands there {found} times. Rename all but one, {skip}.")
+            raise DataError(f"{footer.path}: column {name!r} stands there {found} times. Rename all but one, {SKIP}.")
         here = footer.schema.field(name).type
         one_is_null = family(here).endswith("null") or family(common.type).endswith("null")
         if not one_is_null and _rough_family(here) != _rough_family(common.type):
             raise DataError(
                 f"{footer.path}: column {name!r} is {here}, but {common.type} in {common.path.name}. "
-                f"Convert one of them, {skip}."
+                f"Convert one of them, {SKIP}."
             )
         role = layout.role_of(name)
         families, wanted = ALLOWED[role if role != "sequence" else "text" if layout.is_text else layout.kind]

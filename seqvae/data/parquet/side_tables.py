@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from seqvae.data.parquet.discovery import SPLIT_NAMES, SUFFIXES
 from seqvae.data.parquet.schema import ID_NAMES, closest
 from seqvae.errors import DataError
+from seqvae.text import some
 
 
 def read_labels(path: str, column: str | None, id_column: str | None) -> pd.Series:
@@ -56,7 +57,7 @@ def label_names(values: np.ndarray, where: Callable[[int], str]) -> np.ndarray:
 
 
 def ids_as_text(ids: np.ndarray) -> np.ndarray:
-    """Return ids in one form, whatever wrote them: 7, 7.0, "7" and "007" are all "7".
+    """Return ids in one form, whichever program wrote them: 7, 7.0, "7" and "007" are all "7".
 
     >>> ids_as_text(np.array(["007", "7.0", "a1"], dtype=object)).tolist()
     ['7', '7', 'a1']
@@ -91,8 +92,7 @@ def read_variable_embeddings(path: str, names: tuple[str, ...]) -> np.ndarray:
     row_of = {name: row for row, name in enumerate(_distinct_names(where, table.iloc[:, 0]))}
     missing = [name for name in names[1:] if name not in row_of]
     if missing:
-        shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
-        raise DataError(f"{where}: lacks {len(missing)} of {len(names) - 1} variables ({shown}). Add them.")
+        raise DataError(f"{where}: lacks {len(missing)} of {len(names) - 1} variables ({some(missing, 5)}). Add them.")
     vectors = table.iloc[:, 1:].apply(pd.to_numeric, errors="coerce").to_numpy(np.float32)
     bad = np.argwhere(~np.isfinite(vectors))
     if len(bad):
