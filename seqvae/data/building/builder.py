@@ -20,7 +20,7 @@ import pandas as pd
 import pyarrow as pa
 
 from seqvae.config.data import SourceSettings
-from seqvae.data.building.encoders import EventEncoder, Problems, TokenEncoder, VectorEncoder, make_tokenizer
+from seqvae.data.building.encoders import EventEncoder, TokenEncoder, VectorEncoder, make_tokenizer
 from seqvae.data.building.finishing import finish_events, finish_labels, finish_tokens, finish_vectors
 from seqvae.data.description import DataDescription, FittedPreprocessing
 from seqvae.data.flat_file import SplitFiles
@@ -67,9 +67,8 @@ def build(
     known = None if preprocessing is None else preprocessing.description
     usable = usable_files(data, source)
     layout = usable.layout
-    reader = BlockReader([path for paths in usable.by_split.values() for path in paths], layout)
-    problems = Problems(source.bad_values, reader.where)
-    encoder = _make_encoder(layout, problems, source, known)
+    reader = BlockReader([path for paths in usable.by_split.values() for path in paths], layout, source.bad_values)
+    encoder = _make_encoder(reader, source, known)
     subjects = read_subject_splits(data.subject_splits) if data.subject_splits else None
     # The splits that the files lack, and the share of the training sequences (or the pool) that each gets by a hash of the id.
     shares: dict[str, float] = {}
@@ -79,22 +78,23 @@ def build(
     with ExitStack() as stack:
         splits: dict[str, SplitFiles] = {}
         for group, paths in usable.by_split.items():
-            blocks = _blocks_with_ids(reader, paths, problems)
+            blocks = reader(paths)
             if layout.form != "rows":
                 rows_of = {path: usable.rows[path] for path in paths}
-                blocks = _ordered_sequences(blocks, reader, rows_of, problems, source.unsorted, directory / "spill")
+                blocks = _ordered_sequences(reader, rows_of, source.unsorted, directory / "spill")
             shares_here = shares if group in (POOL, "train") else {}
             for block in blocks:
                 encoded = encoder(block)
-                for split, keep_S in _assign(block, encoded.first_rows_S, group, subjects, shares_here, reader).items():
+                table, masks = _assign(block, encoded.first_rows_S, group, subjects, shares_here, reader)
+                for split, keep_S in masks.items():
                     if keep_S.any():
                         if split not in splits:
                             splits[split] = SplitFiles(directory / split, reader.files)
                             stack.callback(splits[split].release)
                         kept = encoded.keep(keep_S)
-                        table = _table_of(block, kept.first_rows_S, reader)
+                        rows = table.filter(pa.array(keep_S))
                         arrays = kept.steps | (kept.events or {})
-                        splits[split].append(table, kept.lengths_S, kept.events_per_step_T, arrays)
+                        splits[split].append(rows, kept.lengths_S, kept.events_per_step_T, arrays)
             log.info("%s: %s read", group, counted(len(paths), "file"))
         for files in splits.values():
             files.close()
@@ -117,7 +117,7 @@ def build(
     whole = "pool" if POOL in data.by_split else "training split"
     notes = [*usable.notes]
     notes += [f"{split}: {share:.0%} of the {whole}, by a hash of the sequence's id" for split, share in shares.items()]
-    notes += [f"{counted(count, noun)} {what}" for (noun, what), count in problems.counts.items()]
+    notes += [f"{counted(count, noun)} {what}" for (noun, what), count in reader.repairs.items()]
     notes += [*repeated_ids, *finished.notes, *label_notes]
     entries = {
         split: {
@@ -131,9 +131,10 @@ def build(
     return Built(layout, description, entries, tuple(notes), usable.columns, reader.files, usable.bad_files)
 
 
-def _make_encoder(layout: Layout, problems: Problems, source: SourceSettings, known: DataDescription | None) -> Encoder:
+def _make_encoder(reader: BlockReader, source: SourceSettings, known: DataDescription | None) -> Encoder:
     """Return the encoder of the layout's kind; refuse data of another kind than the network's, and flags that would change
     nothing, as these were meant otherwise."""
+    layout = reader.layout
     if known is not None and (layout.kind, layout.is_text) != (known.kind, known.tokenizer is not None):
         trained = (
             "text" if known.tokenizer is not None else {"tokens": "lists of token ids"}.get(known.kind, known.kind)
@@ -155,41 +156,21 @@ def _make_encoder(layout: Layout, problems: Problems, source: SourceSettings, kn
                 f"another column."
             )
     if layout.kind == "events":
-        return EventEncoder(layout, problems)
+        return EventEncoder(reader)
     if layout.kind == "vectors":
-        return VectorEncoder(layout, problems, width=len(layout.features))
+        return VectorEncoder(reader, width=len(layout.features))
     if known is not None:
         tokenizer = make_tokenizer(known.tokenizer, is_content=True) if known.tokenizer else None
-        return TokenEncoder(layout, problems, tokenizer, known.vocabulary_size, "that the network was trained on")
+        return TokenEncoder(reader, tokenizer, known.vocabulary_size, "that the network was trained on")
     tokenizer = make_tokenizer(source.tokenizer) if source.tokenizer else None
     limited_by = f"of --vocabulary_size {source.vocabulary_size}"
-    return TokenEncoder(layout, problems, tokenizer, source.vocabulary_size, limited_by)
+    return TokenEncoder(reader, tokenizer, source.vocabulary_size, limited_by)
 
 
-def _blocks_with_ids(reader: BlockReader, paths: Sequence[Path], problems: Problems) -> Iterator[Block]:
-    """Yield blocks of one row or more, without the rows whose id is null: they belong to no sequence."""
-    for block in reader(paths):
-        null_R = np.asarray(block.columns["id"].is_null())
-        if null_R.any():
-            what = f"a null in the id column {reader.layout.id!r}"
-            if problems.policy != "drop":
-                raise problems.error(block, int(np.flatnonzero(null_R)[0]), what)
-            problems.counts["row", f"left out (--bad_values drop): {what}"] += int(null_R.sum())
-            block = block.take(np.flatnonzero(~null_R))
-        if len(block.rows_R):
-            yield block
-
-
-def _ordered_sequences(
-    blocks: Iterator[Block],
-    reader: BlockReader,
-    rows_of: Mapping[Path, int],
-    problems: Problems,
-    unsorted: str,
-    spill: Path,
-) -> Iterator[Block]:
-    """Yield blocks of whole sequences in order of time from blocks of long tables; `rows_of` are the files that they come from."""
+def _ordered_sequences(reader: BlockReader, rows_of: Mapping[Path, int], unsorted: str, spill: Path) -> Iterator[Block]:
+    """Yield the whole sequences of long tables in order of time; `rows_of` are their files, with the number of rows."""
     layout = reader.layout
+    blocks = reader([*rows_of])
     if layout.form == "table" and (place := first_scattered_row(reader, [*rows_of])):
         if unsorted == "error":
             raise DataError(
@@ -198,7 +179,7 @@ def _ordered_sequences(
             )
         log.info("%s: rows of one sequence lie apart, bringing them together", place)
         rows = sum(rows_of.values())
-        problems.counts["row", "brought together by id, as rows of one sequence lay apart"] += rows
+        reader.repairs["row", "brought together by id, as rows of one sequence lay apart"] += rows
         blocks = bring_together(blocks, rows, spill)
     for block in whole_sequences(blocks):
         if layout.label is not None:
@@ -217,7 +198,7 @@ def _ordered_sequences(
                 )
         ordered, backwards = in_order_of_time(block, reader, unsorted)
         if backwards:
-            problems.counts["row", "earlier than the row before in the same sequence: sorted by time"] += backwards
+            reader.repairs["row", "earlier than the row before in the same sequence: sorted by time"] += backwards
         yield ordered
 
 
@@ -231,46 +212,41 @@ def _assign(
     subjects: pd.Series | None,
     shares: Mapping[str, float],
     reader: BlockReader,
-) -> dict[str, np.ndarray]:
-    """Return for each split a mask of the sequences that begin in these rows: by `subjects` (the split of each id), else by
-    `shares`, else all in the group of files that they come from (a split or the pool)."""
-    if subjects is None and not shares:
-        return {group: np.ones(len(rows_S), bool)}
-    ids_S = block.columns["id"].take(pa.array(rows_S))
+) -> tuple[pa.Table, dict[str, np.ndarray]]:
+    """Return a table (id, file, row and, where the data have one, label) of the sequences that begin in these rows, and for each
+    split a mask of them: by `subjects` (the split of each id), else by `shares`, else all in the group of files that they come
+    from (a split or the pool)."""
+    layout, rows = reader.layout, pa.array(rows_S)
+    ids_S, files_S = block.columns["id"].take(rows), block.files_R[rows_S]
+    columns = {"id": ids_S, "file": files_S, "row": block.rows_R[rows_S]}
+    if layout.label is not None:
+        labels_S = block.columns["label"].take(rows).to_numpy(zero_copy_only=False)
+        texts_S = label_names(labels_S, lambda s: f"{reader.where(block, rows_S[s])}: column {layout.label!r}")
+        columns["label"] = pa.array(texts_S, pa.large_string())
+    table = pa.table(columns)
     if subjects is not None:
-        names = ids_as_text(ids_S.to_numpy(zero_copy_only=False))
-        split_S = subjects.reindex(names).to_numpy(dtype=object)
+        subjects_S = ids_as_text(ids_S.to_numpy(zero_copy_only=False))
+        split_S = subjects.reindex(subjects_S).to_numpy(dtype=object)
         unknown = np.flatnonzero(pd.isna(split_S))
         if len(unknown):
             raise DataError(
-                f"{reader.where(block, int(rows_S[unknown[0]]))}: subject {names[unknown[0]]} is missing in "
+                f"{reader.where(block, int(rows_S[unknown[0]]))}: subject {subjects_S[unknown[0]]} is missing in "
                 f"metadata/subject_splits.parquet. Add it there."
             )
-        return {split: split_S == split for split in ("train", "valid", "test")}
-    if reader.layout.form == "rows" and reader.layout.id is None:
+        return table, {split: split_S == split for split in ("train", "valid", "test")}
+    if not shares:
+        return table, {group: np.ones(len(rows_S), bool)}
+    if layout.form == "rows" and layout.id is None:
         # The name of the file and the row in it stand for an id: more files do not change them.
         names = hash_ids(pa.array([path.name for path in reader.files], pa.large_string()))
-        row_hashes_S = hash_ids(pa.array(block.rows_R[rows_S]))
-        ids_S = pa.array((names[block.files_R[rows_S]] ^ row_hashes_S).view(np.int64))
+        ids_S = pa.array((names[files_S] ^ hash_ids(pa.array(columns["row"]))).view(np.int64))
     # The split of a sequence depends on its id alone, so it never changes.
     place_S, start = hash_ids(ids_S) / 2.0**64, 0.0
     masks = {}
     for split, share in shares.items():
         masks[split] = (place_S >= start) & (place_S < start + share)
         start += share
-    return {"train": place_S >= start} | masks
-
-
-def _table_of(block: Block, rows_S: np.ndarray, reader: BlockReader) -> pa.Table:
-    """Return the id, the file, the row and, where the data have one, the label of the sequences that begin in these rows."""
-    rows = pa.array(rows_S)
-    columns = {"id": block.columns["id"].take(rows), "file": block.files_R[rows_S], "row": block.rows_R[rows_S]}
-    if reader.layout.label is not None:
-        labels_S = block.columns["label"].take(rows).to_numpy(zero_copy_only=False)
-        where = f"column {reader.layout.label!r}"
-        names_S = label_names(labels_S, lambda s: f"{reader.where(block, rows_S[s])}: {where}")
-        columns["label"] = pa.array(names_S, pa.large_string())
-    return pa.table(columns)
+    return table, {"train": place_S >= start} | masks
 
 
 def _refuse_missing_splits(

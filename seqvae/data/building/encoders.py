@@ -8,7 +8,6 @@ Legend: S sequences, R rows of a block, T steps of all sequences one behind the 
 of them.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from seqvae.data.description import UNKNOWN
-from seqvae.data.parquet.reader import Block, sequence_starts
-from seqvae.data.parquet.schema import Layout, is_list
+from seqvae.data.parquet.reader import Block, BlockReader, sequence_starts
+from seqvae.data.parquet.schema import is_list
 from seqvae.errors import DataError
 
 LARGEST_VALUE = 1e30
@@ -62,42 +61,26 @@ class Encoded(NamedTuple):
         return kept._replace(events_per_step_T=self.events_per_step_T[keep_T], events=events)
 
 
-@dataclass
-class Problems:
-    """What was wrong in any block so far, and what --bad_values says to do about it."""
-
-    policy: str
-    where: Callable[[Block, int], str]
-    """Returns the place of a row of a block, for messages."""
-    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """How many things (a noun) were treated in some way (the rest of the sentence)."""
-
-    def error(self, block: Block, row: int, what: str) -> DataError:
-        return DataError(
-            f"{self.where(block, row)}: {what}. Correct it, or leave such sequences out with --bad_values drop."
-        )
-
-
 class BlockCheck:
     """The sequences of one block and its bad values: raises at the first, or knows which sequences to leave out."""
 
-    def __init__(self, problems: Problems, block: Block, starts_S: np.ndarray) -> None:
+    def __init__(self, reader: BlockReader, block: Block, starts_S: np.ndarray) -> None:
         self.lengths_S = np.diff(starts_S, append=len(block.rows_R))
         """Rows of each sequence."""
         self.sequence_R = np.repeat(np.arange(len(starts_S)), self.lengths_S)
         self.keep_S = np.ones(len(starts_S), bool)
-        self._problems, self._block = problems, block
+        self._reader, self._block = reader, block
 
     def leave_out(self, bad_rows: np.ndarray, what: str, found: str = "") -> None:
         """Leave out the sequences of these rows. `found` is the first bad value, where `what` does not say it."""
         if len(bad_rows) == 0:
             return
-        if self._problems.policy != "drop":
-            raise self._problems.error(self._block, int(bad_rows[0]), what + found)
+        if self._reader.bad_values != "drop":
+            raise self._reader.bad_value(self._block, int(bad_rows[0]), what + found)
         bad_S = np.zeros_like(self.keep_S)
         bad_S[self.sequence_R[bad_rows]] = True
         if count := int((bad_S & self.keep_S).sum()):
-            self._problems.counts["sequence", f"left out (--bad_values drop): {what}"] += count
+            self._reader.repairs["sequence", f"left out (--bad_values drop): {what}"] += count
         self.keep_S &= ~bad_S
 
     def numbers(self, array: pa.Array, column: str, rows_of: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
@@ -107,14 +90,14 @@ class BlockCheck:
         bad = np.flatnonzero(~(np.abs(values_X) <= LARGEST_VALUE) & ~np.asarray(array.is_null()))
         if len(bad) == 0:
             return values_X
-        if self._problems.policy == "missing":
-            self._problems.counts["value", "counted as missing (--bad_values missing): NaN or infinity"] += len(bad)
+        if self._reader.bad_values == "missing":
+            self._reader.repairs["value", "counted as missing (--bad_values missing): NaN or infinity"] += len(bad)
             values_X[bad] = np.nan
-        elif self._problems.policy == "drop":
+        elif self._reader.bad_values == "drop":
             self.leave_out(rows_of(bad), f"NaN or infinity in column {column!r}")
         else:
             raise DataError(
-                f"{self._problems.where(self._block, int(rows_of(bad[:1])[0]))}: column {column!r} holds "
+                f"{self._reader.where(self._block, int(rows_of(bad[:1])[0]))}: column {column!r} holds "
                 f"{values_X[bad[0]]:g}. Correct it, treat NaN and infinity as missing with --bad_values missing, or leave "
                 f"such sequences out with --bad_values drop."
             )
@@ -226,17 +209,16 @@ def make_tokenizer(name: str, *, is_content: bool = False) -> Tokenizer:
 class TokenEncoder:
     """Blocks -> flat int32 token ids (for text: numbers of symbols, their final ids come with the vocabulary)."""
 
-    layout: Layout
-    problems: Problems
+    reader: BlockReader
     tokenizer: Tokenizer | None
     vocabulary_size: int | None
     limited_by: str
     """Where the size of the vocabulary comes from, for messages."""
 
     def __call__(self, block: Block) -> Encoded:
-        column, name = block.columns["sequence"], self.layout.sequence
+        column, name = block.columns["sequence"], self.reader.layout.sequence
         rows_S = np.arange(len(column))
-        check = BlockCheck(self.problems, block, rows_S)
+        check = BlockCheck(self.reader, block, rows_S)
         null_S = np.asarray(column.is_null())
         check.leave_out(np.flatnonzero(null_S), f"a null in column {name!r}")
         if self.tokenizer:
@@ -271,29 +253,28 @@ class TokenEncoder:
 class VectorEncoder:
     """Blocks -> flat [T, D] float64 values in the data's own units, NaN where missing."""
 
-    layout: Layout
-    problems: Problems
+    reader: BlockReader
     width: int
     """Values per step; of lists it is known with the first vector, and 0 before."""
 
     def __call__(self, block: Block) -> Encoded:
-        if self.layout.form == "rows":
+        if self.reader.layout.form == "rows":
             return self._encode_lists(block)
         starts_S = sequence_starts(block.columns["id"])
-        check = BlockCheck(self.problems, block, starts_S)
-        if self.layout.time is not None:
+        check = BlockCheck(self.reader, block, starts_S)
+        if self.reader.layout.time is not None:
             timeless = np.flatnonzero(~np.isfinite(block.numbers("time")))
-            check.leave_out(timeless, f"no time (null, NaN or infinite) in column {self.layout.time!r}")
+            check.leave_out(timeless, f"no time (null, NaN or infinite) in column {self.reader.layout.time!r}")
         values_TD = np.empty((len(block.rows_R), self.width))
-        for number, column in enumerate(self.layout.features):
+        for number, column in enumerate(self.reader.layout.features):
             values_TD[:, number] = check.numbers(block.columns[str(number)], column, lambda rows: rows)
         return Encoded(starts_S, check.lengths_S, {"values": values_TD}).keep(check.keep_S)
 
     def _encode_lists(self, block: Block) -> Encoded:
         """The steps are numbers (D = 1), lists, or lists of fixed size; a null vector is NaN throughout."""
-        lists, column = block.columns["sequence"], str(self.layout.sequence)
+        lists, column = block.columns["sequence"], str(self.reader.layout.sequence)
         rows_S = np.arange(len(lists))
-        check = BlockCheck(self.problems, block, rows_S)
+        check = BlockCheck(self.reader, block, rows_S)
         null_S = np.asarray(lists.is_null())
         lengths_S = np.asarray(pc.list_value_length(lists).fill_null(0)).astype(np.int64)
         check.leave_out(np.flatnonzero(null_S), f"a null in column {column!r}")
@@ -304,7 +285,7 @@ class VectorEncoder:
         present_T = np.flatnonzero(steps.is_valid()) if are_lists else np.arange(len(steps))
 
         def where(step: int) -> str:
-            return f"{self.problems.where(block, int(row_of_T[step]))}: column {column!r}"
+            return f"{self.reader.where(block, int(row_of_T[step]))}: column {column!r}"
 
         # All vectors must be as long as the first one.
         if not are_lists:
@@ -349,15 +330,14 @@ class EventEncoder:
     time is a static fact and belongs to the first step; a null value means that the event is present and carries none.
     """
 
-    layout: Layout
-    problems: Problems
+    reader: BlockReader
     number_of: dict[str, int] = field(default_factory=dict)
     """The variables, numbered as they appear."""
 
     def __call__(self, block: Block) -> Encoded:
-        layout = self.layout
+        layout = self.reader.layout
         starts_S = sequence_starts(block.columns["id"])
-        check = BlockCheck(self.problems, block, starts_S)
+        check = BlockCheck(self.reader, block, starts_S)
 
         names = block.columns["variable"]
         check.leave_out(np.flatnonzero(names.is_null()), f"a null in the variable column {layout.variable!r}")
@@ -387,7 +367,7 @@ class EventEncoder:
         starts_E = np.flatnonzero(new_step_R | _changes(variables_R))
         if repeated := len(step_R) - len(starts_E):
             what = "merged with another of the same variable at the same time: the mean is kept"
-            self.problems.counts["event", what] += repeated
+            self.reader.repairs["event", what] += repeated
             present_R = np.isfinite(values_R)
             sums_E = np.add.reduceat(np.where(present_R, values_R, 0.0), starts_E)
             counts_E = np.add.reduceat(present_R.astype(np.int64), starts_E)
@@ -402,7 +382,7 @@ class EventEncoder:
         if len(backwards):
             step = int(backwards[0])
             raise DataError(
-                f"{self.problems.where(block, int(order[first_T[step]]))}: the set that column {layout.set_index!r} numbers "
+                f"{self.reader.where(block, int(order[first_T[step]]))}: the set that column {layout.set_index!r} numbers "
                 f"here begins {-gaps_T[step]:g} before the set with the next smaller number (column {layout.time!r}). "
                 f"Number the sets in order of time, or leave that column out."
             )

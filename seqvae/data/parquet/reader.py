@@ -13,6 +13,7 @@ import errno
 import math
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -80,16 +81,25 @@ def concat_blocks(blocks: Sequence[Block]) -> Block:
 
 
 class BlockReader:
-    """Reads the columns of a layout from a list of files."""
+    """Reads the columns of a layout from a list of files, and keeps account of what was wrong in them."""
 
-    def __init__(self, files: Sequence[Path], layout: Layout) -> None:
+    def __init__(self, files: Sequence[Path], layout: Layout, bad_values: str = "error") -> None:
         self.files = files
         self.layout = layout
+        self.bad_values = bad_values
+        """The --bad_values."""
+        self.repairs: Counter[tuple[str, str]] = Counter()
+        """What was left out or changed: a noun, and the rest of a sentence about n of these."""
         self._stems_are_numbers = all(WHOLE_NUMBER.fullmatch(file.stem) for file in files)
 
     def where(self, block: Block, row: int) -> str:
         """Return the place of a row, for messages; rows are counted from 0."""
         return f"{self.files[block.files_R[row]]}: row {block.rows_R[row]}"
+
+    def bad_value(self, block: Block, row: int, what: str) -> DataError:
+        return DataError(
+            f"{self.where(block, row)}: {what}. Correct it, or leave such sequences out with --bad_values drop."
+        )
 
     def stem_id(self, file: Path) -> int | str:
         """Return the id of the sequence in a file: the number in its name, where all files are named after numbers."""
@@ -97,7 +107,10 @@ class BlockReader:
         return int(number[1]) if number and self._stems_are_numbers else file.stem
 
     def __call__(self, paths: Sequence[Path]) -> Iterator[Block]:
-        """Yield the blocks of these files; small ones are put together, as one file may hold one short sequence."""
+        """Yield the blocks of these files, none empty; small ones are put together, as one file may hold one short sequence.
+
+        Rows whose id is null belong to no sequence: they are refused or left out.
+        """
         index = {path: number for number, path in enumerate(self.files)}
         stem_type = pa.int64() if self._stems_are_numbers else pa.large_string()
         waiting: list[Block] = []
@@ -120,14 +133,22 @@ class BlockReader:
                 elif "id" not in columns:
                     columns["id"] = pa.array(rows_R + rows_before)
                 block = Block(pa.record_batch(columns), np.full(len(rows_R), index[path], np.int32), rows_R)
-                rows, size = len(rows_R), block.columns.nbytes
+                first_row += batch.num_rows
+                if nulls := columns["id"].null_count:
+                    valid_R, what = np.asarray(columns["id"].is_valid()), f"a null in the id column {self.layout.id!r}"
+                    if self.bad_values != "drop":
+                        raise self.bad_value(block, int(np.flatnonzero(~valid_R)[0]), what)
+                    self.repairs["row", f"left out (--bad_values drop): {what}"] += nulls
+                    block = block.take(np.flatnonzero(valid_R))
+                rows, size = len(block.rows_R), block.columns.nbytes
+                if rows == 0:
+                    continue
                 full = waiting_rows + rows > BLOCK_ROWS or waiting_bytes + size > BLOCK_BYTES
                 if waiting and (full or waiting[0].columns.schema != block.columns.schema):
                     yield concat_blocks(waiting)
                     waiting, waiting_rows, waiting_bytes = [], 0, 0
                 waiting.append(block)
                 waiting_rows, waiting_bytes = waiting_rows + rows, waiting_bytes + size
-                first_row += rows
             rows_before += first_row
         if waiting:
             yield concat_blocks(waiting)
@@ -308,13 +329,11 @@ def _runs(reader: BlockReader, paths: Sequence[Path]) -> Iterator[tuple[np.ndarr
         reader.layout, time=None, variable=None, value=None, set_index=None, features=(), label=None
     )
     last = np.zeros(0, np.uint64)
-    for block in BlockReader(reader.files, ids_alone)(paths):
-        ids = block.columns["id"]
-        rows = np.flatnonzero(ids.is_valid())
-        starts = rows[sequence_starts(ids.drop_null())]
-        keys = hash_ids(ids.take(pa.array(starts)))
-        goes_on = int(len(keys) > 0 and len(last) > 0 and keys[0] == last[-1])
-        last = keys if len(keys) else last
+    for block in BlockReader(reader.files, ids_alone, bad_values="drop")(paths):
+        starts = sequence_starts(block.columns["id"])
+        keys = hash_ids(block.columns["id"].take(pa.array(starts)))
+        goes_on = int(len(last) > 0 and keys[0] == last[-1])
+        last = keys
         yield keys[goes_on:], starts[goes_on:], block
 
 
