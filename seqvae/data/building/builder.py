@@ -9,7 +9,7 @@ Shapes: R rows of a block, S sequences of a block, N sequences of a split.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import combinations
 from pathlib import Path
@@ -28,12 +28,8 @@ from seqvae.data.parquet.discovery import POOL, ColumnRow, DataFiles, usable_fil
 from seqvae.data.parquet.reader import (
     Block,
     BlockReader,
-    bring_together,
-    first_scattered_row,
     hash_ids,
-    in_order_of_time,
-    sequence_starts,
-    whole_sequences,
+    ordered_sequences,
 )
 from seqvae.data.parquet.schema import Layout
 from seqvae.data.parquet.side_tables import ids_as_text, label_names, read_subject_splits
@@ -81,7 +77,7 @@ def build(
             blocks = reader(paths)
             if layout.form != "rows":
                 rows_of = {path: usable.rows[path] for path in paths}
-                blocks = _ordered_sequences(reader, rows_of, source.unsorted, directory / "spill")
+                blocks = ordered_sequences(reader, rows_of, source.unsorted, directory / "spill")
             shares_here = shares if group in (POOL, "train") else {}
             for block in blocks:
                 encoded = encoder(block)
@@ -100,7 +96,7 @@ def build(
             files.close()
 
         if known is None:
-            _refuse_missing_splits(splits, data, reader, source, shares)
+            _refuse_missing_splits(splits, data, layout, source, shares)
         elif not splits:
             raise DataError(
                 f"{source.data_dir}: no sequence is left ({layout.describe()}). Check what is left out, and why."
@@ -167,41 +163,6 @@ def _make_encoder(reader: BlockReader, source: SourceSettings, known: DataDescri
     return TokenEncoder(reader, tokenizer, source.vocabulary_size, limited_by)
 
 
-def _ordered_sequences(reader: BlockReader, rows_of: Mapping[Path, int], unsorted: str, spill: Path) -> Iterator[Block]:
-    """Yield the whole sequences of long tables in order of time; `rows_of` are their files, with the number of rows."""
-    layout = reader.layout
-    blocks = reader([*rows_of])
-    if layout.form == "table" and (place := first_scattered_row(reader, [*rows_of])):
-        if unsorted == "error":
-            raise DataError(
-                f"{place}: the id in column {layout.id!r} occurred before, with other ids in between. Sort the rows by id and "
-                f"time, or say --unsorted sort."
-            )
-        log.info("%s: rows of one sequence lie apart, bringing them together", place)
-        rows = sum(rows_of.values())
-        reader.repairs["row", "brought together by id, as rows of one sequence lay apart"] += rows
-        blocks = bring_together(blocks, rows, spill)
-    for block in whole_sequences(blocks):
-        if layout.label is not None:
-            labels = block.columns["label"]
-            codes_R = labels.dictionary_encode("encode").indices.to_numpy()
-            starts = sequence_starts(block.columns["id"])
-            first_R = np.repeat(starts, np.diff(starts, append=len(codes_R)))
-            changed = np.flatnonzero(codes_R != codes_R[first_R])
-            if len(changed):
-                row = int(changed[0])
-                found, before = (labels[at].as_py() for at in (row, int(first_R[row])))
-                raise DataError(
-                    f"{reader.where(block, row)}: column {layout.label!r} holds {found!r}, but {before!r} where the same "
-                    f"sequence begins. A label is of a whole sequence: choose another --label_column, or put the labels into "
-                    f"--label_path."
-                )
-        ordered, backwards = in_order_of_time(block, reader, unsorted)
-        if backwards:
-            reader.repairs["row", "earlier than the row before in the same sequence: sorted by time"] += backwards
-        yield ordered
-
-
 # --- Splits ---------------------------------------------------------------------------------------------------------
 
 
@@ -252,21 +213,20 @@ def _assign(
 def _refuse_missing_splits(
     splits: Mapping[str, SplitFiles],
     data: DataFiles,
-    reader: BlockReader,
+    layout: Layout,
     source: SourceSettings,
     shares: Mapping[str, float],
 ) -> None:
+    """Refuse a build whose training or validation split, or a test split that was requested, is empty."""
     for split in ("train", "valid", "test"):
         if split in splits or (split == "test" and split not in data.by_split):
             continue
         advice = "Check that its files have rows that are not left out."
         if split in shares:
             advice = f"Raise --{'validation' if split == 'valid' else split}_fraction, or add files."
-        if reader.layout.form == "files":
+        if layout.form == "files":
             advice += " Each file counts as one sequence, as no id column was recognised: name one with --id_column."
-        raise DataError(
-            f"{source.data_dir}: no sequence is left for the {split} split ({reader.layout.describe()}). {advice}"
-        )
+        raise DataError(f"{source.data_dir}: no sequence is left for the {split} split ({layout.describe()}). {advice}")
 
 
 def _check_ids(splits: Mapping[str, SplitFiles], layout: Layout, *, may_leak: bool) -> list[str]:

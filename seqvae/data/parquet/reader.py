@@ -10,11 +10,12 @@ memory: rows are distributed to spill files by a hash of their id, and each spil
 
 import dataclasses
 import errno
+import logging
 import math
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
@@ -31,6 +32,7 @@ import pyarrow.types as pat
 from seqvae.data.parquet.schema import SKIP, Layout, is_list, is_text, is_time
 from seqvae.errors import DamagedFileError, DataError
 
+log = logging.getLogger(__name__)
 BLOCK_ROWS = 262_144
 BLOCK_VALUES = 2_000_000
 BLOCK_BYTES = 32 << 20
@@ -286,7 +288,39 @@ def sequence_starts(ids: pa.Array) -> np.ndarray:
     return np.concatenate([[0], np.flatnonzero(keys[1:] != keys[:-1]) + 1]).astype(np.int64)
 
 
-def whole_sequences(blocks: Iterator[Block]) -> Iterator[Block]:
+def ordered_sequences(reader: BlockReader, rows_of: Mapping[Path, int], unsorted: str, spill: Path) -> Iterator[Block]:
+    """Yield blocks of whole sequences, each in order of time, from long tables; `rows_of` are their files and rows."""
+    layout = reader.layout
+    blocks = reader([*rows_of])
+    if layout.form == "table" and (place := _first_scattered_row(reader, [*rows_of])):
+        if unsorted == "error":
+            raise DataError(
+                f"{place}: the id in column {layout.id!r} occurred before, with other ids in between. Sort the rows by id and "
+                f"time, or say --unsorted sort."
+            )
+        log.info("%s: rows of one sequence lie apart, bringing them together", place)
+        rows = sum(rows_of.values())
+        reader.repairs["row", "brought together by id, as rows of one sequence lay apart"] += rows
+        blocks = _bring_together(blocks, rows, spill)
+    for block in _whole_sequences(blocks):
+        if layout.label is not None:
+            labels = block.columns["label"]
+            codes_R = labels.dictionary_encode("encode").indices.to_numpy()
+            starts = sequence_starts(block.columns["id"])
+            first_R = np.repeat(starts, np.diff(starts, append=len(codes_R)))
+            changed = np.flatnonzero(codes_R != codes_R[first_R])
+            if len(changed):
+                row = int(changed[0])
+                found, before = (labels[at].as_py() for at in (row, int(first_R[row])))
+                raise DataError(
+                    f"{reader.where(block, row)}: column {layout.label!r} holds {found!r}, but {before!r} where the same "
+                    f"sequence begins. A label is of a whole sequence: choose another --label_column, or put the labels into "
+                    f"--label_path."
+                )
+        yield _in_order_of_time(block, reader, unsorted)
+
+
+def _whole_sequences(blocks: Iterator[Block]) -> Iterator[Block]:
     """Cut blocks only where a new sequence begins; equal ids must already lie together."""
     unfinished: list[Block] = []
     for block in blocks:
@@ -303,7 +337,7 @@ def whole_sequences(blocks: Iterator[Block]) -> Iterator[Block]:
         yield concat_blocks(unfinished)
 
 
-def first_scattered_row(reader: BlockReader, paths: Sequence[Path]) -> str | None:
+def _first_scattered_row(reader: BlockReader, paths: Sequence[Path]) -> str | None:
     """Return the place of a row whose id occurred before, with others in between, or None where equal ids lie together."""
     runs = [np.zeros(0, np.uint64)]
     for keys, _, _ in _runs(reader, paths):
@@ -337,7 +371,7 @@ def _runs(reader: BlockReader, paths: Sequence[Path]) -> Iterator[tuple[np.ndarr
         yield keys[goes_on:], starts[goes_on:], block
 
 
-def bring_together(blocks: Iterator[Block], rows: int, directory: Path) -> Iterator[Block]:
+def _bring_together(blocks: Iterator[Block], rows: int, directory: Path) -> Iterator[Block]:
     """Yield blocks of whole sequences from blocks whose equal ids lie anywhere; `rows` decides the number of spill files."""
     directory.mkdir(parents=True, exist_ok=True)
     count = min(MOST_SPILL_FILES, 1 + rows // SPILL_ROWS)
@@ -368,10 +402,10 @@ def bring_together(blocks: Iterator[Block], rows: int, directory: Path) -> Itera
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def in_order_of_time(block: Block, reader: BlockReader, unsorted: str) -> tuple[Block, int]:
-    """Return the block with each sequence's rows in order of time (null times first), and how many rows came too early."""
-    if "time" not in block.columns.schema.names:
-        return block, 0
+def _in_order_of_time(block: Block, reader: BlockReader, unsorted: str) -> Block:
+    """Return the block with each sequence's rows in order of time, null times first."""
+    if reader.layout.time is None:
+        return block
     starts = sequence_starts(block.columns["id"])
     sequence_R = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(block.rows_R)))
     time_R = block.numbers("time")
@@ -380,14 +414,15 @@ def in_order_of_time(block: Block, reader: BlockReader, unsorted: str) -> tuple[
     earlier, later = timed[:-1], timed[1:]
     backwards = np.flatnonzero((time_R[later] < time_R[earlier]) & (sequence_R[later] == sequence_R[earlier]))
     if not len(backwards):
-        return block, 0
+        return block
     if unsorted == "error":
         before, row = int(earlier[backwards[0]]), int(later[backwards[0]])
         raise DataError(
             f"{reader.where(block, row)}: time goes backwards in column {reader.layout.time!r}, from {time_R[before]:g} to "
             f"{time_R[row]:g} within one sequence. Sort the rows by id and time, or say --unsorted sort."
         )
-    return block.take(np.lexsort((np.where(valid_R, time_R, -np.inf), sequence_R))), len(backwards)
+    reader.repairs["row", "earlier than the row before in the same sequence: sorted by time"] += len(backwards)
+    return block.take(np.lexsort((np.where(valid_R, time_R, -np.inf), sequence_R)))
 
 
 def hash_ids(ids: pa.Array | pa.ChunkedArray) -> np.ndarray:
