@@ -217,7 +217,7 @@ def _refuse_missing_splits(
     source: SourceSettings,
     shares: Mapping[str, float],
 ) -> None:
-    """Refuse a build whose training or validation split, or a test split that was requested, is empty."""
+    """Refuse a build without sequences to train or validate on, or without any from test files that there are."""
     for split in ("train", "valid", "test"):
         if split in splits or (split == "test" and split not in data.by_split):
             continue

@@ -363,12 +363,10 @@ def finish_labels(
     notes: list[str] = []
     number_of: dict[str, int] = {}
     coded: dict[str, np.ndarray] = {}
-    no_codes = np.zeros(0, np.int32)
     if source.label_path is None:
         where = f"column {layout.label!r}"
         for split, files in splits.items():
-            chunks = files.table["label"].chunks
-            coded[split] = np.concatenate([no_codes, *(number_texts(chunk, number_of) for chunk in chunks)])
+            coded[split] = np.concatenate([number_texts(chunk, number_of) for chunk in files.table["label"].chunks])
     else:
         where = f"--label_path {source.label_path}"
         labels = read_labels(source.label_path, source.label_column, layout.id or source.id_column)
@@ -376,7 +374,7 @@ def finish_labels(
         used_L = np.zeros(len(code_L), bool)
         for split, files in splits.items():
             texts = (ids_as_text(chunk.to_numpy(zero_copy_only=False)) for chunk in files.table["id"].chunks)
-            row_N = np.concatenate([no_codes, *(labels.index.get_indexer(ids) for ids in texts)])
+            row_N = np.concatenate([labels.index.get_indexer(ids) for ids in texts])
             coded[split] = code_L[row_N]
             used_L[row_N] = True
         if unused := int((~used_L[:-1]).sum()):
@@ -390,7 +388,8 @@ def finish_labels(
                 f"{files.place_of(first)}: id {files.table['id'][first].as_py()!r} has no label in {where}; in "
                 f"{split} {how_many}. Add them, or accept that with --allow_missing_labels."
             )
-        notes += [f"{split}: {how_many}"] * (len(missing) > 0)
+        if len(missing):
+            notes.append(f"{split}: {how_many}")
 
     names = list(number_of)
     count_V = {split: np.bincount(code_N[code_N >= 0], minlength=len(names)) for split, code_N in coded.items()}

@@ -120,7 +120,7 @@ def find_files(data_dir: str, *, to_learn_from: bool = True) -> DataFiles:
             parent = next(p for p in literal.absolute().parents if p.exists())
             try:
                 names = sorted(p.name for p in parent.iterdir() if not p.name.startswith("."))
-                listing = ", ".join([*names[:8], *(["..."] if len(names) > 8 else [])]) or "nothing"
+                listing = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") or "nothing"
             except OSError:
                 listing = "nothing that may be listed"
             raise DataError(f"--data_dir {data_dir}: does not exist. {parent} is there and holds {listing}.")
@@ -131,10 +131,9 @@ def find_files(data_dir: str, *, to_learn_from: bool = True) -> DataFiles:
     for one in found:
         for split, paths in one.by_split.items():
             by_split[split] = list(dict.fromkeys([*by_split.get(split, []), *paths]))
-    tables, hidden, beside = (
-        tuple(dict.fromkeys(path for paths in lists for path in paths))
-        for lists in zip(*((one.subject_splits, one.hidden, one.beside) for one in found), strict=True)
-    )
+    tables = tuple(dict.fromkeys(path for one in found for path in one.subject_splits))
+    hidden = tuple(dict.fromkeys(path for one in found for path in one.hidden))
+    beside = tuple(dict.fromkeys(path for one in found for path in one.beside))
     if not any(by_split.values()):
         passed = f" beside {len(hidden)} whose names begin with . or _" if hidden else ""
         raise DataError(
@@ -187,11 +186,10 @@ def _find_below(root: Path, split: str | None) -> DataFiles:
     if not split_of_entry:
         return DataFiles({split or POOL: files} if files else {}, tables, hidden_files)
     by_split: dict[str, list[Path]] = {name: [] for name in split_of_entry.values()}
-    above = next(iter(split_of_entry)).parent.parts
-    split_below = {(*above, entry.name): name for entry, name in split_of_entry.items()}
+    depth = len(next(iter(split_of_entry)).parts)
     beside: list[Path] = []
     for path in files:
-        split = split_below.get(path.parts[: len(above) + 1])
+        split = split_of_entry.get(Path(*path.parts[:depth]))
         (by_split[split] if split else beside).append(path)
     for entry, name in split_of_entry.items():
         if not by_split[name]:
