@@ -19,12 +19,12 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from seqvae.data.description import UNKNOWN
-from seqvae.data.parquet.reader import Block, BlockReader, sequence_starts
+from seqvae.data.parquet.reader import Block, BlockReader, sequences_of
 from seqvae.data.parquet.schema import is_list
 from seqvae.errors import DataError
 
 LARGEST_VALUE = 1e30
-"""What is larger counts as infinite: its square, or itself in other units, would not fit float32."""
+"""A larger value counts as infinite: its square, or itself in other units, would not fit float32."""
 LARGEST_ID = 2**31 - 1
 SIMPLE = ("words", "characters", "bytes")
 TEXTS_AT_ONCE = 1000
@@ -61,26 +61,26 @@ class Encoded(NamedTuple):
         return kept._replace(events_per_step_T=self.events_per_step_T[keep_T], events=events)
 
 
+@dataclass
 class BlockCheck:
-    """The sequences of one block and its bad values: raises at the first, or knows which sequences to leave out."""
+    """The bad values of one block: raises at the first, or knows which sequences to leave out."""
 
-    def __init__(self, reader: BlockReader, block: Block, starts_S: np.ndarray) -> None:
-        self.lengths_S = np.diff(starts_S, append=len(block.rows_R))
-        """Rows of each sequence."""
-        self.sequence_R = np.repeat(np.arange(len(starts_S)), self.lengths_S)
-        self.keep_S = np.ones(len(starts_S), bool)
-        self._reader, self._block = reader, block
+    reader: BlockReader
+    block: Block
+    sequence_R: np.ndarray
+    """The number of the sequence that each row belongs to."""
+    keep_S: np.ndarray
 
     def leave_out(self, bad_rows: np.ndarray, what: str, found: str = "") -> None:
         """Leave out the sequences of these rows. `found` is the first bad value, where `what` does not say it."""
         if len(bad_rows) == 0:
             return
-        if self._reader.bad_values != "drop":
-            raise self._reader.bad_value(self._block, int(bad_rows[0]), what + found)
+        if self.reader.bad_values != "drop":
+            raise self.reader.bad_value(self.block, int(bad_rows[0]), what + found)
         bad_S = np.zeros_like(self.keep_S)
         bad_S[self.sequence_R[bad_rows]] = True
         if count := int((bad_S & self.keep_S).sum()):
-            self._reader.repairs["sequence", f"left out (--bad_values drop): {what}"] += count
+            self.reader.repairs["sequence", f"left out (--bad_values drop): {what}"] += count
         self.keep_S &= ~bad_S
 
     def numbers(self, array: pa.Array, column: str, rows_of: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
@@ -90,14 +90,14 @@ class BlockCheck:
         bad = np.flatnonzero(~(np.abs(values_X) <= LARGEST_VALUE) & ~np.asarray(array.is_null()))
         if len(bad) == 0:
             return values_X
-        if self._reader.bad_values == "missing":
-            self._reader.repairs["value", "counted as missing (--bad_values missing): NaN or infinity"] += len(bad)
+        if self.reader.bad_values == "missing":
+            self.reader.repairs["value", "counted as missing (--bad_values missing): NaN or infinity"] += len(bad)
             values_X[bad] = np.nan
-        elif self._reader.bad_values == "drop":
+        elif self.reader.bad_values == "drop":
             self.leave_out(rows_of(bad), f"NaN or infinity in column {column!r}")
         else:
             raise DataError(
-                f"{self._reader.where(self._block, int(rows_of(bad[:1])[0]))}: column {column!r} holds "
+                f"{self.reader.where(self.block, int(rows_of(bad[:1])[0]))}: column {column!r} holds "
                 f"{values_X[bad[0]]:g}. Correct it, treat NaN and infinity as missing with --bad_values missing, or leave "
                 f"such sequences out with --bad_values drop."
             )
@@ -218,7 +218,7 @@ class TokenEncoder:
     def __call__(self, block: Block) -> Encoded:
         column, name = block.columns["sequence"], self.reader.layout.sequence
         rows_S = np.arange(len(column))
-        check = BlockCheck(self.reader, block, rows_S)
+        check = BlockCheck(self.reader, block, rows_S, np.ones(len(column), bool))
         null_S = np.asarray(column.is_null())
         check.leave_out(np.flatnonzero(null_S), f"a null in column {name!r}")
         if self.tokenizer:
@@ -260,21 +260,21 @@ class VectorEncoder:
     def __call__(self, block: Block) -> Encoded:
         if self.reader.layout.form == "rows":
             return self._encode_lists(block)
-        starts_S = sequence_starts(block.columns["id"])
-        check = BlockCheck(self.reader, block, starts_S)
+        starts_S, sequence_R = sequences_of(block)
+        check = BlockCheck(self.reader, block, sequence_R, np.ones(len(starts_S), bool))
         if self.reader.layout.time is not None:
             timeless = np.flatnonzero(~np.isfinite(block.numbers("time")))
             check.leave_out(timeless, f"no time (null, NaN or infinite) in column {self.reader.layout.time!r}")
         values_TD = np.empty((len(block.rows_R), self.width))
         for number, column in enumerate(self.reader.layout.features):
             values_TD[:, number] = check.numbers(block.columns[str(number)], column, lambda rows: rows)
-        return Encoded(starts_S, check.lengths_S, {"values": values_TD}).keep(check.keep_S)
+        return Encoded(starts_S, np.bincount(sequence_R), {"values": values_TD}).keep(check.keep_S)
 
     def _encode_lists(self, block: Block) -> Encoded:
         """The steps are numbers (D = 1), lists, or lists of fixed size; a null vector is NaN throughout."""
         lists, column = block.columns["sequence"], str(self.reader.layout.sequence)
         rows_S = np.arange(len(lists))
-        check = BlockCheck(self.reader, block, rows_S)
+        check = BlockCheck(self.reader, block, rows_S, np.ones(len(lists), bool))
         null_S = np.asarray(lists.is_null())
         lengths_S = np.asarray(pc.list_value_length(lists).fill_null(0)).astype(np.int64)
         check.leave_out(np.flatnonzero(null_S), f"a null in column {column!r}")
@@ -336,8 +336,8 @@ class EventEncoder:
 
     def __call__(self, block: Block) -> Encoded:
         layout = self.reader.layout
-        starts_S = sequence_starts(block.columns["id"])
-        check = BlockCheck(self.reader, block, starts_S)
+        starts_S, sequence_R = sequences_of(block)
+        check = BlockCheck(self.reader, block, sequence_R, np.ones(len(starts_S), bool))
 
         names = block.columns["variable"]
         check.leave_out(np.flatnonzero(names.is_null()), f"a null in the variable column {layout.variable!r}")
@@ -351,17 +351,17 @@ class EventEncoder:
         check.leave_out(
             np.flatnonzero(~timed_R & ~static_R), f"a time that is NaN or infinite in column {layout.time!r}"
         )
-        key_R = time_R = _filled_with_first(time_R, timed_R, starts_S)
+        key_R = time_R = _filled_with_first(time_R, timed_R, starts_S, sequence_R)
         if layout.set_index is not None:
             key_R = block.numbers("set_index")
             null_R = np.isnan(key_R) & ~static_R
             check.leave_out(np.flatnonzero(null_R), f"a null in column {layout.set_index!r}")
-            key_R = _filled_with_first(key_R, ~(static_R | null_R), starts_S)
+            key_R = _filled_with_first(key_R, ~(static_R | null_R), starts_S, sequence_R)
 
         # A step is what has one key; its events are in the order of their variables.
-        order = np.lexsort((variables_R, key_R, check.sequence_R))
+        order = np.lexsort((variables_R, key_R, sequence_R))
         variables_R, values_R = variables_R[order], values_R[order]
-        sequence_R, key_R, time_R = check.sequence_R[order], key_R[order], time_R[order]
+        sequence_R, key_R, time_R = sequence_R[order], key_R[order], time_R[order]
         new_step_R = _changes(sequence_R) | _changes(key_R)
         step_R = np.cumsum(new_step_R) - 1
         starts_E = np.flatnonzero(new_step_R | _changes(variables_R))
@@ -395,11 +395,13 @@ class EventEncoder:
         ).keep(check.keep_S)
 
 
-def _filled_with_first(values_R: np.ndarray, known_R: np.ndarray, starts_S: np.ndarray) -> np.ndarray:
+def _filled_with_first(
+    values_R: np.ndarray, known_R: np.ndarray, starts_S: np.ndarray, sequence_R: np.ndarray
+) -> np.ndarray:
     """Return the values, and where they are not known the smallest of their sequence, or 0 where it has none."""
     first_S = np.minimum.reduceat(np.where(known_R, values_R, np.inf), starts_S)
     first_S[~np.isfinite(first_S)] = 0.0
-    return np.where(known_R, values_R, np.repeat(first_S, np.diff(starts_S, append=len(values_R))))
+    return np.where(known_R, values_R, first_S[sequence_R])
 
 
 def _changes(keys_R: np.ndarray) -> np.ndarray:

@@ -288,6 +288,12 @@ def sequence_starts(ids: pa.Array) -> np.ndarray:
     return np.concatenate([[0], np.flatnonzero(keys[1:] != keys[:-1]) + 1]).astype(np.int64)
 
 
+def sequences_of(block: Block) -> tuple[np.ndarray, np.ndarray]:
+    """Return the row where each sequence of a block begins, and the number of the sequence that each row belongs to."""
+    starts_S = sequence_starts(block.columns["id"])
+    return starts_S, np.repeat(np.arange(len(starts_S)), np.diff(starts_S, append=len(block.rows_R)))
+
+
 def ordered_sequences(reader: BlockReader, rows_of: Mapping[Path, int], unsorted: str, spill: Path) -> Iterator[Block]:
     """Yield blocks of whole sequences, each in order of time, from long tables; `rows_of` are their files and rows."""
     layout = reader.layout
@@ -306,8 +312,8 @@ def ordered_sequences(reader: BlockReader, rows_of: Mapping[Path, int], unsorted
         if layout.label is not None:
             labels = block.columns["label"]
             codes_R = labels.dictionary_encode("encode").indices.to_numpy()
-            starts = sequence_starts(block.columns["id"])
-            first_R = np.repeat(starts, np.diff(starts, append=len(codes_R)))
+            starts_S, sequence_R = sequences_of(block)
+            first_R = starts_S[sequence_R]
             changed = np.flatnonzero(codes_R != codes_R[first_R])
             if len(changed):
                 row = int(changed[0])
@@ -406,8 +412,7 @@ def _in_order_of_time(block: Block, reader: BlockReader, unsorted: str) -> Block
     """Return the block with each sequence's rows in order of time, null times first."""
     if reader.layout.time is None:
         return block
-    starts = sequence_starts(block.columns["id"])
-    sequence_R = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(block.rows_R)))
+    _, sequence_R = sequences_of(block)
     time_R = block.numbers("time")
     valid_R = np.asarray(block.columns["time"].is_valid())
     timed = np.flatnonzero(valid_R)  # a static fact may stand anywhere
