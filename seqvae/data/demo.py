@@ -83,7 +83,7 @@ class LengthLaw:
         return np.diff(below, prepend=0.0, append=1.0)
 
     def log_probability(self, lengths_N: np.ndarray) -> np.ndarray:
-        """Return -inf for lengths that cannot occur."""
+        """Return the log-probability of each length, -inf where it cannot occur."""
         reachable_N = (lengths_N >= self.shortest) & (lengths_N <= self.longest)
         with np.errstate(divide="ignore"):
             logs = np.log(self.probabilities())
@@ -167,7 +167,7 @@ class TokenTruth:
 
     @cached_property
     def log_first_KV(self) -> np.ndarray:
-        """The stationary law of each chain, from p = p T and sum p = 1."""
+        """Log-probabilities of the first token: the stationary law of each chain, from p = p T and sum p = 1."""
         size = len(self.direction_V)
         equations_KVV = np.exp(self.log_transitions_KVV).transpose(0, 2, 1) - np.eye(size)
         equations_KVV[:, -1] = 1
@@ -230,9 +230,9 @@ class TokenTruth:
 
 
 class FactorTerms(NamedTuple):
-    """log p(x, length | class, factor) = constant + linear * factor - curvature * factor^2 / 2, exactly.
+    """The terms of log p(x, length | class, factor) = constant + linear * factor - curvature * factor^2 / 2, which is exact.
 
-    True of every Gaussian whose mean is linear in the factor. With factor ~ Normal(0, 1) the integral has a closed form.
+    It holds for every Gaussian whose mean is linear in the factor. With factor ~ Normal(0, 1) the integral has a closed form.
     """
 
     constant_NC: np.ndarray

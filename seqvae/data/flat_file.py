@@ -26,7 +26,7 @@ FINAL_TYPES = {"gaps": np.float32}
 
 
 class FlatWriter:
-    """A file that arrays are appended to; counts its items and their checksum."""
+    """A file that arrays are appended to, with the number of its items and their checksum."""
 
     def __init__(self, path: Path, dtype: Any) -> None:
         self.path = path
@@ -36,7 +36,7 @@ class FlatWriter:
         self.file: BinaryIO = path.open("wb", buffering=1 << 20)
 
     def append(self, array: np.ndarray) -> None:
-        """Write an array behind those before."""
+        """Write an array after the previous ones."""
         data = np.ascontiguousarray(array, dtype=self.dtype).reshape(-1)
         self.file.write(data.data)
         self.checksum = zlib.crc32(data.data, self.checksum)
@@ -163,7 +163,7 @@ def described(directory: Path, entry: dict[str, Any]) -> tuple[Path, np.dtype, i
 
 
 def map_flat(directory: Path, entry: dict[str, Any], in_memory: bool = False) -> np.ndarray:
-    """Open the array of an entry."""
+    """Open the array of an entry as a memory map, or read it into memory."""
     path, dtype, count = described(directory, entry)
     if in_memory or count == 0:
         return np.fromfile(path, dtype, count)

@@ -41,7 +41,7 @@ Encoder = TokenEncoder | VectorEncoder | EventEncoder
 
 
 class Built(NamedTuple):
-    """What lies in the cache's directory now."""
+    """The contents of the cache's directory."""
 
     layout: Layout
     description: DataDescription

@@ -63,7 +63,7 @@ class Encoded(NamedTuple):
 
 @dataclass
 class BlockCheck:
-    """The bad values of one block: raises at the first, or knows which sequences to leave out."""
+    """The check of one block for bad values: it raises at the first, or notes which sequences to leave out."""
 
     reader: BlockReader
     block: Block
@@ -271,7 +271,7 @@ class VectorEncoder:
         return Encoded(starts_S, np.bincount(sequence_R), {"values": values_TD}).keep(check.keep_S)
 
     def _encode_lists(self, block: Block) -> Encoded:
-        """The steps are numbers (D = 1), lists, or lists of fixed size; a null vector is NaN throughout."""
+        """Encode steps that are numbers (D = 1), lists, or lists of fixed size; a null vector becomes NaN throughout."""
         lists, column = block.columns["sequence"], str(self.reader.layout.sequence)
         rows_S = np.arange(len(lists))
         check = BlockCheck(self.reader, block, rows_S, np.ones(len(lists), bool))

@@ -86,8 +86,8 @@ def finish_tokens(
         if size > LARGEST_VOCABULARY:
             raise DataError(
                 f"{splits['train'].place_of_step(first)}: holds token id {largest}, which would make a vocabulary of {size:,} "
-                f"ids, with weights for each of them. Correct it, or number the ids 0, 1, 2, ...; if there are so many, say so "
-                f"with --vocabulary_size, or with less to leave out what is larger with --bad_values drop."
+                f"ids, with weights for each of them. Correct it, or number the ids 0, 1, 2, ...; if the vocabulary is that "
+                f"large, give its size with --vocabulary_size, or a smaller one to leave out larger ids with --bad_values drop."
             )
     counts: dict[str, dict[str, Any]] = {}
     notes: list[str] = []
@@ -102,7 +102,7 @@ def finish_tokens(
                 step = int(np.flatnonzero(ids_T >= size)[0])
                 raise DataError(
                     f"{files.place_of_step(done + step)}: holds token id {ids_T[step]}, which is past the vocabulary of {size} "
-                    f"ids (the largest of the training split is {size - 1}). Correct it, or say how many ids there are with "
+                    f"ids (the largest of the training split is {size - 1}). Correct it, or give the number of ids with "
                     f"--vocabulary_size."
                 )
             done += len(ids_T)

@@ -83,7 +83,7 @@ def concat_blocks(blocks: Sequence[Block]) -> Block:
 
 
 class BlockReader:
-    """Reads the columns of a layout from a list of files, and keeps account of what was wrong in them."""
+    """A reader of the columns of a layout from a list of files, with an account of what was wrong in them."""
 
     def __init__(self, files: Sequence[Path], layout: Layout, bad_values: str = "error") -> None:
         self.files = files
