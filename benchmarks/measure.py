@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from seqvae.console import share_machine
-from seqvae.data.demo.processes import log_normal_lengths
+from seqvae.data.demo import LengthLaw
 from seqvae.training.distributed import cpu_has_bf16_units
 
 ROWS_PER_GROUP = 50_000
@@ -82,7 +82,7 @@ def write_token_lists(path: Path, sequences: int, vocabulary: int = 5000, seed: 
     random = np.random.default_rng(seed)
     writer = None
     for start in range(0, sequences, ROWS_PER_GROUP):
-        lengths = log_normal_lengths(min(ROWS_PER_GROUP, sequences - start), random, longest=longest)
+        lengths = LengthLaw(longest=longest).sample(min(ROWS_PER_GROUP, sequences - start), random)
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         tokens = random.integers(0, vocabulary, offsets[-1], dtype=np.int32)
         lists = pa.ListArray.from_arrays(pa.array(offsets), pa.array(tokens))

@@ -32,7 +32,7 @@ from seqvae.cli.command_line import parse_command_line
 from seqvae.config.training import TrainingSettings
 from seqvae.data.batch import Batch
 from seqvae.data.datamodule import SequenceDataModule
-from seqvae.data.demo.write import write_demo
+from seqvae.data.demo import write_demo
 from seqvae.errors import DivergedError
 from seqvae.files import wait_for_lock
 from seqvae.inference.estimates import Estimate, importance_weighted_nll, mean_of, posterior_statistics

@@ -29,8 +29,7 @@ from seqvae.config.training import OptimizedSettings, TrainingSettings
 from seqvae.data.batch import Batch
 from seqvae.data.cache import default_cache_dir
 from seqvae.data.datamodule import SequenceDataModule
-from seqvae.data.demo.processes import TokenTruth
-from seqvae.data.demo.write import read_tokens, read_truth, write_demo
+from seqvae.data.demo import TokenTruth, read_tokens, read_truth, write_demo
 from seqvae.errors import UsageError, run_command
 from seqvae.inference.estimates import Estimate, SequenceNLL, importance_weighted_nll, mean_of, posterior_statistics
 from seqvae.inference.streaming import batches_of

@@ -45,7 +45,7 @@ from seqvae.config.run import ValidationSettings
 from seqvae.config.training import OptimizedSettings, ReferenceSettings, TrainingSettings
 from seqvae.console import share_machine
 from seqvae.data.dataset import LONGEST
-from seqvae.data.demo.write import write_demo
+from seqvae.data.demo import write_demo
 from seqvae.data.description import Kind
 from seqvae.data.loader import resolve_loading
 from seqvae.errors import run_command

@@ -37,7 +37,7 @@ from seqvae.config.model import ModelSettings
 from seqvae.console import set_up_output
 from seqvae.data.batch import Batch
 from seqvae.data.datamodule import SequenceDataModule
-from seqvae.data.demo.write import write_demo
+from seqvae.data.demo import write_demo
 from seqvae.data.description import Kind
 from seqvae.inference.estimates import importance_weighted_nll
 from seqvae.inference.model import open_data, open_model

@@ -40,7 +40,7 @@ from seqvae.data.batch import TokenBatch
 from seqvae.data.batching import Limits, Plan, cut_batches, padding_efficiency, plan_epoch
 from seqvae.data.cache import open_cache, prepare_cache
 from seqvae.data.dataset import SequenceSet
-from seqvae.data.demo.processes import log_normal_lengths
+from seqvae.data.demo import LengthLaw
 from seqvae.data.loader import BatchLoader, resolve_loading
 from seqvae.errors import run_command
 
@@ -203,7 +203,7 @@ def report_plan() -> list[dict[str, Any]]:
     random = np.random.default_rng(0)
     rows = []
     for count in (10_000, 100_000, 1_000_000, 10_000_000):
-        lengths_N = log_normal_lengths(count, random).astype(np.int32)
+        lengths_N = LengthLaw().sample(count, random).astype(np.int32)
         for tokens in (4096, 16384):
             seconds, plan = [], None
             for epoch in range(3):

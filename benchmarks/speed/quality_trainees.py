@@ -54,7 +54,7 @@ import train_with_collapse_detection
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.training import OptimizedSettings, ReferenceSettings, TrainingSettings
 from seqvae.data.batch import TokenBatch
-from seqvae.data.demo.processes import LengthLaw, TokenTruth
+from seqvae.data.demo import LengthLaw, TokenTruth
 from seqvae.monitors.formulas import gaussian_kl
 from seqvae.profiling.measured_run import MeasuredRun, Recipe
 from seqvae.training.fit import make_data

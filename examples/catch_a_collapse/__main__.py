@@ -9,7 +9,7 @@ from pathlib import Path
 
 from examples.catch_a_collapse.results import LastVerdict, draw, flag_of, last_verdict, with_flag
 from examples.shared import run, say
-from seqvae.data.demo.write import write_demo
+from seqvae.data.demo import write_demo
 from seqvae.errors import UsageError, run_command
 
 PROG = "python -m examples.catch_a_collapse"

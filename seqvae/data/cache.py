@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from seqvae.config.data import CacheSettings, LengthSettings, SourceSettings
 from seqvae.data.building.builder import build
 from seqvae.data.dataset import SequenceSet, read_meta
-from seqvae.data.demo.write import write_demo
+from seqvae.data.demo import write_demo
 from seqvae.data.description import DataDescription, FittedPreprocessing
 from seqvae.data.flat_file import META, checksum_of, described
 from seqvae.data.parquet.discovery import DataFiles, Fingerprint, find_files, fingerprint

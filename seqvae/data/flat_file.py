@@ -1,73 +1,146 @@
-"""Flat binary files of one type, written by appending and read back in pieces or as a memory map."""
+"""The files of one split in a cache: flat binary files of one type each, and a table of the sequences.
+
+They are written by appending, and the flat ones read back in pieces or as a memory map. An entry, in the cache's meta.json, holds
+a file's name, type, length and checksum.
+
+Shapes: S sequences, T steps of all sequences, S1 the beginnings of the sequences and the end of the last.
+"""
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
 
 META = "meta.json"
 """Name of the file beside the splits' folders that describes what lies in them."""
-
 OFFSETS = "offsets.bin"
 """Name of the file of each split that says where its sequences begin and end."""
-
 PIECE_ITEMS = 1 << 21
+RAW_TYPES = {"tokens": np.int32, "values": np.float64, "variables": np.int32}
+"""How values lie on disk until the training split's vocabulary and moments are known."""
+FINAL_TYPES = {"gaps": np.float32}
 
 
 class FlatWriter:
-    """A file that arrays are appended to; counts its items and their checksum."""
+    """A file that arrays are appended to, with the number of its items and their checksum."""
 
     def __init__(self, path: Path, dtype: Any) -> None:
         self.path = path
         self.dtype = np.dtype(dtype)
         self.count = 0
         self.checksum = 0
-        self._file: BinaryIO = path.open("wb", buffering=1 << 20)
+        self.file: BinaryIO = path.open("wb", buffering=1 << 20)
 
     def append(self, array: np.ndarray) -> None:
-        """Write an array behind those before."""
+        """Write an array after the previous ones."""
         data = np.ascontiguousarray(array, dtype=self.dtype).reshape(-1)
-        self._file.write(data.data)
+        self.file.write(data.data)
         self.checksum = zlib.crc32(data.data, self.checksum)
         self.count += data.size
 
     def close(self) -> dict[str, Any]:
         """Close the file and return its entry, which `map_flat` reads, as JSON."""
-        self._file.close()
+        self.file.close()
         return {"file": self.path.name, "dtype": self.dtype.str, "count": self.count, "crc32": self.checksum}
 
-    def abandon(self) -> None:
-        """Close the file after an error: what is still unwritten may not fit the disk."""
-        with suppress(OSError):
-            self._file.close()
 
+class SplitFiles:
+    """One split of a cache while it is being built: flat files that grow, and a table of its sequences."""
 
-class OffsetWriter:
-    """A file of int64 offsets that lengths are appended to: item i stands at offsets[i] .. offsets[i + 1]."""
+    def __init__(self, directory: Path, sources: Sequence[Path]) -> None:
+        directory.mkdir()
+        self.directory = directory
+        self.sources = sources
+        """The Parquet files, as the table numbers them."""
+        self.sequences = self.steps = 0
+        self.entries: dict[str, dict[str, Any]] = {}
+        """Finished files, as `map_flat` reads them."""
+        self.table = pa.table({})
+        """id, file, row (and label, where the data have one) of each sequence; mapped, and only after `close`."""
+        self.table_entry: dict[str, Any] = {}
+        self._table_path = directory / "sequences.arrow"
+        self._table_writer: pa.RecordBatchFileWriter | None = None
+        self._writers: dict[str, FlatWriter] = {}
+        self._ends: dict[str, int] = {}
 
-    def __init__(self, path: Path) -> None:
-        self.flat = FlatWriter(path, np.int64)
-        self.flat.append(np.zeros(1, np.int64))
-        self.end = 0
+    def new_writer(self, file: str, dtype: Any) -> FlatWriter:
+        writer = self._writers[file] = FlatWriter(self.directory / file, dtype)
+        return writer
 
-    def append(self, lengths: np.ndarray) -> None:
-        """Write where items of these lengths end."""
-        if len(lengths):
-            ends = np.cumsum(lengths, dtype=np.int64) + self.end
-            self.flat.append(ends)
-            self.end = int(ends[-1])
+    def append(
+        self,
+        table: pa.Table,
+        lengths_S: np.ndarray,
+        events_per_step_T: np.ndarray | None,
+        arrays: Mapping[str, np.ndarray],
+    ) -> None:
+        """Add one or more sequences: their rows of the table, their steps, and the flat arrays of their contents."""
+        self.sequences += len(table)
+        for file, lengths in ((OFFSETS, lengths_S), ("event_offsets.bin", events_per_step_T)):
+            if lengths is not None:
+                if file not in self._writers:
+                    self.new_writer(file, np.int64).append(np.zeros(1))
+                ends = np.cumsum(lengths, dtype=np.int64) + self._ends.get(file, 0)
+                self._writers[file].append(ends)
+                self._ends[file] = int(ends[-1])
+        self.steps = self._ends[OFFSETS]
+        for name, array in arrays.items():
+            is_final = name in FINAL_TYPES
+            file = f"{name}.bin" if is_final else f"{name}.raw"
+            if file not in self._writers:
+                self.new_writer(file, FINAL_TYPES[name] if is_final else RAW_TYPES[name])
+            self._writers[file].append(array)
+        if self._table_writer is None:
+            self._table_writer = pa.ipc.new_file(str(self._table_path), table.schema)
+        self._table_writer.write_table(table)
 
-    def close(self) -> dict[str, Any]:
-        """Close the file and return its entry."""
-        return self.flat.close()
+    def close(self) -> None:
+        """Flush everything; the raw arrays still wait for their final form."""
+        for writer in self._writers.values():
+            entry = writer.close()
+            if writer.path.suffix == ".bin":
+                self.entries[writer.path.stem] = entry
+        if self._table_writer is not None:
+            self._table_writer.close()
+            self._table_writer = None
+            path = self._table_path
+            checksum = checksum_of(path)
+            self.table_entry = {"file": path.name, "dtype": "|u1", "count": path.stat().st_size, "crc32": checksum}
+            with pa.memory_map(str(path)) as source:
+                self.table = pa.ipc.open_file(source).read_all()
 
+    def raw(self, name: str) -> tuple[Path, Any]:
+        """Return path and type of an array that waits for its final form."""
+        return self.directory / f"{name}.raw", RAW_TYPES[name]
 
-def describe_file(path: Path) -> dict[str, Any]:
-    """Return the entry of a file of bytes that something else wrote, as `FlatWriter.close` does."""
-    return {"file": path.name, "dtype": "|u1", "count": path.stat().st_size, "crc32": checksum_of(path)}
+    def finish(self, writer: FlatWriter) -> None:
+        """Note a final array, which `writer` has written, and remove the raw one that it replaces."""
+        self.entries[writer.path.stem] = writer.close()
+        writer.path.with_suffix(".raw").unlink(missing_ok=True)
+
+    def place_of(self, sequence: int) -> str:
+        """Return file and row where a sequence begins, for messages."""
+        [where] = self.table.slice(sequence, 1).to_pylist()
+        return f"{self.sources[where['file']]}: row {where['row']}"
+
+    def place_of_step(self, step: int) -> str:
+        """Return file and row where the sequence of a step begins."""
+        offsets_S1 = np.fromfile(self.directory / OFFSETS, np.int64)
+        return self.place_of(int(np.searchsorted(offsets_S1, step, side="right")) - 1)
+
+    def release(self) -> None:
+        """Leave no file open, also after an error: what is still unwritten may not fit the disk."""
+        for writer in self._writers.values():
+            with suppress(OSError):
+                writer.file.close()
+        if self._table_writer is not None:
+            with suppress(OSError, pa.ArrowException):
+                self._table_writer.close()
+        self.table = pa.table({})  # Windows renames no directory with a mapped file in it
 
 
 def checksum_of(path: Path) -> int:
@@ -90,7 +163,7 @@ def described(directory: Path, entry: dict[str, Any]) -> tuple[Path, np.dtype, i
 
 
 def map_flat(directory: Path, entry: dict[str, Any], in_memory: bool = False) -> np.ndarray:
-    """Open the array of an entry."""
+    """Open the array of an entry as a memory map, or read it into memory."""
     path, dtype, count = described(directory, entry)
     if in_memory or count == 0:
         return np.fromfile(path, dtype, count)

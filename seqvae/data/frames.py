@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ArrowStream(Protocol):
-    """What exports itself as Arrow data, like a table of polars, pyarrow or DuckDB."""
+    """An object that exports itself as Arrow data, like a table of polars, pyarrow or DuckDB."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     Data: TypeAlias = str | Path | pd.DataFrame | ArrowStream | Sequence[object]
 """Path, table, or list of sequences: of ints (tokens), of lists of floats (vectors), or of strings (which need a tokenizer)."""
 
-_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 """Types that polars exports and Parquet does not know."""
 
 
 def path_of(data: "Data", cache_dir: str | None = None) -> str:
-    """Return the path of data; what is in memory is written first, unless the same content was written before."""
+    """Return the path of data; data in memory are written first, unless the same content was written before."""
     if isinstance(data, str | Path):
         return str(data)
     table = _table_of(data)
@@ -54,15 +54,29 @@ def path_of(data: "Data", cache_dir: str | None = None) -> str:
 
 
 def _table_of(data: Any) -> pa.Table:
+    """Return data in memory as a table of types that Parquet knows; of a list of sequences, as its one column."""
     try:
         if type(data).__module__.partition(".")[0] == "pandas":
             has_names = any(name is not None for name in data.index.names)  # an index without a name counts rows
             table = pa.Table.from_pandas(data, preserve_index=has_names)
-        elif isinstance(data, Sequence):
-            table = _table_of_sequences(data)
-        else:
+        elif not isinstance(data, Sequence):
             table = pa.table(data)
-        views = {place: _VIEWS[kind] for place, kind in enumerate(table.schema.types) if kind in _VIEWS}
+        elif not data:
+            table = pa.table({})
+        else:
+            column = pa.array([row.tolist() if isinstance(row, np.ndarray | np.generic) else row for row in data])
+            steps = column.type.value_type if pa.types.is_list(column.type) else None
+            if pa.types.is_string(column.type):
+                table = pa.table({"text": column})
+            elif steps is not None and pa.types.is_integer(steps):
+                table = pa.table({"tokens": column})
+            elif steps is not None and pa.types.is_list(steps):
+                table = pa.table({"values": column.cast(pa.list_(pa.list_(pa.float64())))})
+            elif steps is not None and pa.types.is_floating(steps):
+                table = pa.table({"values": column})
+            else:
+                raise TypeError(f"sequences are {column.type}")
+        views = {place: VIEWS[kind] for place, kind in enumerate(table.schema.types) if kind in VIEWS}
         for place, kind in views.items():
             table = table.set_column(place, table.column_names[place], table.column(place).cast(kind))
         return table.replace_schema_metadata(None).combine_chunks()
@@ -72,20 +86,3 @@ def _table_of(data: Any) -> pa.Table:
             f"data of type {type(data).__name__} cannot be read as a table ({problem}). Wanted: a path, a DataFrame, a pyarrow "
             "Table, or a list of sequences (ints: tokens; lists of floats: vectors; strings with a tokenizer)."
         ) from error
-
-
-def _table_of_sequences(sequences: Sequence[object]) -> pa.Table:
-    if not sequences:
-        return pa.table({})
-    rows = [row.tolist() if isinstance(row, np.ndarray | np.generic) else row for row in sequences]
-    column = pa.array(rows)
-    if pa.types.is_string(column.type):
-        return pa.table({"text": column})
-    kind = column.type.value_type if pa.types.is_list(column.type) else None
-    if kind is not None and pa.types.is_integer(kind):
-        return pa.table({"tokens": column})
-    if kind is not None and pa.types.is_list(kind):
-        return pa.table({"values": column.cast(pa.list_(pa.list_(pa.float64())))})
-    if kind is not None and pa.types.is_floating(kind):
-        return pa.table({"values": column})
-    raise TypeError(f"sequences are {column.type}")

@@ -27,7 +27,7 @@ from seqvae.config.training import OptimizedSettings, OptimizerSettings, Referen
 from seqvae.config.yaml_files import to_flat_dict
 from seqvae.data.cache import SequenceData, open_cache, prepare_cache
 from seqvae.data.dataset import LONGEST
-from seqvae.data.demo.write import write_demo
+from seqvae.data.demo import write_demo
 from seqvae.data.description import Kind
 from seqvae.profiling.measured_run import Lap
 from seqvae.training.fit import make_data

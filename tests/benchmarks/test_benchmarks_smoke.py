@@ -19,7 +19,7 @@ from seqvae.cli.command_line import parse_command_line
 from seqvae.config.model import ModelSettings
 from seqvae.config.training import OptimizedSettings
 from seqvae.data.batch import EventBatch, TokenBatch
-from seqvae.data.demo.write import write_demo
+from seqvae.data.demo import write_demo
 from seqvae.data.description import DataDescription
 from seqvae.models.vae import SequenceVAE
 

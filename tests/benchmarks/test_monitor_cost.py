@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.detection import monitor_cost
-from seqvae.data.demo.write import write_demo
+from seqvae.data.demo import write_demo
 from seqvae.monitors import PosteriorMetricsMonitor, StepOutputs, callback, read_readings
 from seqvae.monitors.contract import step_outputs_of
 from seqvae.monitors.window import take_reading

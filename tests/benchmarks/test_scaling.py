@@ -23,7 +23,7 @@ from seqvae.config.data import CacheSettings, SourceSettings
 from seqvae.config.model import ModelSettings
 from seqvae.data.batching import Limits, cut_batches, padding_efficiency, plan_epoch
 from seqvae.data.datamodule import SequenceDataModule, some_batches
-from seqvae.data.demo.processes import log_normal_lengths
+from seqvae.data.demo import LengthLaw
 
 TINY = ModelSettings(width=16, depth=1, heads=2, latent_size=2)
 TINY_WORDS = ("--width", "16", "--depth", "1", "--heads", "2", "--latent_size", "2", "--num_workers", "0")
@@ -153,7 +153,7 @@ def test_header_and_loader_share_the_plan_of_the_first_epoch(folder: Path, monke
 
 
 def test_some_batches_are_padded_as_all_are():
-    lengths_N = log_normal_lengths(20_000, np.random.default_rng(0)).astype(np.int32)
+    lengths_N = LengthLaw().sample(20_000, np.random.default_rng(0)).astype(np.int32)
     plan = plan_epoch(cut_batches(lengths_N, Limits(None, 1000, None)), seed=0, epoch=0)
     some = some_batches(plan, 200, seed=0)
     assert plan.batches > 1000

@@ -17,7 +17,7 @@ from seqvae.cli.command_line import parse_command_line
 from seqvae.cli.inspect_data import InspectSettings, ReportSettings
 from seqvae.cli.main import main
 from seqvae.config.training import OptimizedSettings
-from seqvae.data.demo.write import write_demo
+from seqvae.data.demo import write_demo
 from seqvae.errors import ExitCode
 from tests.support.parquet_files import flip_bit, write, write_splits
 

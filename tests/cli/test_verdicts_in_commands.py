@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from seqvae.data.demo.write import write_demo
+from seqvae.data.demo import write_demo
 from seqvae.errors import ExitCode
 from seqvae.files import read_rows
 from seqvae.monitors.callback import COLLAPSED_EXIT_CODE

@@ -12,12 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from seqvae.data.demo import write
-from seqvae.data.demo.processes import VARIABLES, LengthLaw
-from seqvae.data.demo.write import read_tokens, read_truth, write_demo
+from seqvae.data import demo
+from seqvae.data.demo import VARIABLES, LengthLaw, read_tokens, read_truth, write_demo
 from seqvae.data.description import Kind
 
-ROOT = Path(write.__file__).parents[3]
+ROOT = Path(demo.__file__).parents[2]
 KINDS: tuple[Kind, ...] = ("tokens", "vectors", "events")
 FILES = ["test.parquet", "train.parquet", "truth.json", "valid.parquet"]
 
@@ -104,7 +103,7 @@ def test_a_flipped_bit_in_a_page_is_noticed(folders, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_truth_comes_back_from_its_file(folders, kind):
-    truth = write.TRUTHS[kind].draw(np.random.default_rng([0, 0]), LengthLaw(mean=12))
+    truth = demo.TRUTHS[kind].draw(np.random.default_rng([0, 0]), LengthLaw(mean=12))
     samples = [process.sample(50, np.random.default_rng(7)) for process in (truth, read_truth(folders[kind]))]
     for one, other in zip(*samples, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -121,22 +120,22 @@ def test_the_seed_decides_every_byte(folders, tmp_path, kind):
 
 def test_a_second_call_returns_what_exists(tmp_path, monkeypatch):
     first = write_demo(tmp_path, "tokens", sequences=20)
-    monkeypatch.setattr(write, "_write_files", lambda *_: pytest.fail("written again"))
+    monkeypatch.setattr(demo, "_write_files", lambda *_: pytest.fail("written again"))
     assert write_demo(tmp_path, "tokens", sequences=20) == first
 
 
 def test_a_new_version_of_the_generator_writes_new_data(tmp_path, monkeypatch):
     first = write_demo(tmp_path, "tokens", sequences=20)
-    monkeypatch.setattr(write, "VERSION", write.VERSION + 1)
+    monkeypatch.setattr(demo, "VERSION", demo.VERSION + 1)
     assert write_demo(tmp_path, "tokens", sequences=20) != first
 
 
 def test_a_killed_generator_leaves_nothing_half_written(tmp_path):
     """Killed when the first file is written; the next call starts again and removes the remains."""
-    code = "import os, sys, pathlib; from seqvae.data.demo import write\n"
-    code += "write_table = write.pq.write_table\n"
-    code += "write.pq.write_table = lambda *a, **k: (write_table(*a, **k), os.kill(os.getpid(), 9))\n"
-    code += "write.write_demo(pathlib.Path(sys.argv[1]), 'tokens', sequences=20)"
+    code = "import os, sys, pathlib; from seqvae.data import demo\n"
+    code += "write_table = demo.pq.write_table\n"
+    code += "demo.pq.write_table = lambda *a, **k: (write_table(*a, **k), os.kill(os.getpid(), 9))\n"
+    code += "demo.write_demo(pathlib.Path(sys.argv[1]), 'tokens', sequences=20)"
     assert in_new_process(code, tmp_path).returncode != 0
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == []
     folder = write_demo(tmp_path, "tokens", sequences=20)
@@ -156,13 +155,13 @@ def test_a_failing_disk_leaves_nothing_behind(tmp_path, monkeypatch):
 
 def test_simultaneous_calls_write_the_data_once(tmp_path, monkeypatch):
     calls = []
-    write_files = write._write_files
+    write_files = demo._write_files
 
     def counting(*arguments):
         calls.append(arguments)
         write_files(*arguments)
 
-    monkeypatch.setattr(write, "_write_files", counting)
+    monkeypatch.setattr(demo, "_write_files", counting)
     with ThreadPoolExecutor(4) as pool:
         folders = set(pool.map(lambda _: write_demo(tmp_path, "tokens", sequences=2_000), range(4)))
     assert len(calls) == len(folders) == 1
@@ -186,4 +185,4 @@ def test_impossible_sizes_are_refused_before_anything_is_written(tmp_path, wrong
 
 
 def test_demo_data_need_no_torch():
-    assert in_new_process("import sys, seqvae.data.demo.write; sys.exit('torch' in sys.modules)").returncode == 0
+    assert in_new_process("import sys, seqvae.data.demo; sys.exit('torch' in sys.modules)").returncode == 0

@@ -17,7 +17,7 @@ from seqvae.config.data import LengthSettings
 from seqvae.data.batch import EventBatch, TokenBatch, VectorBatch
 from seqvae.data.dataset import SequenceSet
 from seqvae.data.description import Kind
-from seqvae.data.flat_file import FlatWriter, OffsetWriter
+from seqvae.data.flat_file import FlatWriter
 from tests.support.parquet_files import meds_table, write_splits
 
 WIDTH = 2
@@ -56,9 +56,7 @@ def written(directory: Path, part: str, array: np.ndarray) -> dict[str, Any]:
 
 
 def offsets(directory: Path, part: str, lengths: list[int]) -> dict[str, Any]:
-    writer = OffsetWriter(directory / f"{part}.bin")
-    writer.append(np.array(lengths))
-    return writer.close()
+    return written(directory, part, np.append(0, np.cumsum(lengths, dtype=np.int64)))
 
 
 @st.composite

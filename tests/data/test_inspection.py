@@ -8,7 +8,7 @@ import pytest
 
 from seqvae.data.batching import Limits, cut_batches, plan_epoch
 from seqvae.data.cache import SequenceData
-from seqvae.data.demo.write import write_demo
+from seqvae.data.demo import write_demo
 from seqvae.data.inspection import QUANTILES, Inspection, batch_bytes, inspect_cache, quantiles
 from tests.support.parquet_files import Load, write_splits
 

@@ -586,7 +586,7 @@ def test_interleaved_ids_are_brought_together_in_order_of_time(tmp_path, load, b
 
 
 def test_many_spill_files_bring_together_the_same(tmp_path, load, monkeypatch):
-    monkeypatch.setattr("seqvae.data.parquet.long_table.SPILL_ROWS", 10)
+    monkeypatch.setattr("seqvae.data.parquet.reader.SPILL_ROWS", 10)
     numbers = np.random.default_rng(0).integers(0, 30, 200)
     columns = {"id": numbers, "time": np.arange(200), "x": np.arange(200.0)}
     data = load(write_splits(tmp_path / "d", train=columns, valid={"id": [99], "time": [0], "x": [1.0]}))
@@ -660,7 +660,7 @@ def slow_events(rows: list[Row], id_: int) -> list[tuple[float, dict[str, float 
 def test_any_table_of_events_comes_out_as_a_loop_over_its_rows_would_make_it(rows, cuts, group, block_rows):
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "BLOCK_ROWS", block_rows)
-        patch.setattr("seqvae.data.parquet.long_table.SPILL_ROWS", 5)
+        patch.setattr("seqvae.data.parquet.reader.SPILL_ROWS", 5)
         bounds = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
         for number, (start, stop) in enumerate(pairwise(bounds)):
             write_rows(Path(name, f"d/train/{number}.parquet"), rows[start:stop], group)

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.measure import write_token_lists
 from seqvae.data.batching import Limits, cut_batches, plan_epoch
-from seqvae.data.demo.processes import log_normal_lengths
+from seqvae.data.demo import LengthLaw
 from tests.support.parquet_files import write
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -53,7 +53,7 @@ def test_a_second_start_on_a_large_cache_takes_a_moment(tmp_path):
 
 
 def test_ten_million_sequences_are_planned_in_a_second():
-    lengths_N = log_normal_lengths(10_000_000, np.random.default_rng(0)).astype(np.int32)
+    lengths_N = LengthLaw().sample(10_000_000, np.random.default_rng(0)).astype(np.int32)
     start = time.perf_counter()
     plan = plan_epoch(cut_batches(lengths_N, Limits(None, 4096, None)), seed=0, epoch=0)
     seconds = time.perf_counter() - start

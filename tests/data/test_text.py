@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqvae.data.building.tokens import SimpleTokenizer, vocabulary
+from seqvae.data.building.encoders import SimpleTokenizer
 from seqvae.errors import DataError
 from tests.support.parquet_files import texts, tokens, write_splits
 
@@ -105,9 +105,11 @@ def test_a_minimum_count_that_nothing_reaches_is_refused(tmp_path, load):
         load(directory, tokenizer="words", minimum_count=3)
 
 
-def test_a_word_that_is_spelled_like_the_unknown_mark_is_unknown():
-    assert vocabulary(["<unknown>", "a"], np.array([5, 1]), minimum_count=1)[0] == ("<unknown>", "a")
-    assert vocabulary(["<unknown>", "a"], np.array([5, 1]), minimum_count=1)[1].tolist() == [0, 1]
+def test_a_word_that_is_spelled_like_the_unknown_mark_is_unknown(tmp_path, load):
+    column = {"text": ["<unknown> <unknown> a"]}
+    data = load(write_splits(tmp_path / "d", train=column, valid=column), tokenizer="words")
+    assert data.description.symbols == ("<unknown>", "a")
+    assert tokens(data.splits["train"]) == [[0, 0, 1]]
 
 
 def test_bytes_have_256_symbols_whatever_occurs(tmp_path, load):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from examples.own_model.__main__ import main
-from seqvae.data.demo.write import write_demo
+from seqvae.data.demo import write_demo
 from seqvae.errors import UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")

@@ -15,8 +15,7 @@ from torch.distributions import MultivariateNormal, Normal
 from seqvae.config.data import CacheSettings, SourceSettings
 from seqvae.data.batch import Batch, TokenBatch, VectorBatch
 from seqvae.data.datamodule import SequenceDataModule
-from seqvae.data.demo.processes import TokenTruth
-from seqvae.data.demo.write import read_tokens, read_truth, write_demo
+from seqvae.data.demo import TokenTruth, read_tokens, read_truth, write_demo
 from seqvae.inference.estimates import Estimate, importance_weighted_nll, mean_of, posterior_statistics
 from seqvae.inference.streaming import batches_of
 from seqvae.models.vae import Posterior, VAEOutput, draw

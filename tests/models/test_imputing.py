@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from seqvae.config.model import ModelSettings
 from seqvae.data.batch import VectorBatch, part_of
-from seqvae.data.demo.processes import LengthLaw, VectorTruth
+from seqvae.data.demo import LengthLaw, VectorTruth
 from seqvae.data.description import DataDescription
 from seqvae.models.imputation import Imputed, impute, mixture
 from seqvae.models.posteriors import Posterior

@@ -12,7 +12,7 @@ import pytest
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.run import RunSettings
 from seqvae.config.training import OptimizedSettings, TrainingSettings
-from seqvae.data.demo.write import write_demo
+from seqvae.data.demo import write_demo
 from seqvae.errors import DivergedError, SettingsError
 from seqvae.profiling import advise as advise_module
 from seqvae.profiling.advise import (

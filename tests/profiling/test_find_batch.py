@@ -19,7 +19,7 @@ from seqvae.cli.command_line import parse_command_line
 from seqvae.config.data import BatchSettings
 from seqvae.config.training import ComputeSettings, OptimizedSettings, TrainingSettings
 from seqvae.data.batching import Cut, cut_batches, plan_epoch, resolve_limits
-from seqvae.data.demo.write import write_demo
+from seqvae.data.demo import write_demo
 from seqvae.errors import DataError, UsageError
 from seqvae.profiling.find_batch import (
     RESOLUTION,

@@ -18,7 +18,7 @@ from seqvae.cli.command_line import parse_command_line
 from seqvae.config.run import Watch
 from seqvae.config.training import OptimizedSettings, ReferenceSettings, TrainingSettings
 from seqvae.config.yaml_files import to_flat_dict
-from seqvae.data.demo.write import write_demo
+from seqvae.data.demo import write_demo
 from seqvae.training.distributed import resolve_devices
 from seqvae.training.fit import fit, make_data, make_monitors, prepare_settings
 from seqvae.training.trainer import NoProfiler, default_trainer_arguments

@@ -20,7 +20,7 @@ from seqvae.config.model import ModelSettings
 from seqvae.config.run import RunSettings, ValidationSettings
 from seqvae.config.training import ComputeSettings, ObjectiveSettings, OptimizerSettings, TrainingSettings
 from seqvae.data.batch import TokenBatch
-from seqvae.data.demo.write import write_demo
+from seqvae.data.demo import write_demo
 from seqvae.data.description import DataDescription
 from seqvae.errors import UsageError
 from seqvae.models.vae import SequenceVAE

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from seqvae.data.demo.write import write_demo
+from seqvae.data.demo import write_demo
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = (

@@ -2,40 +2,46 @@
 
 Memory stays flat however large the data: blocks are bounded, raw arrays go to disk as they come, and what depends on
 the whole training split (vocabulary, moments, the smallest integer type) is applied in a second pass over those arrays.
+
+The split of a sequence comes from its folder, from a MEDS table, or from a hash of its id; none may be in two splits.
+
+Shapes: R rows of a block, S sequences of a block, N sequences of a split.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 
 from seqvae.config.data import SourceSettings
-from seqvae.data.building.encoders import EventEncoder, Problems, TokenEncoder, VectorEncoder
+from seqvae.data.building.encoders import EventEncoder, TokenEncoder, VectorEncoder, make_tokenizer
 from seqvae.data.building.finishing import finish_events, finish_labels, finish_tokens, finish_vectors
-from seqvae.data.building.splits import SplitFiles, check_ids, make_assignment, refuse_missing_splits, shares_by_hash
-from seqvae.data.building.tokens import make_tokenizer
 from seqvae.data.description import DataDescription, FittedPreprocessing
+from seqvae.data.flat_file import SplitFiles
 from seqvae.data.parquet.discovery import POOL, ColumnRow, DataFiles, usable_files
-from seqvae.data.parquet.long_table import (
-    bring_together,
-    first_scattered_row,
-    in_order_of_time,
-    sequence_starts,
-    whole_sequences,
+from seqvae.data.parquet.reader import (
+    Block,
+    BlockReader,
+    hash_ids,
+    ordered_sequences,
 )
-from seqvae.data.parquet.reader import Block, BlockReader
 from seqvae.data.parquet.schema import Layout
+from seqvae.data.parquet.side_tables import ids_as_text, label_names, read_subject_splits
 from seqvae.errors import DataError
+from seqvae.text import counted
 
 log = logging.getLogger(__name__)
 Encoder = TokenEncoder | VectorEncoder | EventEncoder
 
 
 class Built(NamedTuple):
-    """What lies in the cache's directory now."""
+    """The contents of the cache's directory."""
 
     layout: Layout
     description: DataDescription
@@ -57,48 +63,58 @@ def build(
     known = None if preprocessing is None else preprocessing.description
     usable = usable_files(data, source)
     layout = usable.layout
-    reader = BlockReader([path for paths in usable.by_split.values() for path in paths], layout)
-    problems = Problems(source.bad_values, reader.where)
-    encoder = _make_encoder(layout, problems, source, known)
-    shares = shares_by_hash(data, source, preprocessing)
-    assign = make_assignment(data, reader, shares)
+    reader = BlockReader([path for paths in usable.by_split.values() for path in paths], layout, source.bad_values)
+    encoder = _make_encoder(reader, source, known)
+    subjects = read_subject_splits(data.subject_splits) if data.subject_splits else None
+    # The splits that the files lack, and the share of the training sequences (or the pool) that each gets by a hash of the id.
+    shares: dict[str, float] = {}
+    if subjects is None and (preprocessing is None or not preprocessing.pools_are_whole):
+        fractions = {"valid": source.validation_fraction, "test": source.test_fraction}
+        shares = {split: share for split, share in fractions.items() if share and split not in data.by_split}
     with ExitStack() as stack:
         splits: dict[str, SplitFiles] = {}
         for group, paths in usable.by_split.items():
-            blocks = _blocks_with_ids(reader, paths, problems)
+            blocks = reader(paths)
             if layout.form != "rows":
                 rows_of = {path: usable.rows[path] for path in paths}
-                blocks = _ordered_sequences(blocks, reader, rows_of, problems, source.unsorted, directory / "spill")
+                blocks = ordered_sequences(reader, rows_of, source.unsorted, directory / "spill")
+            shares_here = shares if group in (POOL, "train") else {}
             for block in blocks:
                 encoded = encoder(block)
-                for split, keep_S in assign(group, block, encoded.first_rows_S).items():
+                table, masks = _assign(block, encoded.first_rows_S, group, subjects, shares_here, reader)
+                for split, keep_S in masks.items():
                     if keep_S.any():
                         if split not in splits:
-                            splits[split] = SplitFiles(directory / split, reader)
+                            splits[split] = SplitFiles(directory / split, reader.files)
                             stack.callback(splits[split].release)
-                        splits[split].append(encoded.keep(keep_S), block)
-            log.info("%s: %d file%s read", group, len(paths), "" if len(paths) == 1 else "s")
+                        kept = encoded.keep(keep_S)
+                        rows = table.filter(pa.array(keep_S))
+                        arrays = kept.steps | (kept.events or {})
+                        splits[split].append(rows, kept.lengths_S, kept.events_per_step_T, arrays)
+            log.info("%s: %s read", group, counted(len(paths), "file"))
         for files in splits.values():
             files.close()
 
         if known is None:
-            refuse_missing_splits(splits, data, reader, source, shares)
+            _refuse_missing_splits(splits, data, layout, source, shares)
         elif not splits:
             raise DataError(
                 f"{source.data_dir}: no sequence is left ({layout.describe()}). Check what is left out, and why."
             )
-        repeated_ids = check_ids(splits, reader, may_leak=len(data.by_split) > 1)
+        repeated_ids = _check_ids(splits, layout, may_leak=len(data.by_split) > 1)
         if isinstance(encoder, TokenEncoder):
             finished = finish_tokens(splits, encoder.tokenizer, source, known)
         elif isinstance(encoder, VectorEncoder):
-            finished = finish_vectors(splits, encoder.names(), source, known)
+            names = layout.features or tuple(f"{layout.sequence}[{place}]" for place in range(encoder.width))
+            finished = finish_vectors(splits, names, source, known)
         else:
-            finished = finish_events(splits, list(encoder.numbering.number_of), layout.time_unit, source, known)
+            finished = finish_events(splits, list(encoder.number_of), layout.time_unit, source, known)
         classes, label_notes = finish_labels(splits, layout, source)
     whole = "pool" if POOL in data.by_split else "training split"
     notes = [*usable.notes]
     notes += [f"{split}: {share:.0%} of the {whole}, by a hash of the sequence's id" for split, share in shares.items()]
-    notes += [*problems.notes(), *repeated_ids, *finished.notes, *label_notes]
+    notes += [f"{counted(count, noun)} {what}" for (noun, what), count in reader.repairs.items()]
+    notes += [*repeated_ids, *finished.notes, *label_notes]
     entries = {
         split: {
             "arrays": files.entries,
@@ -111,9 +127,10 @@ def build(
     return Built(layout, description, entries, tuple(notes), usable.columns, reader.files, usable.bad_files)
 
 
-def _make_encoder(layout: Layout, problems: Problems, source: SourceSettings, known: DataDescription | None) -> Encoder:
+def _make_encoder(reader: BlockReader, source: SourceSettings, known: DataDescription | None) -> Encoder:
     """Return the encoder of the layout's kind; refuse data of another kind than the network's, and flags that would change
     nothing, as these were meant otherwise."""
+    layout = reader.layout
     if known is not None and (layout.kind, layout.is_text) != (known.kind, known.tokenizer is not None):
         trained = (
             "text" if known.tokenizer is not None else {"tokens": "lists of token ids"}.get(known.kind, known.kind)
@@ -135,66 +152,114 @@ def _make_encoder(layout: Layout, problems: Problems, source: SourceSettings, kn
                 f"another column."
             )
     if layout.kind == "events":
-        return EventEncoder(layout, problems)
+        return EventEncoder(reader)
     if layout.kind == "vectors":
-        return VectorEncoder(layout, problems, width=len(layout.features))
+        return VectorEncoder(reader, width=len(layout.features))
     if known is not None:
         tokenizer = make_tokenizer(known.tokenizer, is_content=True) if known.tokenizer else None
-        return TokenEncoder(layout, problems, tokenizer, known.vocabulary_size, "that the network was trained on")
+        return TokenEncoder(reader, tokenizer, known.vocabulary_size, "that the network was trained on")
     tokenizer = make_tokenizer(source.tokenizer) if source.tokenizer else None
     limited_by = f"of --vocabulary_size {source.vocabulary_size}"
-    return TokenEncoder(layout, problems, tokenizer, source.vocabulary_size, limited_by)
+    return TokenEncoder(reader, tokenizer, source.vocabulary_size, limited_by)
 
 
-def _blocks_with_ids(reader: BlockReader, paths: Sequence[Path], problems: Problems) -> Iterator[Block]:
-    """Yield blocks of one row or more, without the rows whose id is null: they belong to no sequence."""
-    for block in reader(paths):
-        null_R = np.asarray(block.columns["id"].is_null())
-        if null_R.any():
-            what = f"a null in the id column {reader.layout.id!r}"
-            if problems.policy != "drop":
-                raise problems.error(block, int(np.flatnonzero(null_R)[0]), what)
-            problems.note(int(null_R.sum()), "row", f"left out (--bad_values drop): {what}")
-            block = block.take(np.flatnonzero(~null_R))
-        if len(block.rows_R):
-            yield block
+# --- Splits ---------------------------------------------------------------------------------------------------------
 
 
-def _ordered_sequences(
-    blocks: Iterator[Block],
+def _assign(
+    block: Block,
+    rows_S: np.ndarray,
+    group: str,
+    subjects: pd.Series | None,
+    shares: Mapping[str, float],
     reader: BlockReader,
-    rows_of: Mapping[Path, int],
-    problems: Problems,
-    unsorted: str,
-    spill: Path,
-) -> Iterator[Block]:
-    """Yield blocks of whole sequences in order of time from blocks of long tables; `rows_of` are the files that they come from."""
-    layout = reader.layout
-    if layout.form == "table" and (place := first_scattered_row(reader, [*rows_of])):
-        if unsorted == "error":
+) -> tuple[pa.Table, dict[str, np.ndarray]]:
+    """Return a table (id, file, row and, where the data have one, label) of the sequences that begin in these rows, and for each
+    split a mask of them: by `subjects` (the split of each id), else by `shares`, else all in the group of files that they come
+    from (a split or the pool)."""
+    layout, rows = reader.layout, pa.array(rows_S)
+    ids_S, files_S = block.columns["id"].take(rows), block.files_R[rows_S]
+    columns = {"id": ids_S, "file": files_S, "row": block.rows_R[rows_S]}
+    if layout.label is not None:
+        labels_S = block.columns["label"].take(rows).to_numpy(zero_copy_only=False)
+        texts_S = label_names(labels_S, lambda s: f"{reader.where(block, rows_S[s])}: column {layout.label!r}")
+        columns["label"] = pa.array(texts_S, pa.large_string())
+    table = pa.table(columns)
+    if subjects is not None:
+        subjects_S = ids_as_text(ids_S.to_numpy(zero_copy_only=False))
+        split_S = subjects.reindex(subjects_S).to_numpy(dtype=object)
+        unknown = np.flatnonzero(pd.isna(split_S))
+        if len(unknown):
             raise DataError(
-                f"{place}: the id in column {layout.id!r} occurred before, with other ids in between. Sort the rows by id and "
-                f"time, or say --unsorted sort."
+                f"{reader.where(block, int(rows_S[unknown[0]]))}: subject {subjects_S[unknown[0]]} is missing in "
+                f"metadata/subject_splits.parquet. Add it there."
             )
-        log.info("%s: rows of one sequence lie apart, bringing them together", place)
-        rows = sum(rows_of.values())
-        problems.note(rows, "row", "brought together by id, as rows of one sequence lay apart")
-        blocks = bring_together(blocks, rows, spill)
-    for block in whole_sequences(blocks):
-        if layout.label is not None:
-            labels = block.columns["label"]
-            codes_R = labels.dictionary_encode("encode").indices.to_numpy()
-            starts = sequence_starts(block.columns["id"])
-            first_R = np.repeat(starts, np.diff(starts, append=len(codes_R)))
-            changed = np.flatnonzero(codes_R != codes_R[first_R])
-            if len(changed):
-                row = int(changed[0])
-                found, before = (labels[at].as_py() for at in (row, int(first_R[row])))
-                raise DataError(
-                    f"{reader.where(block, row)}: column {layout.label!r} holds {found!r}, but {before!r} where the same "
-                    f"sequence begins. A label is of a whole sequence: choose another --label_column, or put the labels into "
-                    f"--label_path."
+        return table, {split: split_S == split for split in ("train", "valid", "test")}
+    if not shares:
+        return table, {group: np.ones(len(rows_S), bool)}
+    if layout.form == "rows" and layout.id is None:
+        # The name of the file and the row in it stand for an id: more files do not change them.
+        names = hash_ids(pa.array([path.name for path in reader.files], pa.large_string()))
+        ids_S = pa.array((names[files_S] ^ hash_ids(pa.array(columns["row"]))).view(np.int64))
+    # The split of a sequence depends on its id alone, so it never changes.
+    place_S, start = hash_ids(ids_S) / 2.0**64, 0.0
+    masks = {}
+    for split, share in shares.items():
+        masks[split] = (place_S >= start) & (place_S < start + share)
+        start += share
+    return table, {"train": place_S >= start} | masks
+
+
+def _refuse_missing_splits(
+    splits: Mapping[str, SplitFiles],
+    data: DataFiles,
+    layout: Layout,
+    source: SourceSettings,
+    shares: Mapping[str, float],
+) -> None:
+    """Refuse a build without sequences to train or validate on, or without any from test files that there are."""
+    for split in ("train", "valid", "test"):
+        if split in splits or (split == "test" and split not in data.by_split):
+            continue
+        advice = "Check that its files have rows that are not left out."
+        if split in shares:
+            advice = f"Raise --{'validation' if split == 'valid' else split}_fraction, or add files."
+        if layout.form == "files":
+            advice += " Each file counts as one sequence, as no id column was recognised: name one with --id_column."
+        raise DataError(f"{source.data_dir}: no sequence is left for the {split} split ({layout.describe()}). {advice}")
+
+
+def _check_ids(splits: Mapping[str, SplitFiles], layout: Layout, *, may_leak: bool) -> list[str]:
+    """Refuse sequences that are in two splits; return notes on ids that several rows of one sequence each share, which is allowed
+    but may not be meant."""
+    has_ids = layout.id is not None or layout.form == "files"
+    notes: list[str] = []
+    hashes: dict[str, np.ndarray] = {}
+    for split, files in splits.items():
+        if has_ids and (may_leak or layout.form == "rows"):
+            hashes_N = hash_ids(files.table["id"])
+            hashes_N.sort()  # `np.unique` puts them into a table of many times their size
+            hashes_N = hashes_N[np.append(True, hashes_N[1:] != hashes_N[:-1])]
+            if layout.form == "rows" and (repeated := files.sequences - len(hashes_N)):
+                rows = counted(repeated, "row")
+                notes.append(
+                    f"{split}: {rows} whose id (column {layout.id!r}) was met before: each is a sequence of its own"
                 )
-        ordered, backwards = in_order_of_time(block, reader, unsorted)
-        problems.note(backwards, "row", "earlier than the row before in the same sequence: sorted by time")
-        yield ordered
+            if may_leak:
+                hashes[split] = hashes_N
+
+    for one, other in combinations(hashes, 2):
+        shared = np.intersect1d(hashes[one], hashes[other], assume_unique=True)
+        if len(shared):
+            ids, other_ids = splits[one].table["id"], splits[other].table["id"]
+            hashes_N = hash_ids(ids)
+            first = int(np.flatnonzero(np.isin(hashes_N, shared))[0])
+            twin = int(np.flatnonzero(hash_ids(other_ids) == hashes_N[first])[0])
+            id_, here, there = ids[first].as_py(), splits[one].place_of(first), splits[other].place_of(twin)
+            column = f" of column {layout.id!r}" if layout.id else ""
+            raise DataError(
+                f"{counted(len(shared), 'sequence')} in both {one} and {other}, such as id {id_!r}{column} ({here}; {there}): "
+                f"the evaluation would be of data seen in training. Remove them from one of the two, or name the column "
+                f"that tells sequences apart with --id_column (none: ids start again in each split, rows are sequences)."
+            )
+    return notes

@@ -1,10 +1,10 @@
-"""The second pass of a cache build: from raw arrays to final ones, with what only the whole training split can tell.
+"""The second pass of a cache build: from raw arrays to final ones, with what is known only from the whole training split.
 
 Tokens get their final ids in the smallest integer type; vectors and events are normalised, once and for all, by the
 training split's mean and standard deviation. Gaps stay as they are, and the moments of their logarithms are noted. Labels
 become the numbers of their classes.
 
-`known`, in all of these, is what a trained network understands: its vocabulary and moments then hold.
+`known` is the data that a trained network understands, where the cache is built for one: its vocabulary and moments are then used.
 
 Shapes: V names (tokens, features, variables), T steps, D features, E values or events, N sequences, C classes, L rows of the
 label file.
@@ -18,25 +18,23 @@ import numpy as np
 import pyarrow as pa
 
 from seqvae.config.data import SourceSettings
-from seqvae.data.building.splits import FINAL_TYPES, SplitFiles
-from seqvae.data.building.tokens import Numbering, Tokenizer, places_in, vocabulary
+from seqvae.data.building.encoders import Tokenizer, number_texts
 from seqvae.data.description import UNKNOWN, DataDescription
-from seqvae.data.flat_file import OFFSETS, PIECE_ITEMS, read_pieces
+from seqvae.data.flat_file import FINAL_TYPES, OFFSETS, PIECE_ITEMS, SplitFiles, read_pieces
 from seqvae.data.parquet.schema import Layout
 from seqvae.data.parquet.side_tables import ids_as_text, read_labels, read_params_map
 from seqvae.errors import DataError
 from seqvae.text import counted, some
 
 LARGEST_VOCABULARY = 2**24
-"""Of ids, unless --vocabulary_size says so: the weights of more fit hardly any machine, and one wrong id would ask for them."""
+"""Most token ids without --vocabulary_size: the weights of more fit hardly any machine, and one wrong id would require them."""
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 FAR_OUT = 10.0
 """Standard deviations from the mean beyond which a value is counted as an outlier."""
 CONSTANT = 1e-12
 """A standard deviation below this share of the mean is rounding, not variation."""
 LEAST_LOG_GAP_STD = 0.1
-"""Gaps that differ by less than a tenth come from a clock: were its wavering taken for the unit, a gap twice as long would lie
-beyond all reckoning."""
+"""Gaps that differ by less than a tenth come from a clock: normalised by its jitter, a gap twice as long would be far too large."""
 SHOWN_CLASSES = 10
 WHOLE = re.compile(r"-?\d+", re.ASCII)
 
@@ -45,28 +43,17 @@ Pieces = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
 
 
 class Finished(NamedTuple):
+    """The result of the second pass."""
+
     description: dict[str, Any]
     """Fields of the DataDescription."""
     counts: dict[str, dict[str, Any]]
-    """Per split: missing values, unknown tokens, ..."""
+    """Counts of each split: missing values, unknown tokens, ..."""
     notes: list[str]
 
 
-class Moments(NamedTuple):
-    """Moments of each of V names over the training split."""
-
-    count_V: np.ndarray
-    """Values in the training split."""
-    mean_V: np.ndarray
-    std_V: np.ndarray
-    """1 where there is only one value."""
-    constant_V: np.ndarray
-    fields: dict[str, tuple[Any, ...]]
-    """Fields of the DataDescription."""
-
-
 class GapMoments(NamedTuple):
-    """Fields of the DataDescription."""
+    """Moments of the logarithms of gaps: fields of the DataDescription."""
 
     log_gap_mean: float
     log_gap_std: float
@@ -79,14 +66,17 @@ class GapMoments(NamedTuple):
 def finish_tokens(
     splits: dict[str, SplitFiles], tokenizer: Tokenizer | None, source: SourceSettings, known: DataDescription | None
 ) -> Finished:
-    symbols: tuple[str, ...] = ()
+    symbols = () if tokenizer is None else tuple(tokenizer.symbols())
     final_V = None
+    if tokenizer is not None and tokenizer.learns:
+        symbols, final_V = _vocabulary(splits, "tokens", symbols, source, known.symbols if known else None)
     if known is not None:
         size, symbols = known.vocabulary_size, known.symbols
-        final_V = places_in(symbols, tokenizer.symbols()) if tokenizer is not None and tokenizer.learns else None
-    elif tokenizer is None and source.vocabulary_size is not None:
+    elif tokenizer is not None:
+        size = len(symbols)
+    elif source.vocabulary_size is not None:
         size = source.vocabulary_size
-    elif tokenizer is None:
+    else:
         largest = first = done = 0
         for ids_T in read_pieces(*splits["train"].raw("tokens")):
             if ids_T.max() > largest:
@@ -96,14 +86,9 @@ def finish_tokens(
         if size > LARGEST_VOCABULARY:
             raise DataError(
                 f"{splits['train'].place_of_step(first)}: holds token id {largest}, which would make a vocabulary of {size:,} "
-                f"ids, with weights for each of them. Correct it, or number the ids 0, 1, 2, ...; if there are so many, say so "
-                f"with --vocabulary_size, or with less to leave out what is larger with --bad_values drop."
+                f"ids, with weights for each of them. Correct it, or number the ids 0, 1, 2, ...; if the vocabulary is that "
+                f"large, give its size with --vocabulary_size, or a smaller one to leave out larger ids with --bad_values drop."
             )
-    else:
-        symbols = tuple(tokenizer.symbols())
-        if tokenizer.learns:
-            symbols, final_V = _learn_vocabulary(splits["train"], "tokens", "symbol", symbols, source)
-        size = len(symbols)
     counts: dict[str, dict[str, Any]] = {}
     notes: list[str] = []
     for name, files in splits.items():
@@ -117,12 +102,12 @@ def finish_tokens(
                 step = int(np.flatnonzero(ids_T >= size)[0])
                 raise DataError(
                     f"{files.place_of_step(done + step)}: holds token id {ids_T[step]}, which is past the vocabulary of {size} "
-                    f"ids (the largest of the training split is {size - 1}). Correct it, or say how many ids there are with "
+                    f"ids (the largest of the training split is {size - 1}). Correct it, or give the number of ids with "
                     f"--vocabulary_size."
                 )
             done += len(ids_T)
             writer.append(ids_T)
-        files.finish("tokens", writer)
+        files.finish(writer)
         counts[name] = {"unknown": unknown}
         if unknown:
             notes.append(f"{name}: {unknown:,} of {counted(files.steps, 'token')} count as {UNKNOWN}")
@@ -130,20 +115,33 @@ def finish_tokens(
     return Finished(description, counts, notes)
 
 
-def _learn_vocabulary(
-    files: SplitFiles, name: str, noun: str, symbols: Sequence[str], source: SourceSettings
+def _vocabulary(
+    splits: dict[str, SplitFiles],
+    array: str,
+    symbols: Sequence[str],
+    source: SourceSettings,
+    known: tuple[str, ...] | None,
 ) -> tuple[tuple[str, ...], np.ndarray]:
-    """Return the names that are frequent enough in the training split, and the final number of each symbol."""
-    counts_V = np.zeros(len(symbols), np.int64)
-    for piece in read_pieces(*files.raw(name)):
-        counts_V += np.bincount(piece, minlength=len(symbols))
-    kept, final_V = vocabulary(list(symbols), counts_V, source.minimum_count, by_name=noun == "variable")
-    if len(kept) == 1:
-        raise DataError(
-            f"{source.data_dir}: no {noun} of the training split is seen --minimum_count {source.minimum_count} times, the "
-            f"most frequent one {counts_V.max()} times. Lower it."
-        )
-    return kept, final_V
+    """Return a vocabulary, <unknown> first, and the id in it of each symbol that numbers of a raw array stand for.
+
+    It is what a trained network knows, or else the symbols that are frequent enough in the training split: those of tokens
+    with the more frequent first, variables by name.
+    """
+    if known is None:
+        counts_V = np.zeros(len(symbols), np.int64)
+        for piece in read_pieces(*splits["train"].raw(array)):
+            counts_V += np.bincount(piece, minlength=len(symbols))
+        kept = np.flatnonzero(counts_V >= source.minimum_count).tolist()
+        kept.sort(key=lambda number: (-counts_V[number] if array == "tokens" else 0, symbols[number]))
+        known = (UNKNOWN, *(symbols[number] for number in kept if symbols[number] != UNKNOWN))
+        if len(known) == 1:
+            noun = "symbol" if array == "tokens" else "variable"
+            raise DataError(
+                f"{source.data_dir}: no {noun} of the training split is seen --minimum_count {source.minimum_count} times, "
+                f"the most frequent one {counts_V.max()} times. Lower it."
+            )
+    id_of = {symbol: number for number, symbol in enumerate(known)}
+    return known, np.array([id_of.get(symbol, 0) for symbol in symbols], np.int32)
 
 
 # --- Vectors and events ---------------------------------------------------------------------------------------------
@@ -166,28 +164,25 @@ def finish_vectors(
                 f"{source.data_dir}: holds {counted(width, 'feature')} per step ({some(list(names))}), but the network was trained "
                 f"on {len(known.names)} ({some(list(known.names))}). Give it data with the same features."
             )
-    moments = _moments(lambda: pieces_of(splits["train"]), names, source, known)
+    scale = Scale(lambda: pieces_of(splits["train"]), names, source, known)
     counts: dict[str, dict[str, Any]] = {}
     notes: list[str] = []
-    far_V = np.zeros(width, np.int64)
     for split, files in splits.items():
         writer = files.new_writer("values.bin", np.float32)
         missing_V = np.zeros(width, np.int64)
         for features_E, raw_E in pieces_of(files):
-            values_TD = _normalise(raw_E, features_E, moments, names, split).reshape(-1, width)
-            missing_V += np.isnan(values_TD).sum(axis=0)
-            far_V += (np.abs(values_TD) > FAR_OUT).sum(axis=0)
-            writer.append(values_TD)
-        files.finish("values", writer)
+            values_E = scale.normalise(raw_E, features_E, split)
+            missing_V += np.isnan(values_E.reshape(-1, width)).sum(axis=0)
+            writer.append(values_E)
+        files.finish(writer)
         counts[split] = {"missing": missing_V.tolist()}
         if missing_V.any():
             notes.append(f"{split}: {missing_V.sum():,} of {counted(files.steps * width, 'value')} are missing")
-    without = [names[v] for v in np.flatnonzero(moments.count_V == 0)]
+    without = [names[v] for v in np.flatnonzero(scale.count_V == 0)]
     if without:
         unused = "" if known is None else "; here they are not used"
         notes.append(f"warning: without any value in the training split: {some(without)}{unused}")
-    description = {"names": names} | moments.fields
-    return Finished(description, counts, notes + _moment_notes(names, moments, far_V))
+    return Finished({"names": names} | scale.fields, counts, notes + scale.notes())
 
 
 def finish_events(
@@ -203,27 +198,22 @@ def finish_events(
             variables_E = final_V[numbers_E]
             yield variables_E, np.where(variables_E == 0, np.nan, values_E)  # what is unknown has no scale of its own
 
-    if known is not None:
-        names, final_V = known.names, places_in(known.names, symbols)
-    else:
-        names, final_V = _learn_vocabulary(splits["train"], "variables", "variable", symbols, source)
-    moments = _moments(lambda: pieces_of(splits["train"]), names, source, known)
+    names, final_V = _vocabulary(splits, "variables", symbols, source, known.names if known else None)
+    scale = Scale(lambda: pieces_of(splits["train"]), names, source, known)
     counts: dict[str, dict[str, Any]] = {}
     notes: list[str] = []
-    far_V = np.zeros(len(names), np.int64)
     for split, files in splits.items():
         number_V, valued_V = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
         variables = files.new_writer("variables.bin", np.min_scalar_type(len(names)))
         values = files.new_writer("values.bin", np.float32)
         for variables_E, raw_E in pieces_of(files):
-            values_E = _normalise(raw_E, variables_E, moments, names, split)
+            values_E = scale.normalise(raw_E, variables_E, split)
             number_V += np.bincount(variables_E, minlength=len(names))
             valued_V += np.bincount(variables_E[~np.isnan(values_E)], minlength=len(names))
-            far_V += np.bincount(variables_E[np.abs(values_E) > FAR_OUT], minlength=len(names))
             variables.append(variables_E)
             values.append(values_E)
-        files.finish("variables", variables)
-        files.finish("values", values)
+        files.finish(variables)
+        files.finish(values)
         counts[split] = {"events": int(number_V.sum()), "per_name": number_V.tolist(), "valued": valued_V.tolist()}
         if number_V[0]:
             events = counted(int(number_V.sum()), "event")
@@ -237,22 +227,8 @@ def finish_events(
             )
     else:
         gaps = gap_moments(lambda: _later_gaps(splits["train"]))
-    description = {"names": names, "time_unit": time_unit} | moments.fields | gaps._asdict()
-    return Finished(description, counts, notes + _moment_notes(names, moments, far_V))
-
-
-def _normalise(
-    raw_E: np.ndarray, names_E: np.ndarray, moments: Moments, names: tuple[str, ...], split: str
-) -> np.ndarray:
-    values_E = (raw_E - moments.mean_V[names_E]) / moments.std_V[names_E]
-    beyond = np.flatnonzero(np.abs(values_E) > LARGEST_FLOAT32)
-    if len(beyond):
-        worst = int(beyond[0])
-        raise DataError(
-            f"{split}: {names[names_E[worst]]!r} is {raw_E[worst]:g} once, {values_E[worst]:.0e} standard deviations of the "
-            f"training split from its mean, which float32 cannot hold. Correct it, or give moments with --params_map_path."
-        )
-    return values_E
+    description = {"names": names, "time_unit": time_unit} | scale.fields | gaps._asdict()
+    return Finished(description, counts, notes + scale.notes())
 
 
 def _later_gaps(files: SplitFiles) -> Iterator[np.ndarray]:
@@ -268,34 +244,74 @@ def _later_gaps(files: SplitFiles) -> Iterator[np.ndarray]:
 # --- Moments --------------------------------------------------------------------------------------------------------
 
 
-def _moments(pieces: Pieces, names: tuple[str, ...], source: SourceSettings, known: DataDescription | None) -> Moments:
-    """Return the moments that the network knows, or those of --params_map_path, or else those of the pieces."""
-    if known is not None:
-        fields = {"mean": known.mean, "std": known.std, "valued": known.valued}
-        valued_V, mean_V, std_V = (np.array(each) for each in (known.valued, known.mean, known.std))
-        # Values of names of which training saw none become NaN: the network has learnt nothing that they could tell it.
-        std_V = np.where(valued_V, std_V, np.nan)
-        return Moments(valued_V.astype(np.int64), mean_V, std_V, np.zeros(len(mean_V), bool), fields)
-    count_V, mean_V, std_V = _measure(pieces, len(names))
-    if source.params_map_path is not None:
-        moments_of = read_params_map(source.params_map_path)
-        missing = [name for name, count in zip(names, count_V, strict=True) if name not in moments_of and count > 0]
-        if missing:
+class Scale:
+    """The moments of each of V names over the training split, by which values are normalised: those that a trained network knows,
+    those of --params_map_path, or else those of the pieces."""
+
+    def __init__(
+        self, pieces: Pieces, names: tuple[str, ...], source: SourceSettings, known: DataDescription | None
+    ) -> None:
+        self._names = names
+        self._far_V = np.zeros(len(names), np.int64)
+        self._constant_V = np.zeros(len(names), bool)
+        self.fields: dict[str, tuple[Any, ...]]
+        """Fields of the DataDescription."""
+        if known is not None:
+            self.fields = {"mean": known.mean, "std": known.std, "valued": known.valued}
+            self.count_V = np.array(known.valued, np.int64)
+            self._mean_V = np.array(known.mean)
+            # Values of names of which training saw none become NaN: the network has learned nothing about them.
+            self._std_V = np.where(known.valued, known.std, np.nan)
+            return
+        self.count_V, mean_V, std_V = _measure(pieces, len(names))
+        if source.params_map_path is not None:
+            moments_of = read_params_map(source.params_map_path)
+            valued = [name for name, count in zip(names, self.count_V, strict=True) if count > 0]
+            if missing := [name for name in valued if name not in moments_of]:
+                raise DataError(
+                    f"--params_map_path {source.params_map_path}: lacks {len(missing)} of those that have values "
+                    f"({some(missing)}). Add them."
+                )
+            mean_V, std_V = np.array([moments_of.get(name, (0.0, 1.0)) for name in names]).T
+        self._constant_V = std_V <= CONSTANT * np.abs(mean_V)
+        self._mean_V, self._std_V = mean_V, np.where(self._constant_V, 1.0, std_V)
+        arrays = {"mean": mean_V, "std": self._std_V, "valued": self.count_V > 0}
+        self.fields = {name: tuple(array.tolist()) for name, array in arrays.items()}
+
+    def normalise(self, raw_E: np.ndarray, names_E: np.ndarray, split: str) -> np.ndarray:
+        """Return the values in standard deviations from the mean of their name; those that lie far out are counted."""
+        values_E = (raw_E - self._mean_V[names_E]) / self._std_V[names_E]
+        distance_E = np.abs(values_E)
+        beyond = np.flatnonzero(distance_E > LARGEST_FLOAT32)
+        if len(beyond):
+            worst = int(beyond[0])
             raise DataError(
-                f"--params_map_path {source.params_map_path}: lacks {len(missing)} of those that have values "
-                f"({some(missing)}). Add them."
+                f"{split}: {self._names[names_E[worst]]!r} is {raw_E[worst]:g} once, {values_E[worst]:.0e} standard deviations "
+                f"of the training split from its mean, which float32 cannot hold. Correct it, or give moments with "
+                f"--params_map_path."
             )
-        mean_V, std_V = np.array([moments_of.get(name, (0.0, 1.0)) for name in names]).T
-    constant_V = std_V <= CONSTANT * np.abs(mean_V)
-    std_V = np.where(constant_V, 1.0, std_V)
-    means, stds, valued = (tuple(each.tolist()) for each in (mean_V, std_V, count_V > 0))
-    return Moments(count_V, mean_V, std_V, constant_V, {"mean": means, "std": stds, "valued": valued})
+        self._far_V += np.bincount(names_E[distance_E > FAR_OUT], minlength=len(self._names))
+        return values_E
+
+    def notes(self) -> list[str]:
+        notes, names, far_V = [], self._names, self._far_V
+        constant = [names[v] for v in np.flatnonzero(self._constant_V & (self.count_V > 0))]
+        if constant:
+            notes.append(f"warning: constant in the training split, left unscaled: {some(constant)}")
+        if far_V.sum():
+            worst = [f"{names[v]} {far_V[v]:,}" for v in np.argsort(-far_V)[:5] if far_V[v]]
+            lie = "lies" if far_V.sum() == 1 else "lie"
+            notes.append(
+                f"{counted(int(far_V.sum()), 'value')} {lie} more than {FAR_OUT:g} standard deviations from the mean "
+                f"({', '.join(worst)}{', ...' if (far_V > 0).sum() > 5 else ''})"
+            )
+        return notes
 
 
 def gap_moments(pieces: Callable[[], Iterator[np.ndarray]]) -> GapMoments:
-    """Return the moments of gaps that are not those of first steps.
+    """Return the moments of the gaps before all but the first steps.
 
-    The shortest gap that is told apart is half the smallest that is not 0: where times are rounded, less than that becomes 0.
+    The shortest gap that differs from 0 is half the smallest that is not 0: where times are rounded, a shorter one becomes 0.
     """
     smallest = min((float(gaps_T[gaps_T > 0].min(initial=np.inf)) for gaps_T in pieces()), default=np.inf)
     if smallest == np.inf:
@@ -334,22 +350,6 @@ def _measure(pieces: Pieces, size: int) -> tuple[np.ndarray, np.ndarray, np.ndar
     return count_V, mean_V, np.sqrt(square_V / np.maximum(count_V, 1))
 
 
-def _moment_notes(names: tuple[str, ...], moments: Moments, far_V: np.ndarray) -> list[str]:
-    """`far_V` counts the values that lie FAR_OUT."""
-    notes = []
-    constant = [names[v] for v in np.flatnonzero(moments.constant_V & (moments.count_V > 0))]
-    if constant:
-        notes.append(f"warning: constant in the training split, left unscaled: {some(constant)}")
-    if far_V.sum():
-        worst = [f"{names[v]} {far_V[v]:,}" for v in np.argsort(-far_V)[:5] if far_V[v]]
-        lie = "lies" if far_V.sum() == 1 else "lie"
-        notes.append(
-            f"{counted(int(far_V.sum()), 'value')} {lie} more than {FAR_OUT:g} standard deviations from the mean "
-            f"({', '.join(worst)}{', ...' if (far_V > 0).sum() > 5 else ''})"
-        )
-    return notes
-
-
 # --- Labels ---------------------------------------------------------------------------------------------------------
 
 
@@ -361,21 +361,20 @@ def finish_labels(
     if source.label_path is None and layout.label is None:
         return (), []
     notes: list[str] = []
-    numbering = Numbering()
+    number_of: dict[str, int] = {}
     coded: dict[str, np.ndarray] = {}
-    no_codes = np.zeros(0, np.int32)
     if source.label_path is None:
         where = f"column {layout.label!r}"
         for split, files in splits.items():
-            coded[split] = np.concatenate([no_codes, *(numbering(chunk) for chunk in files.table["label"].chunks)])
+            coded[split] = np.concatenate([number_texts(chunk, number_of) for chunk in files.table["label"].chunks])
     else:
         where = f"--label_path {source.label_path}"
-        table = read_labels(source.label_path, source.label_column, layout.id or source.id_column)
-        code_L = np.append(numbering(pa.array(table.labels, pa.large_string())), -1)
+        labels = read_labels(source.label_path, source.label_column, layout.id or source.id_column)
+        code_L = np.append(number_texts(pa.array(labels, pa.large_string()), number_of), -1)
         used_L = np.zeros(len(code_L), bool)
         for split, files in splits.items():
             texts = (ids_as_text(chunk.to_numpy(zero_copy_only=False)) for chunk in files.table["id"].chunks)
-            row_N = np.concatenate([no_codes, *(table.ids.get_indexer(ids) for ids in texts)])
+            row_N = np.concatenate([labels.index.get_indexer(ids) for ids in texts])
             coded[split] = code_L[row_N]
             used_L[row_N] = True
         if unused := int((~used_L[:-1]).sum()):
@@ -389,9 +388,10 @@ def finish_labels(
                 f"{files.place_of(first)}: id {files.table['id'][first].as_py()!r} has no label in {where}; in "
                 f"{split} {how_many}. Add them, or accept that with --allow_missing_labels."
             )
-        notes += [f"{split}: {how_many}"] * (len(missing) > 0)
+        if len(missing):
+            notes.append(f"{split}: {how_many}")
 
-    names = list(numbering.number_of)
+    names = list(number_of)
     count_V = {split: np.bincount(code_N[code_N >= 0], minlength=len(names)) for split, code_N in coded.items()}
     in_use = np.flatnonzero(sum(count_V.values()))
     if not len(in_use):
@@ -400,13 +400,13 @@ def finish_labels(
         )
     classes = [names[code] for code in in_use]  # whole numbers in their order, then text in its order
     classes.sort(key=lambda name: (0, int(name), "") if WHOLE.fullmatch(name) else (1, 0, name))
-    code_C = [numbering.number_of[name] for name in classes]
+    code_C = [number_of[name] for name in classes]
     final_V = np.full(len(names) + 1, -1, np.int32)  # the last one stands for code -1
     final_V[code_C] = np.arange(len(classes))
     for split, files in splits.items():
         writer = files.new_writer("labels.bin", np.int32)
         writer.append(final_V[coded[split]])
-        files.entries["labels"] = writer.close()
+        files.finish(writer)
 
     if "train" not in splits:  # data that a trained network is used on
         return tuple(classes), notes

@@ -1,5 +1,4 @@
-"""From --data_dir to the Parquet files that can be used, each with the split it belongs to and a fingerprint; and why each of the
-others cannot be used.
+"""--data_dir -> the Parquet files that can be used, each with its split and a fingerprint, and why the others cannot be used.
 
 Known layouts: train/ valid/ test/ as folders or as train.parquet ...; the same below data/ (MEDS); MEDS with
 metadata/subject_splits.parquet; one pool without splits; a single file. A glob takes the union over its matches.
@@ -20,7 +19,7 @@ import pyarrow.parquet as pq
 
 from seqvae.config.data import SourceSettings
 from seqvae.data.parquet.reader import BlockReader, read_batches
-from seqvae.data.parquet.schema import STRAY_INDEX, Footer, Layout, check_schema, common_columns, detect_layout
+from seqvae.data.parquet.schema import SKIP, STRAY_INDEX, Footer, Layout, check_schema, common_columns, detect_layout
 from seqvae.errors import DataError
 from seqvae.text import counted, some
 
@@ -37,13 +36,12 @@ SPLIT_NAMES = {
     "held_out": "test",
 }
 SHARD = re.compile(r"-\d{5}-of-\d{5}.*")
-"""What follows the split's name in train-00000-of-00002.parquet."""
+"""The end of a name like train-00000-of-00002.parquet, after the name of the split."""
 POOL = "pool"
 SUFFIXES = (".parquet", ".pq")
 TAIL_BYTES = 4096
 """The end of a Parquet file holds its footer; a digest of this much tells a rewritten file from an untouched one."""
 SHOWN_FILES = 5
-SKIP = "or leave such files out with --on_bad_files skip"
 
 
 class DataFiles(NamedTuple):
@@ -51,7 +49,7 @@ class DataFiles(NamedTuple):
 
     by_split: dict[str, list[Path]]
     subject_splits: tuple[Path, ...] = ()
-    """MEDS tables that say which subject belongs to which split."""
+    """MEDS tables with the split of each subject."""
     hidden: tuple[Path, ...] = ()
     """Files left out because their name, or that of a folder they are in, starts with a dot or an underscore."""
     beside: tuple[Path, ...] = ()
@@ -63,7 +61,7 @@ class DataFiles(NamedTuple):
 
 
 class Fingerprint(NamedTuple):
-    """What tells a changed file from an unchanged one."""
+    """The marks by which a changed file is recognised."""
 
     path: str
     size: int
@@ -72,18 +70,18 @@ class Fingerprint(NamedTuple):
 
 
 class ColumnRow(NamedTuple):
-    """A column of the files as a user sees it; the fields stand in meta.json."""
+    """A column of the files as a user sees it; meta.json has the same fields."""
 
     column: str
     type: str
     part: str | None
     """Its role; None: not used, or not known."""
     files: int
-    """How many files have it."""
+    """Number of files that have it."""
 
 
 class Survey(NamedTuple):
-    """What is known of files from which no cache can be built."""
+    """The findings about files from which no cache can be built."""
 
     files: int
     bytes: int
@@ -122,7 +120,7 @@ def find_files(data_dir: str, *, to_learn_from: bool = True) -> DataFiles:
             parent = next(p for p in literal.absolute().parents if p.exists())
             try:
                 names = sorted(p.name for p in parent.iterdir() if not p.name.startswith("."))
-                listing = ", ".join([*names[:8], *(["..."] if len(names) > 8 else [])]) or "nothing"
+                listing = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") or "nothing"
             except OSError:
                 listing = "nothing that may be listed"
             raise DataError(f"--data_dir {data_dir}: does not exist. {parent} is there and holds {listing}.")
@@ -133,10 +131,9 @@ def find_files(data_dir: str, *, to_learn_from: bool = True) -> DataFiles:
     for one in found:
         for split, paths in one.by_split.items():
             by_split[split] = list(dict.fromkeys([*by_split.get(split, []), *paths]))
-    tables, hidden, beside = (
-        tuple(dict.fromkeys(path for paths in lists for path in paths))
-        for lists in zip(*((one.subject_splits, one.hidden, one.beside) for one in found), strict=True)
-    )
+    tables = tuple(dict.fromkeys(path for one in found for path in one.subject_splits))
+    hidden = tuple(dict.fromkeys(path for one in found for path in one.hidden))
+    beside = tuple(dict.fromkeys(path for one in found for path in one.beside))
     if not any(by_split.values()):
         passed = f" beside {len(hidden)} whose names begin with . or _" if hidden else ""
         raise DataError(
@@ -157,7 +154,7 @@ def find_files(data_dir: str, *, to_learn_from: bool = True) -> DataFiles:
 
 
 def _find_below(root: Path, split: str | None) -> DataFiles:
-    """Return the files in all folders below, links followed. They belong to `split`, unless there are split folders below."""
+    """Return the files in all folders below, links followed; all are of `split`, unless there are split folders below."""
     if root.is_file():
         return DataFiles({split or POOL: [root]})
 
@@ -189,11 +186,10 @@ def _find_below(root: Path, split: str | None) -> DataFiles:
     if not split_of_entry:
         return DataFiles({split or POOL: files} if files else {}, tables, hidden_files)
     by_split: dict[str, list[Path]] = {name: [] for name in split_of_entry.values()}
-    above = next(iter(split_of_entry)).parent.parts
-    split_below = {(*above, entry.name): name for entry, name in split_of_entry.items()}
+    depth = len(next(iter(split_of_entry)).parts)
     beside: list[Path] = []
     for path in files:
-        split = split_below.get(path.parts[: len(above) + 1])
+        split = split_of_entry.get(Path(*path.parts[:depth]))
         (by_split[split] if split else beside).append(path)
     for entry, name in split_of_entry.items():
         if not by_split[name]:
@@ -233,7 +229,7 @@ def fingerprint(path: Path) -> Fingerprint:
 
 
 def _refuse_irregular(path: Path) -> None:
-    """Opening a pipe would wait until something writes to it, and a device may never end."""
+    """Refuse what is no file: opening a pipe would wait until something writes to it, and a device may never end."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise DataError(
             f"{path}: is no file but a pipe, a device or the like. Put a Parquet file in its place, {SKIP}."
@@ -241,13 +237,13 @@ def _refuse_irregular(path: Path) -> None:
 
 
 def _read_footer(path: Path, *, read_pages: bool) -> Footer:
-    """Return schema and row count of one file, or raise a DataError that says why it is no Parquet file.
+    """Return schema and row count of one file, or refuse it with the reason why it is no Parquet file.
 
     With `read_pages` every page is read once, so that a file is left out whole or not at all.
     """
     try:
         _refuse_irregular(path)
-        str(path).encode()  # as pyarrow will do, somewhere
+        str(path).encode()  # raises here what pyarrow would raise later
         metadata = pq.read_metadata(path)
         footer = Footer(path, metadata.schema.to_arrow_schema(), metadata.num_rows)
         names = footer.schema.names  # they are decoded here, or cannot be
@@ -291,7 +287,7 @@ def _what_is_wrong(path: Path, error: Exception) -> str:
 
 
 def usable_files(data: DataFiles, source: SourceSettings) -> UsableFiles:
-    """Return the files that can be used together; whether others end the build is for --on_bad_files to say."""
+    """Return the files that can be used together; --on_bad_files decides whether others end the build."""
 
     def refuse(reasons: list[str]) -> None:
         if reasons and source.on_bad_files == "error":
@@ -359,7 +355,7 @@ def survey_files(source: SourceSettings, *, read_pages: bool) -> Survey | None:
             layout, _, unfit = _detect_and_check(full, source)
             refused += unfit
         except DataError:
-            pass  # nothing was detected: that is about all files together, not about one of them
+            pass  # no layout was detected: the fault of all files together, not of one of them
     if refused and not read_pages:
         return survey_files(source, read_pages=True)
     size = sum(path.stat().st_size for path in data.paths if path.is_file())  # a link may lead nowhere

@@ -1,28 +1,38 @@
-"""Parquet files -> blocks of rows with columns named by their role and canonical types, one after the other.
+"""Parquet files -> blocks of rows with columns named by their role and canonical types; of long tables, blocks of whole sequences.
 
 A block is bounded in size whatever the size of files and row groups, as long as one sequence fits in memory several times
 over. It knows the file and row of each of its rows, so that a message about a value can name its place.
 Nothing here becomes a Python object per row.
+
+Rows of one sequence that lie apart (sorted by time, appended day by day) are brought together with a bounded amount of
+memory: rows are distributed to spill files by a hash of their id, and each spill file is small enough to sort.
 """
 
+import dataclasses
 import errno
+import logging
 import math
 import re
-from collections.abc import Iterator, Sequence
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
-from seqvae.data.parquet.schema import Layout, is_list, is_text, is_time
+from seqvae.data.parquet.schema import SKIP, Layout, is_list, is_text, is_time
 from seqvae.errors import DamagedFileError, DataError
 
+log = logging.getLogger(__name__)
 BLOCK_ROWS = 262_144
 BLOCK_VALUES = 2_000_000
 BLOCK_BYTES = 32 << 20
@@ -31,15 +41,20 @@ UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors of the machine, which are no fault of the file."""
 EXACT_BELOW = {pa.float16(): 2**11, pa.float32(): 2**24, pa.float64(): 2**53}
-"""Whole numbers from here on are not told apart any more."""
+"""Floats of these types hold every whole number below these."""
 MINUTE_IN = {"s": 60.0, "ms": 60e3, "us": 60e6, "ns": 60e9}
 WHOLE_NUMBER = re.compile(r"(-?\d{1,18})(\.0)?", re.ASCII)
 """A file's stem that is a number of 64 bits: 200001 and 200001.0 (a float written by pandas) are the same sequence."""
+SPILL_ROWS = 1_000_000
+"""Rows that one spill file holds on average: about 100 MB while it is sorted."""
+MOST_SPILL_FILES = 256
+IDS_AT_ONCE = 1 << 16
+"""Ids that are hashed together: pandas hashes Python strings, and mixing makes copies."""
 open_parquet = partial(pq.ParquetFile, page_checksum_verification=True, pre_buffer=False, buffer_size=1 << 20)
 
 
 class Block(NamedTuple):
-    """Some rows, in the order of the files."""
+    """Consecutive rows of the files."""
 
     columns: pa.RecordBatch
     """Columns id, sequence | id, time, variable, value, set_index | id, time, 0, 1, ... (features), and label."""
@@ -68,16 +83,25 @@ def concat_blocks(blocks: Sequence[Block]) -> Block:
 
 
 class BlockReader:
-    """Reads the columns of a layout from a list of files."""
+    """A reader of the columns of a layout from a list of files, with an account of what was wrong in them."""
 
-    def __init__(self, files: Sequence[Path], layout: Layout) -> None:
+    def __init__(self, files: Sequence[Path], layout: Layout, bad_values: str = "error") -> None:
         self.files = files
         self.layout = layout
+        self.bad_values = bad_values
+        """The --bad_values."""
+        self.repairs: Counter[tuple[str, str]] = Counter()
+        """What was left out or changed: a noun, and the rest of a sentence about n of these."""
         self._stems_are_numbers = all(WHOLE_NUMBER.fullmatch(file.stem) for file in files)
 
     def where(self, block: Block, row: int) -> str:
         """Return the place of a row, for messages; rows are counted from 0."""
         return f"{self.files[block.files_R[row]]}: row {block.rows_R[row]}"
+
+    def bad_value(self, block: Block, row: int, what: str) -> DataError:
+        return DataError(
+            f"{self.where(block, row)}: {what}. Correct it, or leave such sequences out with --bad_values drop."
+        )
 
     def stem_id(self, file: Path) -> int | str:
         """Return the id of the sequence in a file: the number in its name, where all files are named after numbers."""
@@ -85,7 +109,10 @@ class BlockReader:
         return int(number[1]) if number and self._stems_are_numbers else file.stem
 
     def __call__(self, paths: Sequence[Path]) -> Iterator[Block]:
-        """Yield the blocks of some of the files; small ones are put together, as one file may hold one short sequence."""
+        """Yield the blocks of these files, none empty; small ones are put together, as one file may hold one short sequence.
+
+        Rows whose id is null belong to no sequence: they are refused or left out.
+        """
         index = {path: number for number, path in enumerate(self.files)}
         stem_type = pa.int64() if self._stems_are_numbers else pa.large_string()
         waiting: list[Block] = []
@@ -101,22 +128,29 @@ class BlockReader:
                     except pa.ArrowInvalid as error:
                         row, found = _first_bad_value(role, batch.column(name))
                         raise DataError(
-                            f"{path}: row {first_row + row}: column {name!r} holds {found}. Correct it, or leave such "
-                            f"files out with --on_bad_files skip."
+                            f"{path}: row {first_row + row}: column {name!r} holds {found}. Correct it, {SKIP}."
                         ) from error
                 if self.layout.form == "files":
                     columns["id"] = pa.repeat(pa.scalar(self.stem_id(path), stem_type), len(rows_R))
                 elif "id" not in columns:
                     columns["id"] = pa.array(rows_R + rows_before)
                 block = Block(pa.record_batch(columns), np.full(len(rows_R), index[path], np.int32), rows_R)
-                rows, size = len(rows_R), block.columns.nbytes
+                first_row += batch.num_rows
+                if nulls := columns["id"].null_count:
+                    valid_R, what = np.asarray(columns["id"].is_valid()), f"a null in the id column {self.layout.id!r}"
+                    if self.bad_values != "drop":
+                        raise self.bad_value(block, int(np.flatnonzero(~valid_R)[0]), what)
+                    self.repairs["row", f"left out (--bad_values drop): {what}"] += nulls
+                    block = block.take(np.flatnonzero(valid_R))
+                rows, size = len(block.rows_R), block.columns.nbytes
+                if rows == 0:
+                    continue
                 full = waiting_rows + rows > BLOCK_ROWS or waiting_bytes + size > BLOCK_BYTES
                 if waiting and (full or waiting[0].columns.schema != block.columns.schema):
                     yield concat_blocks(waiting)
                     waiting, waiting_rows, waiting_bytes = [], 0, 0
                 waiting.append(block)
                 waiting_rows, waiting_bytes = waiting_rows + rows, waiting_bytes + size
-                first_row += rows
             rows_before += first_row
         if waiting:
             yield concat_blocks(waiting)
@@ -153,7 +187,7 @@ def read_batches(path: Path, columns: Sequence[str], sequence: str | None = None
         reason = " ".join(str(error).split())[:200]
         raise DamagedFileError(
             f"{path}: {_damaged_part(path, columns, row)} cannot be read, the file is damaged ({reason}). "
-            f"Write it again, or leave such files out with --on_bad_files skip."
+            f"Write it again, {SKIP}."
         ) from error
 
 
@@ -237,3 +271,186 @@ def _first_bad_value(role: str, column: pa.Array) -> tuple[int, str]:
     if exact and exact <= abs(value) < math.inf:
         return start, f"{value}, but {column.type} is exact only below {exact:,}"
     return start, f"{value}, which is not a signed 64-bit whole number"
+
+
+# --- Long tables ----------------------------------------------------------------------------------------------------
+
+
+def sequence_starts(ids: pa.Array) -> np.ndarray:
+    """Return the first row of every run of equal ids.
+
+    >>> sequence_starts(pa.array(["a", "a", "b"])).tolist()
+    [0, 2]
+    """
+    if len(ids) == 0:
+        return np.zeros(0, np.int64)
+    keys = ids.to_numpy() if pa.types.is_integer(ids.type) else ids.dictionary_encode().indices.to_numpy()
+    return np.concatenate([[0], np.flatnonzero(keys[1:] != keys[:-1]) + 1]).astype(np.int64)
+
+
+def sequences_of(block: Block) -> tuple[np.ndarray, np.ndarray]:
+    """Return the row where each sequence of a block begins, and the number of the sequence that each row belongs to."""
+    starts_S = sequence_starts(block.columns["id"])
+    return starts_S, np.repeat(np.arange(len(starts_S)), np.diff(starts_S, append=len(block.rows_R)))
+
+
+def ordered_sequences(reader: BlockReader, rows_of: Mapping[Path, int], unsorted: str, spill: Path) -> Iterator[Block]:
+    """Yield blocks of whole sequences, each in order of time, from long tables; `rows_of` are their files and rows."""
+    layout = reader.layout
+    blocks = reader([*rows_of])
+    if layout.form == "table" and (place := _first_scattered_row(reader, [*rows_of])):
+        if unsorted == "error":
+            raise DataError(
+                f"{place}: the id in column {layout.id!r} occurred before, with other ids in between. Sort the rows by id and "
+                f"time, or say --unsorted sort."
+            )
+        log.info("%s: rows of one sequence lie apart, bringing them together", place)
+        rows = sum(rows_of.values())
+        reader.repairs["row", "brought together by id, as rows of one sequence lay apart"] += rows
+        blocks = _bring_together(blocks, rows, spill)
+    for block in _whole_sequences(blocks):
+        if layout.label is not None:
+            labels = block.columns["label"]
+            codes_R = labels.dictionary_encode("encode").indices.to_numpy()
+            starts_S, sequence_R = sequences_of(block)
+            first_R = starts_S[sequence_R]
+            changed = np.flatnonzero(codes_R != codes_R[first_R])
+            if len(changed):
+                row = int(changed[0])
+                found, before = (labels[at].as_py() for at in (row, int(first_R[row])))
+                raise DataError(
+                    f"{reader.where(block, row)}: column {layout.label!r} holds {found!r}, but {before!r} where the same "
+                    f"sequence begins. A label is of a whole sequence: choose another --label_column, or put the labels into "
+                    f"--label_path."
+                )
+        yield _in_order_of_time(block, reader, unsorted)
+
+
+def _whole_sequences(blocks: Iterator[Block]) -> Iterator[Block]:
+    """Cut blocks only where a new sequence begins; equal ids must already lie together."""
+    unfinished: list[Block] = []
+    for block in blocks:
+        ids = block.columns["id"]
+        last = int(sequence_starts(ids)[-1])
+        if last:
+            yield concat_blocks([*unfinished, block.slice(0, last)])
+            unfinished = []
+        elif unfinished and unfinished[-1].columns["id"][-1] != ids[0]:
+            yield concat_blocks(unfinished)
+            unfinished = []
+        unfinished.append(block.slice(last, len(ids)))
+    if unfinished:
+        yield concat_blocks(unfinished)
+
+
+def _first_scattered_row(reader: BlockReader, paths: Sequence[Path]) -> str | None:
+    """Return the place of a row whose id occurred before, with others in between, or None where equal ids lie together."""
+    runs = [np.zeros(0, np.uint64)]
+    for keys, _, _ in _runs(reader, paths):
+        runs.append(keys)
+        if len(np.unique(keys)) < len(keys):
+            break  # enough is known
+    keys, counts = np.unique(np.concatenate(runs), return_counts=True)
+    if (counts == 1).all():
+        return None
+    repeated = keys[counts > 1]
+    met: set[int] = set()
+    for keys, starts, block in _runs(reader, paths):
+        for run in np.flatnonzero(np.isin(keys, repeated)).tolist():
+            if int(keys[run]) in met:
+                return reader.where(block, int(starts[run]))
+            met.add(int(keys[run]))
+    return str(paths[0])
+
+
+def _runs(reader: BlockReader, paths: Sequence[Path]) -> Iterator[tuple[np.ndarray, np.ndarray, Block]]:
+    """Yield the hashes of the ids in their order, one for each run of equal ids, and the rows of the block where runs begin."""
+    ids_alone = dataclasses.replace(
+        reader.layout, time=None, variable=None, value=None, set_index=None, features=(), label=None
+    )
+    last = np.zeros(0, np.uint64)
+    for block in BlockReader(reader.files, ids_alone, bad_values="drop")(paths):
+        starts = sequence_starts(block.columns["id"])
+        keys = hash_ids(block.columns["id"].take(pa.array(starts)))
+        goes_on = int(len(last) > 0 and keys[0] == last[-1])
+        last = keys
+        yield keys[goes_on:], starts[goes_on:], block
+
+
+def _bring_together(blocks: Iterator[Block], rows: int, directory: Path) -> Iterator[Block]:
+    """Yield blocks of whole sequences from blocks whose equal ids lie anywhere; `rows` decides the number of spill files."""
+    directory.mkdir(parents=True, exist_ok=True)
+    count = min(MOST_SPILL_FILES, 1 + rows // SPILL_ROWS)
+    paths = [directory / f"{number}.arrow" for number in range(count)]
+    try:
+        with ExitStack() as stack:
+            writers: dict[int, pa.RecordBatchStreamWriter] = {}
+            for block in blocks:
+                bucket_R = (hash_ids(block.columns["id"]) % np.uint64(count)).astype(np.int64)
+                order = np.argsort(bucket_R, kind="stable")
+                columns = block.columns.append_column("__file", pa.array(block.files_R))
+                columns = columns.append_column("__row", pa.array(block.rows_R)).take(pa.array(order))
+                bounds = np.searchsorted(bucket_R[order], np.arange(count + 1))
+                for number in np.flatnonzero(np.diff(bounds)).tolist():
+                    if number not in writers:
+                        sink = stack.enter_context(pa.OSFile(str(paths[number]), "wb"))
+                        writers[number] = stack.enter_context(pa.ipc.new_stream(sink, columns.schema))
+                    writers[number].write_batch(columns.slice(bounds[number], bounds[number + 1] - bounds[number]))
+        for path in filter(Path.exists, paths):
+            with pa.OSFile(str(path)) as source:
+                table = pa.ipc.open_stream(source).read_all()
+            path.unlink()
+            table = table.take(pa.array(np.argsort(hash_ids(table["id"]), kind="stable")))
+            files_R, rows_R = (table[name].to_numpy() for name in ("__file", "__row"))
+            [columns] = table.drop_columns(["__file", "__row"]).combine_chunks().to_batches()
+            yield Block(columns, files_R, rows_R)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _in_order_of_time(block: Block, reader: BlockReader, unsorted: str) -> Block:
+    """Return the block with each sequence's rows in order of time, null times first."""
+    if reader.layout.time is None:
+        return block
+    _, sequence_R = sequences_of(block)
+    time_R = block.numbers("time")
+    valid_R = np.asarray(block.columns["time"].is_valid())
+    timed = np.flatnonzero(valid_R)  # a static fact may stand anywhere
+    earlier, later = timed[:-1], timed[1:]
+    backwards = np.flatnonzero((time_R[later] < time_R[earlier]) & (sequence_R[later] == sequence_R[earlier]))
+    if not len(backwards):
+        return block
+    if unsorted == "error":
+        before, row = int(earlier[backwards[0]]), int(later[backwards[0]])
+        raise DataError(
+            f"{reader.where(block, row)}: time goes backwards in column {reader.layout.time!r}, from {time_R[before]:g} to "
+            f"{time_R[row]:g} within one sequence. Sort the rows by id and time, or say --unsorted sort."
+        )
+    reader.repairs["row", "earlier than the row before in the same sequence: sorted by time"] += len(backwards)
+    return block.take(np.lexsort((np.where(valid_R, time_R, -np.inf), sequence_R)))
+
+
+def hash_ids(ids: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    """Return a 64-bit hash of each id, equal on every machine and in every run; ids are int64 or text without nulls.
+
+    >>> hash_ids(pa.array([1, 2, 1]))[[0, 2]].tolist() == [hash_ids(pa.array([1]))[0]] * 2
+    True
+    """
+    hashes_N = np.empty(len(ids), np.uint64)
+    for start in range(0, len(ids), IDS_AT_ONCE):
+        piece = ids.slice(start, IDS_AT_ONCE)
+        if pa.types.is_integer(ids.type):
+            keys, indices = piece.to_numpy().astype(np.uint64), None
+        else:
+            whole = pa.concat_arrays(piece.chunks) if isinstance(piece, pa.ChunkedArray) else piece
+            encoded = whole.dictionary_encode()
+            texts = encoded.dictionary.to_numpy(zero_copy_only=False).astype(object)
+            keys = pd.util.hash_array(texts, categorize=False).astype(np.uint64)
+            indices = encoded.indices.to_numpy()
+        # The finaliser of splitmix64: neighbouring numbers come out unrelated. It wraps around on purpose.
+        keys = keys + np.uint64(0x9E3779B97F4A7C15)
+        keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        keys = keys ^ (keys >> np.uint64(31))
+        hashes_N[start : start + IDS_AT_ONCE] = keys if indices is None else keys[indices]
+    return hashes_N

@@ -1,5 +1,4 @@
-"""Which column plays which role: from the schemas of Parquet files and the user's flags to a Layout, and the check of each file
-against it.
+"""The role of each column: the schemas of Parquet files and the user's flags -> a Layout, and the check of each file against it.
 
 Detection looks at types first and at common names second; every role can be overruled by its flag.
 """
@@ -19,17 +18,20 @@ import pyarrow.types as pat
 from seqvae.config.data import SourceSettings
 from seqvae.data.description import Kind
 from seqvae.errors import DataError
+from seqvae.text import counted
 
 STRAY_INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")
-"""What pandas leaves behind where an index was saved as a column."""
+"""Columns that pandas makes of an index without a name."""
 ID_NAMES = ("id", "ts_id", "subject_id", "sequence_id", "series_id", "patient_id", "stay_id", "user_id", "unique_id")
 TIME_NAMES = ("time", "minute", "minutes", "timestamp", "datetime", "hour", "hours", "seconds", "date", "t", "step")
 VARIABLE_NAMES = ("variable", "code", "parameter", "item")
 VALUE_NAMES = ("value", "numeric_value")
 SEQUENCE_NAMES = ("sequence", "tokens", "input_ids", "token_ids", "ids", "text", "frames", "values", "features")
+SKIP = "or leave such files out with --on_bad_files skip"
 NO_ID = "none"
-"""The --id_column that says that no column is one, whatever it is called."""
+"""The value of --id_column for files without one."""
 SET_NAME = "set_index"
+SHOWN_ROLES = ("time", "variable", "value", SET_NAME, "label")
 NEVER_FEATURES = ("label", "target", "class", "outcome", "index", "level_0")
 
 NUMBERS = ("integer", "float", "null")
@@ -59,11 +61,11 @@ class Footer(NamedTuple):
 
 
 class Column(NamedTuple):
-    """What most files hold under one name."""
+    """The type that most files give a column."""
 
     type: pa.DataType
     path: Path
-    """The first file that has it so."""
+    """The first file with this type."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,36 +90,34 @@ class Layout:
 
     @property
     def roles(self) -> dict[str, str]:
-        """Role -> column, in the order of a block's columns; the features are 0, 1, ..."""
-        names = ("id", "sequence", "time", "variable", "value", "set_index", "label")
+        """Role -> column; the features are 0, 1, ... The order is that in which missing columns are reported."""
+        names = ("sequence", "id", "time", "variable", "value", "set_index", "label")
         roles = {name: column for name in names if (column := getattr(self, name)) is not None}
         return roles | {str(number): column for number, column in enumerate(self.features)}
 
     @property
     def columns(self) -> list[str]:
-        """Every column that is read, once; the order is that in which a missing one is reported."""
-        first = (self.sequence, self.id, self.time, self.variable, self.value, self.set_index, *self.features)
-        return list(dict.fromkeys(column for column in (*first, self.label) if column is not None))
+        """Every column that is read, once."""
+        return list(dict.fromkeys(self.roles.values()))
 
     def role_of(self, column: str) -> str:
-        roles = ("sequence", "id", "time", "variable", "value", "set_index", "label")
-        return next((role for role in roles if getattr(self, role) == column), "feature")
+        role = next(role for role, name in self.roles.items() if name == column)
+        return "feature" if role.isdigit() else role
 
     def describe(self) -> str:
-        """Return what was detected in one line, for the header."""
+        """Return what was detected, in one line."""
         where = {
             "rows": f"one sequence a row in column {self.sequence!r}" + (" (text)" if self.is_text else ""),
             "table": f"long table, id {self.id!r}",
             "files": "one sequence a file, id = the file's name",
         }[self.form]
         parts = [f"{self.kind}: {where}"]
-        roles = ("time", "variable", "value", "set_index", "label")
-        parts += [f"{role} {column!r}" for role in roles if (column := getattr(self, role))]
+        parts += [f"{role} {column!r}" for role, column in self.roles.items() if role in SHOWN_ROLES]
         if self.form == "rows":
             parts.append(f"id {self.id!r}" if self.id else "ids are row numbers")
         if self.features:
             shown = ", ".join(map(repr, self.features[:6])) + (", ..." if len(self.features) > 6 else "")
-            parts.append(f"{len(self.features)} feature{'s' * (len(self.features) > 1)} ({shown})")
+            parts.append(f"{counted(len(self.features), 'feature')} ({shown})")
         return ", ".join(parts)
 
 
@@ -126,8 +126,8 @@ class Layout:
 
 @cache  # a folder of many files has the same few types again and again
 def family(column: pa.DataType) -> str:
-    """Return the plain word for types that can stand for one another across files: integer, float, text, time, null, or list
-    of one of these. All else is a family of its own.
+    """Return the name of a group of types that may replace one another across files: integer, float, text, time, null, or list of
+    one of these. Any other type is a group of its own.
 
     >>> family(pa.list_(pa.uint8())), family(pa.dictionary(pa.int32(), pa.string())), family(pa.bool_())
     ('list of integer', 'text', 'float')
@@ -173,29 +173,28 @@ def common_columns(footers: Sequence[Footer]) -> dict[str, Column]:
 
 
 def _rough_family(column: pa.DataType) -> str:
-    """Integers and floats in one: integers widen to floats."""
+    """Return the family with integers and floats in one: integers widen to floats."""
     return family(column).replace("integer", "number").replace("float", "number")
 
 
 def check_schema(footer: Footer, layout: Layout, columns: Mapping[str, Column]) -> Footer:
-    """Return the footer of a file that has the columns of the layout; refuse one that lacks a column, or holds another kind of
-    thing in it than most files."""
-    skip = "or leave such files out with --on_bad_files skip"
+    """Return the footer of a file that has the columns of the layout; refuse one that lacks a column, or in which a column is of
+    another family than in most files."""
     for name in layout.columns:
         common, found = columns[name], footer.schema.names.count(name)
         if found == 0:
             raise DataError(
                 f"{footer.path}: column {name!r} is missing, but {common.path.name} has it"
-                f"{closest(name, footer.schema.names)} Add or rename it, {skip}."
+                f"{closest(name, footer.schema.names)} Add or rename it, {SKIP}."
             )
         if found > 1:
-            raise DataError(f"{footer.path}: column {name!r} stands there {found} times. Rename all but one, {skip}.")
+            raise DataError(f"{footer.path}: column {name!r} stands there {found} times. Rename all but one, {SKIP}.")
         here = footer.schema.field(name).type
         one_is_null = family(here).endswith("null") or family(common.type).endswith("null")
         if not one_is_null and _rough_family(here) != _rough_family(common.type):
             raise DataError(
                 f"{footer.path}: column {name!r} is {here}, but {common.type} in {common.path.name}. "
-                f"Convert one of them, {skip}."
+                f"Convert one of them, {SKIP}."
             )
         role = layout.role_of(name)
         families, wanted = ALLOWED[role if role != "sequence" else "text" if layout.is_text else layout.kind]
@@ -209,7 +208,7 @@ def check_schema(footer: Footer, layout: Layout, columns: Mapping[str, Column]) 
 
 
 def closest(name: str, names: Iterable[str]) -> str:
-    """Return the end of a sentence about a name that is not there."""
+    """Return the end of a sentence about a name that is missing."""
     close = difflib.get_close_matches(name, list(names), n=1)
     return f"; did you mean {close[0]!r}?" if close else "."
 
@@ -218,8 +217,8 @@ def closest(name: str, names: Iterable[str]) -> str:
 
 
 class _Candidates:
-    """The columns of all files, and for each role the one that its flag names, or else the first with a common name and a
-    fitting type."""
+    """The columns of all files, and for each role the column that its flag names, or else the first with a common name and a
+    type of the role."""
 
     def __init__(self, columns: Mapping[str, Column], source: SourceSettings) -> None:
         every = {name: column.type for name, column in columns.items()}
@@ -239,10 +238,10 @@ class _Candidates:
         self.time, self.variable = self._pick("time", TIME_NAMES), self._pick("variable", VARIABLE_NAMES)
         self.value = self._pick("value", VALUE_NAMES)
         self.text_times = [n for n, kind in self.types.items() if n.lower() in TIME_NAMES and is_text(kind)]
-        """Columns that are called like times and hold text, which is in no order."""
+        """Columns with the name of a time that hold text, which has no order."""
 
     def require(self, name: str, flag: str) -> None:
-        """Refuse a flag that names no column; even a stray index is taken where a flag names it."""
+        """Refuse a flag that names no column; a stray index is a column where a flag names it."""
         if name not in self._every:
             close = closest(name, self._every)
             raise DataError(f"{self.where}: {flag} {name!r} is not one of its columns ({self.listing}){close}")
@@ -258,19 +257,16 @@ class _Candidates:
 def detect_layout(columns: Mapping[str, Column], source: SourceSettings) -> Layout:
     """Return the layout of all files together; that some file lacks a column is found by `check_schema`."""
     found = _Candidates(columns, source)
-    of_events, of_rows, of_table = (
-        source.variable_column or source.value_column,
-        source.sequence_column,
-        source.feature_columns,
-    )
-    id_, time, variable, value = found.id, found.time, found.variable, found.value
-    is_events = variable is not None and (value is not None or variable == "code")
-    if source.kind in ("auto", "events") and not (of_rows or of_table) and time is not None and is_events:
+    of_events = source.variable_column or source.value_column
+    of_rows, of_table = source.sequence_column, source.feature_columns
+    time, variable, value = found.time, found.variable, found.value
+    may_be_events = source.kind in ("auto", "events") and not (of_rows or of_table)
+    if may_be_events and time and variable and (value or variable == "code"):
         in_minutes = is_time(found.types[time]) or time.lower() in ("minute", "minutes")
         return Layout(
             kind="events",
-            form="table" if id_ else "files",
-            id=id_,
+            form="table" if found.id else "files",
+            id=found.id,
             time=time,
             variable=variable,
             value=value,
@@ -300,10 +296,26 @@ def detect_layout(columns: Mapping[str, Column], source: SourceSettings) -> Layo
 
 
 def _rows_layout(found: _Candidates) -> Layout | None:
-    source = found.source
-    sequence = source.sequence_column or _guess_sequence(found)
+    """Return the layout of files with one sequence a row, or None where no column holds sequences."""
+    source, sequence = found.source, found.source.sequence_column
     if sequence is None:
-        return None
+        others = {name: column for name, column in found.types.items() if name not in (found.id, found.label)}
+        families = TOKEN_LISTS if source.kind == "tokens" else VECTOR_LISTS
+        candidates = [name for name, column in others.items() if is_list(column) and family(column) in families]
+        if source.kind != "vectors":
+            names_in_tables = (*TIME_NAMES, *VARIABLE_NAMES)
+            texts = [name for name, column in others.items() if is_text(column) and name.lower() not in names_in_tables]
+            if (source.tokenizer and texts) or (not candidates and not (found.id and found.time)):
+                candidates = texts
+        if not candidates:
+            return None
+        named = candidates if len(candidates) == 1 else [name for name in SEQUENCE_NAMES if name in candidates]
+        if not named:
+            shown = ", ".join(map(repr, candidates))
+            raise DataError(
+                f"{found.where}: several columns could be the sequence ({shown}); choose with --sequence_column."
+            )
+        sequence = named[0]
     column = found.types[sequence]
     text = is_text(column)
     natural: Kind = "tokens" if text or family(column) in TOKEN_LISTS else "vectors"
@@ -324,27 +336,6 @@ def _rows_layout(found: _Candidates) -> Layout | None:
         )
     identity = found.id if found.id != sequence else None
     return Layout(kind=kind, form="rows", sequence=sequence, is_text=text, id=identity, label=found.label)
-
-
-def _guess_sequence(found: _Candidates) -> str | None:
-    kind = found.source.kind
-    families = TOKEN_LISTS if kind == "tokens" else VECTOR_LISTS
-    others = {name: column for name, column in found.types.items() if name not in (found.id, found.label)}
-    candidates = [name for name, column in others.items() if is_list(column) and family(column) in families]
-    if kind != "vectors":
-        names_in_tables = (*TIME_NAMES, *VARIABLE_NAMES)
-        texts = [name for name, column in others.items() if is_text(column) and name.lower() not in names_in_tables]
-        if (found.source.tokenizer and texts) or (not candidates and not (found.id and found.time)):
-            candidates = texts
-    if len(candidates) <= 1:
-        return candidates[0] if candidates else None
-    named = [name for name in SEQUENCE_NAMES if name in candidates]
-    if not named:
-        shown = ", ".join(map(repr, candidates))
-        raise DataError(
-            f"{found.where}: several columns could be the sequence ({shown}); choose with --sequence_column."
-        )
-    return named[0]
 
 
 def _table_layout(found: _Candidates) -> Layout | None:

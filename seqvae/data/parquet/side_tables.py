@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,17 +14,12 @@ import pyarrow.parquet as pq
 from seqvae.data.parquet.discovery import SPLIT_NAMES, SUFFIXES
 from seqvae.data.parquet.schema import ID_NAMES, closest
 from seqvae.errors import DataError
+from seqvae.text import some
 
 
-class LabelTable(NamedTuple):
-    """One label per sequence; ids as text, so that 200001, "200001" and 200001.0 are the same sequence."""
-
-    ids: pd.Index
-    labels: np.ndarray
-    """object: text, None where missing."""
-
-
-def read_labels(path: str, column: str | None, id_column: str | None) -> LabelTable:
+def read_labels(path: str, column: str | None, id_column: str | None) -> pd.Series:
+    """Return the label of each sequence as text, None where it is missing, by id as text: 200001, "200001" and 200001.0 are the
+    same sequence."""
     where = f"--label_path {path}"
     id_names = [name for name in (id_column, *ID_NAMES) if name]
     table = _read_table(where, path, as_text=id_names)
@@ -39,7 +34,8 @@ def read_labels(path: str, column: str | None, id_column: str | None) -> LabelTa
     if ids.has_duplicates:
         again = int(np.flatnonzero(ids.duplicated())[0])
         raise DataError(f"{where}: row {again}: id {ids[again]!r} occurred before; keep one row per sequence.")
-    return LabelTable(ids, label_names(table[column].to_numpy(), lambda row: f"{where}: row {row}: column {column!r}"))
+    names = label_names(table[column].to_numpy(), lambda row: f"{where}: row {row}: column {column!r}")
+    return pd.Series(names, ids, dtype=object)
 
 
 def label_names(values: np.ndarray, where: Callable[[int], str]) -> np.ndarray:
@@ -61,7 +57,7 @@ def label_names(values: np.ndarray, where: Callable[[int], str]) -> np.ndarray:
 
 
 def ids_as_text(ids: np.ndarray) -> np.ndarray:
-    """Return ids in one form, whatever wrote them: 7, 7.0, "7" and "007" are all "7".
+    """Return ids in one form, whichever program wrote them: 7, 7.0, "7" and "007" are all "7".
 
     >>> ids_as_text(np.array(["007", "7.0", "a1"], dtype=object)).tolist()
     ['7', '7', 'a1']
@@ -96,8 +92,7 @@ def read_variable_embeddings(path: str, names: tuple[str, ...]) -> np.ndarray:
     row_of = {name: row for row, name in enumerate(_distinct_names(where, table.iloc[:, 0]))}
     missing = [name for name in names[1:] if name not in row_of]
     if missing:
-        shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
-        raise DataError(f"{where}: lacks {len(missing)} of {len(names) - 1} variables ({shown}). Add them.")
+        raise DataError(f"{where}: lacks {len(missing)} of {len(names) - 1} variables ({some(missing, 5)}). Add them.")
     vectors = table.iloc[:, 1:].apply(pd.to_numeric, errors="coerce").to_numpy(np.float32)
     bad = np.argwhere(~np.isfinite(vectors))
     if len(bad):

@@ -1,24 +1,51 @@
-"""The processes behind the demo data: tokens, vectors and events, each with an exact likelihood.
+"""Demo data with known truth: Parquet files of each kind, drawn from a process whose likelihood is exact.
 
-In: a generator of random numbers. Out: flat samples with offsets, and for any such sample log p in nats. Every sequence has a
-length, a latent class (all equally likely) and a factor; the length says nothing about the other two.
+In: a directory, a kind, a size and a seed. Out: a folder in there that --data_dir takes as it is, with train.parquet,
+valid.parquet, test.parquet and truth.json, from which `read_truth` gives the process back. One row per sequence, except for
+events:
+
+    tokens   id, tokens list<uint8>, label, factor
+    vectors  id, values list<fixed_size_list<float>[6]> with nulls where missing, label, factor
+    events   ts_id, minute, variable, value (null: presence only), one row per event;
+             beside them outcomes.csv (ts_id, label) and factors.csv (ts_id, factor)
+
+Every sequence has a length, a latent class (its label; all equally likely) and a factor; the length says nothing about the
+other two. Samples are flat arrays with offsets, and of any such sample log p is known, in nats.
 
 Shapes: N sequences, S steps of all sequences one behind the other (offsets_N1 says where each begins), C classes.
 """
 
+import dataclasses
+import json
 import math
+import shutil
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from seqvae.data.description import Kind
+from seqvae.files import wait_for_lock
+
+VERSION = 1
+"""Version of the generator; raise it with every change that changes the files."""
+SEQUENCES = 20_000
+MEAN_LENGTH = 50.0
+"""Together a million steps: few enough to go through several times in a minute or two on two cores."""
+HELD_OUT_SHARE = 10
+ROW_GROUP_ROWS = {"tokens": 4_000, "vectors": 4_000, "events": 200_000}
 CHUNK = 512  # token sequences whose transition counts are held at once: 4 MB at 32 tokens
 VARIABLES = (
     *("pulse", "pressure", "temperature", "breaths", "oxygen", "glucose", "sodium", "lactate", "weight"),
     *("ventilated", "moved", "visited"),
 )
-"""Of the events; the last three are present or not and have no value."""
+"""Variables of the events; the last three are present or not and have no value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,31 +77,21 @@ class LengthLaw:
         return np.clip(lengths_N, self.shortest, self.longest).astype(np.int64)
 
     def probabilities(self) -> np.ndarray:
-        """Return those of the lengths shortest..longest; what rounds to less or more than these falls to the ends."""
+        """Return the probabilities of shortest..longest; lengths beyond fall to these two."""
         edges = (np.log(np.arange(self.shortest, self.longest) + 0.5) - self.log_median) / self.spread
         below = [0.5 * math.erfc(-edge / math.sqrt(2)) for edge in edges]
         return np.diff(below, prepend=0.0, append=1.0)
 
     def log_probability(self, lengths_N: np.ndarray) -> np.ndarray:
-        """Return -inf for lengths that cannot occur."""
+        """Return the log-probability of each length, -inf where it cannot occur."""
         reachable_N = (lengths_N >= self.shortest) & (lengths_N <= self.longest)
         with np.errstate(divide="ignore"):
             logs = np.log(self.probabilities())
         return np.where(reachable_N, logs[np.clip(lengths_N, self.shortest, self.longest) - self.shortest], -np.inf)
 
-    def expected(self) -> float:
-        """Return the mean of the clipped lengths."""
-        return float(self.probabilities() @ np.arange(self.shortest, self.longest + 1))
-
-
-def log_normal_lengths(
-    count: int, rng: np.random.Generator, mean: float = 75, longest: int = 1000, shortest: int = 3
-) -> np.ndarray:
-    """Return lengths as unequal as those of real sequences, int64."""
-    return LengthLaw(mean=mean, longest=longest, shortest=shortest).sample(count, rng)
-
 
 def offsets_of(lengths_N: np.ndarray) -> np.ndarray:
+    """Return where each sequence begins, and where the last one ends."""
     return np.concatenate([[0], np.cumsum(lengths_N)])
 
 
@@ -92,6 +109,8 @@ def logsumexp(values: np.ndarray, axis: int | tuple[int, ...]) -> np.ndarray:
 
 
 class TokenSample(NamedTuple):
+    """Sequences of tokens, and the class and factor of each."""
+
     tokens_S: np.ndarray
     offsets_N1: np.ndarray
     classes_N: np.ndarray
@@ -108,8 +127,8 @@ class TokenTruth:
         p(next | previous, class, factor) = softmax(base[previous] + favour[class] + factor * direction)
 
     The first token comes from the stationary law of its chain, so a token is distributed alike at every step. Class and factor
-    show slowly: of log 8 = 2.1 nats about the class 1.6 are still open after 5 tokens, 0.7 after 20 and 0.1 after 50. To know
-    them from the start is what a latent variable can bring. The default process (seed 0, mean length 50), in nats per symbol
+    show slowly: of log 8 = 2.1 nats about the class 1.6 are still open after 5 tokens, 0.7 after 20 and 0.1 after 50. A latent
+    variable can hold them from the start. The default process (seed 0, mean length 50), in nats per symbol
     (a token, or the end mark of a sequence):
 
         3.35  without any context
@@ -130,7 +149,7 @@ class TokenTruth:
     def draw(
         cls, rng: np.random.Generator, lengths: LengthLaw, *, vocabulary_size: int = 32, classes: int = 8
     ) -> "TokenTruth":
-        """Three decimals are enough, and what stands in truth.json is then the process itself."""
+        """Draw a process; rounded to three decimals, so that truth.json holds the process itself."""
         return cls(
             base_VV=rng.normal(scale=2.0, size=(vocabulary_size, vocabulary_size)).round(3),
             favour_CV=rng.normal(scale=0.6, size=(classes, vocabulary_size)).round(3),
@@ -148,21 +167,13 @@ class TokenTruth:
 
     @cached_property
     def log_first_KV(self) -> np.ndarray:
-        """The stationary law of each chain: p = p T and sum p = 1."""
+        """Log-probabilities of the first token: the stationary law of each chain, from p = p T and sum p = 1."""
         size = len(self.direction_V)
         equations_KVV = np.exp(self.log_transitions_KVV).transpose(0, 2, 1) - np.eye(size)
         equations_KVV[:, -1] = 1
         return np.log(np.linalg.solve(equations_KVV, np.eye(size)[:, -1:])[:, :, 0])
 
     def sample(self, count: int, rng: np.random.Generator) -> TokenSample:
-        def cumulative(log_probabilities: np.ndarray) -> np.ndarray:
-            sums = np.exp(log_probabilities).cumsum(axis=-1)
-            sums[..., -1] = 1  # whatever the rounding
-            return sums
-
-        def choose(cumulative_NV: np.ndarray) -> np.ndarray:
-            return (rng.random((len(cumulative_NV), 1)) >= cumulative_NV).sum(axis=1)
-
         # Longest first, so that the n sequences which still run at a step are always the first n.
         lengths_N = self.lengths.sample(count, rng)
         offsets_N1 = offsets_of(lengths_N)
@@ -170,13 +181,14 @@ class TokenTruth:
         chains_N = rng.integers(len(self.log_first_KV), size=count)
         ordered_chains_N, starts_N = chains_N[order_N], offsets_N1[order_N]
         tokens_S = np.empty(offsets_N1[-1], dtype=np.uint8 if len(self.direction_V) <= 256 else np.uint16)
-        cumulative_KVV = cumulative(self.log_transitions_KVV)
-        now_N = choose(cumulative(self.log_first_KV)[ordered_chains_N])
-        tokens_S[starts_N] = now_N
-        for step in range(1, lengths_N.max()):
+        first_KV, next_KVV = (np.exp(logs).cumsum(axis=-1) for logs in (self.log_first_KV, self.log_transitions_KVV))
+        first_KV[..., -1] = next_KVV[..., -1] = 1  # whatever the rounding
+        cumulative_NV = first_KV[ordered_chains_N]
+        for step in range(lengths_N.max()):
             running = np.count_nonzero(lengths_N > step)
-            now_N = choose(cumulative_KVV[ordered_chains_N[:running], now_N[:running]])
+            now_N = (rng.random((running, 1)) >= cumulative_NV[:running]).sum(axis=1)
             tokens_S[starts_N[:running] + step] = now_N
+            cumulative_NV = next_KVV[ordered_chains_N[:running], now_N]
         classes_N, levels_N = np.divmod(chains_N, len(self.factors_G))
         return TokenSample(tokens_S, offsets_N1, classes_N, self.factors_G[levels_N])
 
@@ -202,9 +214,11 @@ class TokenTruth:
 
     @cached_property
     def unigram_probabilities(self) -> np.ndarray:
-        """Of each token and, last, of the end mark, (V + 1,)."""
+        """Probability of each token and, last, of the end mark, (V + 1,)."""
+        law = self.lengths
+        mean_length = float(law.probabilities() @ np.arange(law.shortest, law.longest + 1))
         tokens_V = np.exp(self.log_first_KV).mean(axis=0)
-        return np.append(tokens_V * self.lengths.expected(), 1.0) / (self.lengths.expected() + 1)
+        return np.append(tokens_V * mean_length, 1.0) / (mean_length + 1)
 
     def unigram_log_likelihood(self, tokens_S: np.ndarray, offsets_N1: np.ndarray) -> np.ndarray:
         """Return the log-likelihood of the best model without any context, (N,)."""
@@ -216,9 +230,9 @@ class TokenTruth:
 
 
 class FactorTerms(NamedTuple):
-    """log p(x, length | class, factor) = constant + linear * factor - curvature * factor^2 / 2, exactly.
+    """The terms of log p(x, length | class, factor) = constant + linear * factor - curvature * factor^2 / 2, which is exact.
 
-    True of every Gaussian whose mean is linear in the factor. With factor ~ Normal(0, 1) the integral has a closed form.
+    It holds for every Gaussian whose mean is linear in the factor. With factor ~ Normal(0, 1) the integral has a closed form.
     """
 
     constant_NC: np.ndarray
@@ -231,19 +245,16 @@ class FactorTerms(NamedTuple):
         constant_NC, linear_NC, curvature_NC = (np.add.reduceat(term, offsets_N1[:-1], axis=0) for term in terms_SC)
         return cls(constant_NC + lengths.log_probability(np.diff(offsets_N1))[:, None], linear_NC, curvature_NC)
 
-    def given(self, classes_N: np.ndarray, factors_N: np.ndarray) -> np.ndarray:
-        """Return log p(x, length | class, factor) at one class and factor for each sequence."""
-        constant_N, linear_N, curvature_N = (term_NC[np.arange(len(classes_N)), classes_N] for term_NC in self)
-        return constant_N + linear_N * factors_N - curvature_N * factors_N**2 / 2
-
     def marginal(self) -> np.ndarray:
-        """Return log p(x, length), (N,): all classes equally likely."""
+        """Return log p(x, length), (N,), with all classes equally likely."""
         precision_NC = 1 + self.curvature_NC
         integrated_NC = self.constant_NC + self.linear_NC**2 / (2 * precision_NC) - np.log(precision_NC) / 2
         return logsumexp(integrated_NC, axis=1) - math.log(self.constant_NC.shape[1])
 
 
 class VectorSample(NamedTuple):
+    """Sequences of vectors, and the class and factor of each."""
+
     values_SD: np.ndarray
     """float32, NaN where missing."""
     offsets_N1: np.ndarray
@@ -335,12 +346,10 @@ class VectorTruth:
             terms_SC[2].append((weighted_SD * tilt_SD).sum(axis=1))
         return FactorTerms.of_steps([np.stack(term, axis=1) for term in terms_SC], sample.offsets_N1, self.lengths)
 
-    def log_likelihood(self, sample: VectorSample) -> np.ndarray:
-        """Return log p(observed values, length), (N,)."""
-        return self.factor_terms(sample).marginal()
-
 
 class EventSample(NamedTuple):
+    """Sequences of events, and the class and factor of each."""
+
     present_SV: np.ndarray
     values_SV: np.ndarray
     """float32, NaN where an event has no value or is not present."""
@@ -353,10 +362,10 @@ class EventSample(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EventTruth:
-    """Twelve variables, some of them at each of irregular times; its fields are what truth.json holds.
+    """Events of twelve variables at irregular times; its fields are what truth.json holds.
 
     Variables have rates of their own, and each class has its own rates, levels and pace. A step has at least one event (an
-    empty one could not be told from none). Values and the logarithms of the gaps are Gaussian with means linear in the factor,
+    empty one could not be seen). Values and the logarithms of the gaps are Gaussian with means linear in the factor,
     Normal(0, 1):
 
         p(variables present | class) = product of Bernoulli(presence[class]), given that there is one
@@ -438,6 +447,102 @@ class EventTruth:
         curvature_SC = np.repeat(curvature_S[:, None], len(self.pace_C), axis=1)
         return FactorTerms.of_steps([constant_SC, linear_SC, curvature_SC], sample.offsets_N1, self.lengths)
 
-    def log_likelihood(self, sample: EventSample) -> np.ndarray:
-        """Return log p(variables, values, gaps, length), (N,)."""
-        return self.factor_terms(sample).marginal()
+
+# --- Files ----------------------------------------------------------------------------------------------------------
+
+Truth: TypeAlias = TokenTruth | VectorTruth | EventTruth
+TRUTHS: dict[str, type[Truth]] = {"tokens": TokenTruth, "vectors": VectorTruth, "events": EventTruth}
+
+
+def write_demo(
+    directory: Path, kind: Kind, *, sequences: int = SEQUENCES, mean_length: float = MEAN_LENGTH, seed: int = 0
+) -> Path:
+    """Return the folder below `directory` with these data, and write it first where it does not exist.
+
+    `sequences` train; a tenth as many each validate and test. Safe for several processes at once, and to kill.
+    """
+    if sequences < 1:
+        raise ValueError(f"demo data need 1 sequence or more, got {sequences}")
+    lengths = LengthLaw(mean=mean_length)
+    name = f"demo-{kind}-v{VERSION}-{sequences}x{mean_length:g}-seed{seed}"
+    target = directory / name
+    if target.exists():
+        return target
+    directory.mkdir(parents=True, exist_ok=True)
+    with wait_for_lock(directory / f".{name}.lock", lambda: None):
+        if not target.exists():
+            unfinished = directory / f".{name}.unfinished"
+            shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed: the lock is ours
+            try:
+                unfinished.mkdir()
+                _write_files(unfinished, kind, sequences, lengths, seed)
+                unfinished.rename(target)
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
+    return target
+
+
+def read_truth(folder: Path) -> Truth:
+    """Return the process that the files in a folder of `write_demo` were drawn from."""
+    stored = json.loads((folder / "truth.json").read_text(encoding="utf-8"))
+    process = stored["process"]
+    fields: dict[str, Any] = {n: np.array(value) if isinstance(value, list) else value for n, value in process.items()}
+    return TRUTHS[stored["kind"]](**fields | {"lengths": LengthLaw(**process["lengths"])})
+
+
+def read_tokens(path: Path) -> TokenSample:
+    """Return the sample in one Parquet file of a token demo."""
+    table = pq.read_table(path, page_checksum_verification=True).combine_chunks()
+    lengths_N = pc.list_value_length(table["tokens"]).to_numpy()
+    tokens_S = pc.list_flatten(table["tokens"]).to_numpy()
+    return TokenSample(tokens_S, offsets_of(lengths_N), table["label"].to_numpy(), table["factor"].to_numpy())
+
+
+def _write_files(folder: Path, kind: Kind, sequences: int, lengths: LengthLaw, seed: int) -> None:
+    truth = TRUTHS[kind].draw(np.random.default_rng([seed, 0]), lengths)
+    held_out = max(1, sequences // HELD_OUT_SHARE)
+    latents = []
+    first_id = 0
+    for number, (split, count) in enumerate({"train": sequences, "valid": held_out, "test": held_out}.items(), start=1):
+        sample = truth.sample(count, np.random.default_rng([seed, number]))
+        ids_N, offsets_N1 = np.arange(first_id, first_id + count), sample.offsets_N1
+        latent = {"label": sample.classes_N, "factor": sample.factors_N}
+        if isinstance(sample, EventSample):
+            step_E, variable_E = np.nonzero(sample.present_SV)
+            elapsed_S, lengths_N = np.cumsum(sample.gaps_S), np.diff(offsets_N1)
+            minutes_S = elapsed_S - np.repeat(elapsed_S[offsets_N1[:-1]], lengths_N)
+            columns = {
+                "ts_id": np.repeat(ids_N, lengths_N)[step_E],
+                "minute": minutes_S[step_E],
+                "variable": pa.array(VARIABLES).take(pa.array(variable_E)),
+                "value": pa.array(sample.values_SV[step_E, variable_E], from_pandas=True),
+            }
+        elif isinstance(sample, VectorSample):
+            values = pa.array(sample.values_SD.ravel(), from_pandas=True)  # NaN becomes null
+            steps = pa.FixedSizeListArray.from_arrays(values, sample.values_SD.shape[1])
+            columns = {
+                "id": ids_N,
+                "values": pa.ListArray.from_arrays(pa.array(offsets_N1, pa.int32()), steps),
+            } | latent
+        else:
+            steps = pa.array(sample.tokens_S)
+            columns = {
+                "id": ids_N,
+                "tokens": pa.ListArray.from_arrays(pa.array(offsets_N1, pa.int32()), steps),
+            } | latent
+        pq.write_table(
+            pa.table(columns),
+            folder / f"{split}.parquet",
+            row_group_size=ROW_GROUP_ROWS[kind],
+            write_page_checksum=True,
+        )
+        latents.append(pd.DataFrame({"ts_id": ids_N} | latent))
+        first_id += count
+    if kind == "events":
+        table = pd.concat(latents)
+        table[["ts_id", "label"]].to_csv(folder / "outcomes.csv", index=False)
+        table[["ts_id", "factor"]].to_csv(folder / "factors.csv", index=False)
+    process = dataclasses.asdict(truth)
+    process = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in process.items()}
+    stored = {"kind": kind, "version": VERSION, "sequences": sequences, "seed": seed, "process": process}
+    (folder / "truth.json").write_text(json.dumps(stored), encoding="utf-8")

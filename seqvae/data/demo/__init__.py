@@ -1,1 +1,0 @@
-"""Demo data with known truth."""
