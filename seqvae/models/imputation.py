@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from seqvae.data.batch import EventBatch, VectorBatch
-from seqvae.models.functional import real_steps
-from seqvae.models.likelihoods import EventLikelihood, TokenLikelihood, VectorLikelihood
+from seqvae.models.likelihoods import EventLikelihood, TokenLikelihood, VectorLikelihood, real_steps
 from seqvae.models.sampling import evaluating
 from seqvae.models.vae import SequenceVAE
 
@@ -82,11 +81,11 @@ def predictions(
         if draws:
             noise = torch.randn(z.shape, generator=generator, device=z.device)
             z = z + torch.exp(0.5 * posterior.logvar) * noise
-        hidden_BTW = network.decoder_says(steps_BTW, z)
+        hidden_BTW = network.decode_hidden(steps_BTW, z)
         if isinstance(likelihood, VectorLikelihood) and isinstance(batch, VectorBatch):
             mean_BTD, logvar_BTD = likelihood.predict(hidden_BTW)
         elif isinstance(likelihood, EventLikelihood) and isinstance(batch, EventBatch):
-            mean_BTD, logvar_BTD = likelihood.predict_values(likelihood.knowing_gaps(hidden_BTW, batch.gaps_BT))
+            mean_BTD, logvar_BTD = likelihood.predict_values(likelihood.condition_on_gaps(hidden_BTW, batch.gaps_BT))
         else:
             raise ValueError(f"{type(likelihood).__name__} cannot fill a {type(batch).__name__}")
         yield mean_BTD, logvar_BTD.exp()

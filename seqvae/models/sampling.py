@@ -232,9 +232,9 @@ def _events(
             present_BV[sets.steps_E[here_E] // width, sets.variables_E[here_E]] = True
         elif step > 0:
             gaps_BT[:, step] = likelihood.sample_gap(hidden_BW, temperature, generator) * going_B
-        drawn = likelihood.sample(hidden_BW, gaps_BT[:, step], temperature, generator, present_BV)
-        rows_E, variables_E = (drawn.present_BV & going_B[:, None]).nonzero(as_tuple=True)
-        values_E = drawn.values_BV[rows_E, variables_E]
+        present_BV, values_BV = likelihood.sample(hidden_BW, gaps_BT[:, step], temperature, generator, present_BV)
+        rows_E, variables_E = (present_BV & going_B[:, None]).nonzero(as_tuple=True)
+        values_E = values_BV[rows_E, variables_E]
         one_step = _Events(variables_E, values_E.nan_to_num(nan=0.0), ~values_E.isnan(), rows_E)
         events.append(one_step._replace(steps_E=rows_E * length + step))
         gaps_B1, times_B1 = (grid_BT[:, step : step + 1] for grid_BT in (gaps_BT, gaps_BT.cumsum(dim=1)))

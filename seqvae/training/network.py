@@ -50,20 +50,20 @@ def build_network(
     if vectors_VG is not None:
         given = GivenVectors(torch.from_numpy(vectors_VG), data.source.freeze_variable_embeddings)
     network = SequenceVAE(data.description, model, given)
-    if data.fewest_sequences < network.least_sequences:
+    if data.fewest_sequences < network.posterior.least_sequences:
         raise UsageError(
-            f"--posterior {model.posterior} needs {network.least_sequences} sequences in every batch, but here one holds "
-            f"{data.fewest_sequences}: give --tokens_per_batch {network.least_sequences * data.longest} or more (and "
+            f"--posterior {model.posterior} needs {network.posterior.least_sequences} sequences in every batch, but here one holds "
+            f"{data.fewest_sequences}: give --tokens_per_batch {network.posterior.least_sequences * data.longest} or more (and "
             "--drop_last where it is the last batch of an epoch that is short)"
         )
-    network.synchronise_batch_norm = compute.sync_batchnorm and world > 1
+    network.posterior.synchronised = compute.sync_batchnorm and world > 1
     return network
 
 
 def make_ready(network: nn.Module, compute: ComputeSettings, accelerator: str = "cpu") -> str:
     """Change the network in place, as the settings say; return a remark for the header."""
     if compute.plain_operations and isinstance(network, SequenceVAE):  # others have nothing else
-        network.use_plain_operations()
+        network.use_torch_operations()
     if compute.gradient_checkpointing:
         if not isinstance(network, SavesActivations):
             raise UsageError(

@@ -18,7 +18,7 @@ from seqvae.models.backbones import Decoder, Encoder, position_waves
 from seqvae.models.blocks.lstm import BidirectionalBlock, opposite_steps
 from seqvae.models.blocks.tcn import Convolution, ConvolutionBlock
 from seqvae.models.cpu_kernels import HasCpuKernel
-from seqvae.models.functional import real_steps
+from seqvae.models.likelihoods import real_steps
 from seqvae.models.vae import SequenceVAE, VAEOutput
 from tests.support.small_models import DESCRIPTIONS, KINDS, SMALL, change_step, make_batch, make_vae
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from seqvae.models.cpu_kernels.cross_entropy import linear_cross_entropy
+from seqvae.models.cpu_kernels import linear_cross_entropy
 
 ROWS, WIDTH, IDS = 600, 8, 41
 
@@ -38,7 +38,7 @@ WEIGHTS = {
 @pytest.mark.parametrize("counting", ["all", "two of three", "none"])
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_values_and_gradients_are_torchs(given, weights, counting, scores_at_once, monkeypatch):
-    monkeypatch.setattr("seqvae.models.cpu_kernels.cross_entropy.SCORES_AT_ONCE", scores_at_once)
+    monkeypatch.setattr("seqvae.models.cpu_kernels.SCORES_AT_ONCE", scores_at_once)
     targets_N = torch.randint(0, IDS, (ROWS,))
     counts_N = torch.arange(ROWS) % {"all": ROWS + 1, "two of three": 3, "none": 1}[counting] > 0
     counts_N[0] = counting == "all"

@@ -110,7 +110,7 @@ def by_hand(vae: Any, batch: Any, draws: int) -> list[tuple[Tensor, Tensor]]:
         if isinstance(batch, VectorBatch):
             mean_BTD, logvar_BTD = vae.likelihood.predict(hidden_BTW)
         else:
-            hidden_BTW = vae.likelihood.knowing_gaps(hidden_BTW, batch.gaps_BT)
+            hidden_BTW = vae.likelihood.condition_on_gaps(hidden_BTW, batch.gaps_BT)
             mean_BTD, raw_BTD = vae.likelihood.value_moments.of_all(hidden_BTW).unbind(dim=-1)
             logvar_BTD = 7 * (raw_BTD / 7).tanh()
         parts.append((mean_BTD, logvar_BTD.exp()))

@@ -10,7 +10,7 @@ import torch
 
 from seqvae.config.model import ModelSettings
 from seqvae.models.blocks.transformer import Block, attention, attention_context, rotate
-from seqvae.models.cpu_kernels.dropout import Dropout
+from seqvae.models.cpu_kernels import Dropout
 from seqvae.models.embeddings import GivenVectors
 from seqvae.models.vae import SequenceVAE
 from tests.support.small_models import DESCRIPTIONS, KINDS, NAMES, SMALL, change_step, make_batch, make_vae

@@ -94,7 +94,7 @@ def test_at_temperature_zero_each_step_is_the_most_likely_after_those_that_were_
             mean_BT, _ = likelihood.predict_gaps(said_BTW)
             expected_BT = (mean_BT * likelihood.gap_scale.log_std + likelihood.gap_scale.log_mean).exp()
             torch.testing.assert_close(expected_BT[real_BT], drawn.gaps_BT[real_BT])
-            hidden_NW = likelihood.knowing_gaps(said_BTW, drawn.gaps_BT).flatten(0, 1)
+            hidden_NW = likelihood.condition_on_gaps(said_BTW, drawn.gaps_BT).flatten(0, 1)
             values_NV = likelihood.value_moments.of_all(hidden_NW)[..., 0]
             expected_E = values_NV[drawn.steps_E, drawn.variables_E]
             assert drawn.has_value_E.any()

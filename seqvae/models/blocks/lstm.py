@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from seqvae.config.model import ModelSettings
-from seqvae.models.cpu_kernels.dropout import Dropout
+from seqvae.models.cpu_kernels import Dropout
 
 
 class RecurrentBlock(nn.Module):

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqvae.config.model import ModelSettings
-from seqvae.models.cpu_kernels.dropout import Dropout
-from seqvae.models.functional import with_room
+from seqvae.models.blocks import with_room
+from seqvae.models.cpu_kernels import Dropout
 
 CONVOLUTIONS_PER_BLOCK = 3
 

@@ -14,9 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqvae.config.model import ModelSettings
-from seqvae.models.cpu_kernels.attention import LONGEST, RotaryAttention, complex_turns
-from seqvae.models.cpu_kernels.dropout import Dropout
-from seqvae.models.functional import with_room
+from seqvae.models.blocks import with_room
+from seqvae.models.cpu_kernels import LONGEST_ATTENTION, Dropout, RotaryAttention, complex_turns
 
 ROTARY_BASE = 10_000.0
 
@@ -48,7 +47,7 @@ def attention_context(
     angles_TP = positions_T[:, None] * ROTARY_BASE ** (-torch.arange(pairs, device=device) / pairs)
     visible_B11T = None if real_BT is None else real_BT[:, None, None, :]
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else steps_BTW.dtype
-    use_kernel = use_kernel and length <= LONGEST["bf16" if dtype == torch.bfloat16 else "others"]
+    use_kernel = use_kernel and length <= LONGEST_ATTENTION["bf16" if dtype == torch.bfloat16 else "others"]
     bias = None
     if use_kernel and visible_B11T is None:
         bias = torch.full((length, length), -math.inf, dtype=dtype).triu(1)
