@@ -4,7 +4,7 @@ Encoder and decoder share it. Padded steps get some finite vector, which nothing
 sine, linear near 0, logarithmic far out: an outlier of 1,000 deviations counts 7.6 and drowns nothing.
 
 Shapes: B sequences, T steps, N = B * T steps of the whole batch, D features, V variables, E events of the whole batch, W width,
-R width of an event, F time features, G width of given vectors.
+R width of an event, F time features, G width of pretrained vectors.
 """
 
 import math
@@ -18,12 +18,12 @@ from seqvae.data.batch import EventBatch, TokenBatch, VectorBatch
 from seqvae.data.description import DataDescription
 
 TIME_WAVES = 6
-"""Waves over the logarithm of a time, with periods of 1, 2, ... 32: the finest tells 1 minute from 2, the widest would take
+"""Waves over the logarithm of a time, with periods of 1, 2, ... 32: the finest separates 1 minute from 2, the widest would take
 a second to 2 million years to come round. Times count in shortest gaps of the data, so that their unit does not matter."""
 TIME_FEATURES = 1 + 2 * TIME_WAVES
 
 
-class GivenVectors(NamedTuple):
+class PretrainedVectors(NamedTuple):
     """Vectors of the variables that are known before training."""
 
     vectors_VG: Tensor
@@ -58,15 +58,15 @@ class EventEmbedding(nn.Module):
     """The set of a step's events, free of order, and when the step happened.
 
     An event becomes gelu(variable + value * slope), with a vector `variable` and a vector `slope` for each variable, so that
-    the sum over a step still tells which value belongs to which variable. Events are narrower than steps: there are several
+    the sum over a step still shows which value belongs to which variable. Events are narrower than steps: there are several
     of them in a step, and moving their vectors through memory is what costs time.
     """
 
-    def __init__(self, description: DataDescription, width: int, given: GivenVectors | None = None) -> None:
+    def __init__(self, description: DataDescription, width: int, pretrained: PretrainedVectors | None = None) -> None:
         super().__init__()
         event_width = width // 2
         self.shortest_gap = description.shortest_gap
-        self.table = VariableTable(len(description.names), 2 * event_width, given)
+        self.table = VariableTable(len(description.names), 2 * event_width, pretrained)
         self.has_value = nn.Parameter(torch.randn(event_width))
         self.from_set = nn.Linear(event_width, width)
         self.from_time = nn.Linear(2 * TIME_FEATURES, width, bias=False)
@@ -90,17 +90,17 @@ class EventEmbedding(nn.Module):
 
 
 class VariableTable(nn.Module):
-    """A vector for each variable: drawn at random, or starting from given vectors of any width."""
+    """A vector for each variable: drawn at random, or starting from pretrained vectors of any width."""
 
-    def __init__(self, variables: int, width: int, given: GivenVectors | None) -> None:
+    def __init__(self, variables: int, width: int, pretrained: PretrainedVectors | None) -> None:
         super().__init__()
         self.projection = None
-        if given is None:
+        if pretrained is None:
             self.vectors_VR = nn.Parameter(torch.randn(variables, width))
         else:
-            self.vectors_VG = nn.Parameter(given.vectors_VG.clone(), requires_grad=not given.frozen)
-            self.projection = Float32Linear(given.vectors_VG.shape[1], width)
-            length = given.vectors_VG.square().sum(dim=1).mean().sqrt().clamp(min=1e-6)
+            self.vectors_VG = nn.Parameter(pretrained.vectors_VG.clone(), requires_grad=not pretrained.frozen)
+            self.projection = Float32Linear(pretrained.vectors_VG.shape[1], width)
+            length = pretrained.vectors_VG.square().sum(dim=1).mean().sqrt().clamp(min=1e-6)
             nn.init.normal_(self.projection.weight, std=float(1 / length))  # the scale of a table drawn at random
 
     def forward(self) -> Tensor:

@@ -1,8 +1,8 @@
 """The likelihood of each kind: the decoder's vector of each step and the batch in, -log p of each step, in nats, out.
 
 All are proper distributions: their probabilities sum, or their densities integrate, to 1. How many steps a sequence has is
-modelled for tokens alone, by their end mark; for vectors and events the number of steps is given, and so is when the first
-step happened, and which of the values that came are missing. "Gaussian" stands for one with a small share of outliers
+modelled for tokens alone, by their end mark; for vectors and events the number of steps is a condition, and so is when the
+first step happened, and which of the values that came are missing. "Gaussian" stands for one with a small share of outliers
 (`robust_nll`). Each likelihood also draws one step of each sequence from the decoder's vectors. Draws take a temperature, 1 for
 the distribution itself and 0 for its most likely value, and a generator on the tensors' device, so that drawing leaves the noise of
 training alone.
@@ -302,8 +302,8 @@ def student_cdf(deviations: Tensor) -> Tensor:
 def gap_nll(gaps: Tensor, mean: Tensor, logvar: Tensor, scale: GapScale) -> Tensor:
     """Return -log p of gaps: log-normal, and as robust as a value; `mean` and `logvar` are those of a gap's standardised logarithm.
 
-    Gaps up to the shortest that are told apart, 0 among them, share evenly what the log-normal has for them: the logarithm
-    of 0 says nothing.
+    Gaps up to the shortest that can be distinguished, 0 among them, share evenly what the log-normal has for them, as the
+    logarithm of 0 means nothing.
     """
     log_gaps = gaps.clamp(min=scale.shortest).log()
     standard = (log_gaps - scale.log_mean) / scale.log_std

@@ -21,7 +21,7 @@ from seqvae.data.batch import Batch
 from seqvae.data.description import DataDescription
 from seqvae.models.backbones import Decoder, Encoder
 from seqvae.models.cpu_kernels import Dropout, HasCpuKernel
-from seqvae.models.embeddings import EventEmbedding, GivenVectors, TokenEmbedding, VectorEmbedding
+from seqvae.models.embeddings import EventEmbedding, PretrainedVectors, TokenEmbedding, VectorEmbedding
 from seqvae.models.likelihoods import EventLikelihood, TokenLikelihood, VectorLikelihood, real_steps
 from seqvae.models.posteriors import BatchNormPosterior, GaussianPosterior, Posterior, draw
 
@@ -51,7 +51,7 @@ class SequenceVAE(nn.Module):
     posterior: GaussianPosterior | BatchNormPosterior
 
     def __init__(
-        self, description: DataDescription, settings: ModelSettings, given: GivenVectors | None = None
+        self, description: DataDescription, settings: ModelSettings, pretrained: PretrainedVectors | None = None
     ) -> None:
         super().__init__()
         width = settings.width
@@ -64,7 +64,7 @@ class SequenceVAE(nn.Module):
                 self.embedding = VectorEmbedding(len(description.names), width)
                 self.likelihood = VectorLikelihood(description, width)
             case "events":
-                self.embedding = EventEmbedding(description, width, given)
+                self.embedding = EventEmbedding(description, width, pretrained)
                 self.likelihood = EventLikelihood(description, width)
         self.input_dropout = Dropout(settings.dropout)
         self.encoder = Encoder(settings)

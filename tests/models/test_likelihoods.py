@@ -15,7 +15,7 @@ from seqvae.data.building.finishing import gap_moments
 from seqvae.data.description import DataDescription
 from seqvae.models.embeddings import (
     EventEmbedding,
-    GivenVectors,
+    PretrainedVectors,
     SpreadToEvents,
     SumByStep,
     step_offsets,
@@ -338,6 +338,6 @@ def test_time_features_tell_a_time_from_one_a_tenth_longer_in_any_unit(minutes, 
 def test_given_vectors_tell_variables_apart_on_the_scale_of_drawn_ones():
     torch.manual_seed(0)
     drawn = EventEmbedding(events_of(1000), 64)
-    given = EventEmbedding(events_of(1000), 64, GivenVectors(30 * torch.randn(1000, 300), True))
+    given = EventEmbedding(events_of(1000), 64, PretrainedVectors(30 * torch.randn(1000, 300), True))
     spread = [module.table().std().item() for module in (drawn, given)]
     assert spread[1] == pytest.approx(spread[0], rel=0.1)

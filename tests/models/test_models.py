@@ -11,7 +11,7 @@ import torch
 from seqvae.config.model import ModelSettings
 from seqvae.models.blocks.transformer import Block, attention, attention_context, rotate
 from seqvae.models.cpu_kernels import Dropout
-from seqvae.models.embeddings import GivenVectors
+from seqvae.models.embeddings import PretrainedVectors
 from seqvae.models.vae import SequenceVAE
 from tests.support.small_models import DESCRIPTIONS, KINDS, NAMES, SMALL, change_step, make_batch, make_vae
 
@@ -123,7 +123,7 @@ def test_impossible_models_are_refused_by_flag(changes, flag):
 def test_given_vectors_of_variables_are_where_training_starts_and_frozen_ones_where_it_stays(frozen):
     torch.manual_seed(0)
     vectors_VG = 7 * torch.randn(len(NAMES), 5)
-    vae = SequenceVAE(DESCRIPTIONS["events"], SMALL, GivenVectors(vectors_VG, frozen))
+    vae = SequenceVAE(DESCRIPTIONS["events"], SMALL, PretrainedVectors(vectors_VG, frozen))
     (table_VG,) = [value for name, value in vae.named_parameters() if name.endswith("vectors_VG")]
     assert torch.equal(table_VG, vectors_VG)
     vae(make_batch("events", [5, 3])).nll_B.sum().backward()

@@ -7,8 +7,6 @@ costs about what a block of a transformer does, and two of them reach 728 steps 
 Shapes: B sequences, T steps, W width.
 """
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -70,7 +68,13 @@ class Convolution(nn.Module):
         normed_BTW = self.norm(hidden_BTW)
         if real_BT1 is not None:
             normed_BTW = normed_BTW * real_BT1
-        around = side_by_side(normed_BTW, self.shifts)
+        length, shifts = hidden_BTW.shape[1], self.shifts
+        if not torch.compiler.is_compiling():
+            # No further than the sequence is long, or most of a short one's copy would be zeros. Compiled code makes no such copy,
+            # and would be compiled again for lengths on either side of a shift.
+            shifts = tuple(max(-length, min(shift, length)) for shift in shifts)
+        padded = F.pad(normed_BTW, (0, 0, shifts[0], -shifts[-1]))
+        around = torch.cat([padded[:, shifts[0] - shift : shifts[0] - shift + length] for shift in shifts], dim=-1)
         return hidden_BTW + self.dropout(self.out(F.gelu(self.around(around))))
 
     def step(self, hidden_BW: Tensor, step: int, seen_BTW: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -84,21 +88,3 @@ class Convolution(nn.Module):
             dim=-1,
         )
         return hidden_BW + self.dropout(self.out(F.gelu(self.around(around)))), seen_BTW
-
-
-def side_by_side(steps_BTW: Tensor, shifts: Sequence[int]) -> Tensor:
-    """Return for each step the vectors of the steps that far before it (negative: behind it), zeros where there are none.
-
-    >>> side_by_side(torch.tensor([[[1.0], [2.0], [3.0]]]), shifts=(1, 0))
-    tensor([[[0., 1.],
-             [1., 2.],
-             [2., 3.]]])
-    """
-    length = steps_BTW.shape[1]
-    starts = list(shifts)
-    if not torch.compiler.is_compiling():
-        # No further than the sequence is long, or most of a short one's copy would be zeros. Compiled code makes no such copy, and
-        # would be compiled again for lengths on either side of a shift.
-        starts = [max(-length, min(shift, length)) for shift in shifts]
-    padded = F.pad(steps_BTW, (0, 0, starts[0], -starts[-1]))
-    return torch.cat([padded[:, starts[0] - start : starts[0] - start + length] for start in starts], dim=-1)

@@ -1,7 +1,7 @@
 """The block of a transformer: vectors of steps in, vectors of steps out, whatever kind of sequence they stand for.
 
 Pre-norm, with rotary positions: pairs of numbers of queries and keys are turned by an angle for each position, so that products see
-distances alone. A block sees a whole sequence or, in a decoder, what came before; the `AttentionContext` says which.
+distances alone. A block sees a whole sequence or, in a decoder, what came before, as the `AttentionContext` has it.
 
 Shapes: B sequences, T steps, H heads, W width, K = W / H numbers of a head, P = K / 2 pairs of them, X = 3 W packed.
 """
