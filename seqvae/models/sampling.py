@@ -12,6 +12,7 @@ E events.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -157,7 +158,7 @@ def _tokens(
 ) -> TokenBatch:
     tokens_BT = torch.zeros(len(most_B), max(1, int(most_B.max())), dtype=torch.int64, device=most_B.device)
     lengths_B, going_B = torch.zeros_like(most_B), most_B > 0
-    batch = TokenBatch(tokens_BT, lengths_B, *_outside_of_splits(most_B))
+    batch = TokenBatch(tokens_BT, lengths_B, **_outside_of_splits(most_B))
     before_BW = network.begin_W.expand(len(most_B), -1)
     for step in range(tokens_BT.shape[1]):
         going_B = going_B & (step < most_B)
@@ -182,7 +183,7 @@ def _vectors(
     features = likelihood.moments.out_features // 2
     values_BTD = torch.zeros(len(lengths_B), int(lengths_B.max()), features, device=lengths_B.device)
     observed_BTD = torch.zeros_like(values_BTD, dtype=torch.bool)
-    batch = VectorBatch(values_BTD, observed_BTD, lengths_B, *_outside_of_splits(lengths_B))
+    batch = VectorBatch(values_BTD, observed_BTD, lengths_B, **_outside_of_splits(lengths_B))
     before_BW = network.begin_W.expand(len(lengths_B), -1)
     for step in range(values_BTD.shape[1]):
         going_B = step < lengths_B
@@ -230,12 +231,14 @@ def _events(
         of_step = (variables_E, values_E.nan_to_num(nan=0.0), ~values_E.isnan())
         events.append((*of_step, rows_E * length + step))
         gaps_B1, times_B1 = gaps_BT[:, step : step + 1], gaps_BT.cumsum(dim=1)[:, step : step + 1]
-        before_BW = network.embedding(EventBatch(gaps_B1, lengths_B, *of_step, rows_E, *rest), times_B1)[:, 0]
-    fields = [torch.cat(parts) for parts in zip(*events, strict=True)]
-    order_E = fields[-1].argsort(stable=True)  # by step
-    return EventBatch(gaps_BT, lengths_B, *(field_E[order_E] for field_E in fields), *rest)
+        before_BW = network.embedding(EventBatch(gaps_B1, lengths_B, *of_step, rows_E, **rest), times_B1)[:, 0]
+    variables_E, values_E, has_value_E, steps_E = (torch.cat(parts) for parts in zip(*events, strict=True))
+    order_E = steps_E.argsort(stable=True)
+    of_all = (variables_E[order_E], values_E[order_E], has_value_E[order_E], steps_E[order_E])
+    return EventBatch(gaps_BT, lengths_B, *of_all, **rest)
 
 
-def _outside_of_splits(lengths_B: Tensor) -> tuple[Tensor, None, int, int]:
-    """Return the last fields of a batch that stands in no split: sequences_B, labels_B, step_tokens, position."""
-    return torch.full_like(lengths_B, -1), None, int(lengths_B.sum()), 0
+def _outside_of_splits(lengths_B: Tensor) -> dict[str, Any]:
+    """Return the last fields of a batch that stands in no split."""
+    sequences_B = torch.full_like(lengths_B, -1)
+    return {"sequences_B": sequences_B, "labels_B": None, "step_tokens": int(lengths_B.sum()), "position": 0}

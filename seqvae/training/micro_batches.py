@@ -10,7 +10,6 @@ A reference to the loss keeps all that it was computed from, and Lightning holds
 
 import gc
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -51,9 +50,9 @@ class MicroBatches:
             return self.module.compute(batch, 0)
         self._of_step.append(batch)
         if self.parts.of(batch) > 1:
-            outputs = run_or_none_on_oom(partial(self._forward_and_backward, batch))
+            outputs = run_or_none_on_oom(self._forward_and_backward, batch)
         else:
-            outputs = run_or_none_on_oom(partial(self.module.compute, batch, 0))
+            outputs = run_or_none_on_oom(self.module.compute, batch, 0)
             if outputs is not None:
                 copy = outputs["loss"].detach().requires_grad_()
                 self._whole.append((outputs["loss"], copy))
@@ -93,7 +92,7 @@ class MicroBatches:
         while True:
             self.module.begin_step()
             for batch in self._of_step:
-                outputs = run_or_none_on_oom(partial(self._forward_and_backward, batch))
+                outputs = run_or_none_on_oom(self._forward_and_backward, batch)
                 if outputs is None:
                     self._double(batch)
                     break
@@ -167,10 +166,10 @@ class Parts:
         self._parts_from = {int(steps): parts for steps, parts in state.items()}
 
 
-def run_or_none_on_oom(work: Callable[[], Result]) -> Result | None:
+def run_or_none_on_oom(work: Callable[..., Result], *arguments: Any) -> Result | None:
     """Return what `work` returns; None where there was no room for it. What it had allocated is free again by then."""
     try:
-        return work()
+        return work(*arguments)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

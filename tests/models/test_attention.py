@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqvae.models.blocks.transformer import AttentionContext, attention, attention_context, rotate
+from seqvae.models.blocks import AttentionContext, attention, attention_context, rotate
 from seqvae.models.likelihoods import real_steps
 
 HEADS, WIDTH = 2, 16

@@ -1,4 +1,4 @@
-"""The likelihoods are proper, the embeddings tell apart what differs, and sums over events equal a loop.
+"""The likelihoods are proper, the embeddings distinguish what differs, and sums over events equal a loop.
 
 Shapes: B sequences, T steps (S: with the end mark), V variables or ids, D features, E events, N rows, W width.
 """
@@ -96,7 +96,7 @@ def test_gaps_are_log_normal():
         (0.5, 1.0, GapScale(-7.3, 2.0, 3e-4)),  # minutes in days
     ],
 )
-def test_gaps_and_those_too_short_to_be_told_apart_have_probability_one(mean, logvar, scale):
+def test_gaps_and_those_too_short_to_be_distinguished_have_probability_one(mean, logvar, scale):
     """What outliers have beyond the longest is known in closed form."""
     mean, logvar = torch.tensor([mean, logvar], dtype=torch.float64)
     longest = math.log(scale.shortest) + 40.0
@@ -147,7 +147,7 @@ def test_a_rare_value_far_from_the_mean_is_learned_where_it_can_be_predicted():
     assert mean_N[inputs_N4[:, 0] == 1].mean().item() == pytest.approx(4.9, abs=0.5)
 
 
-def test_gaps_too_short_to_be_told_apart_are_equally_likely_and_learn_from():
+def test_gaps_too_short_to_be_distinguished_are_equally_likely_and_learn_from():
     mean = torch.tensor(1.0, requires_grad=True)
     nll_N = gap_nll(torch.tensor([0.0, 0.1, 0.2]), mean, torch.tensor(0.0), GapScale(0.0, 1.0, 0.2))
     assert nll_N.unique().numel() == 1
@@ -167,7 +167,7 @@ def test_values_have_probability_one(mean, logvar):
 
 
 @pytest.mark.parametrize("logvar", [-7.0, 0.0, 7.0])
-def test_an_ordinary_value_costs_what_a_gaussian_says(logvar):
+def test_an_ordinary_value_costs_what_it_costs_under_a_gaussian(logvar):
     deviation = math.exp(0.5 * logvar)
     values = 1.5 + deviation * torch.linspace(-3, 3, 61)
     expected = -torch.distributions.Normal(1.5, deviation).log_prob(values)
@@ -329,15 +329,15 @@ def test_a_batch_without_events_adds_up_to_nothing():
 
 @pytest.mark.parametrize("minutes", [1 / 60, 1.0, 60.0, 24 * 60.0, 30 * 24 * 60.0])
 @pytest.mark.parametrize("unit", [1.0, 60_000.0, 1 / 525_600])
-def test_time_features_tell_a_time_from_one_a_tenth_longer_in_any_unit(minutes, unit):
+def test_time_features_distinguish_a_time_from_one_a_tenth_longer_in_any_unit(minutes, unit):
     times_2 = torch.tensor([minutes, 1.1 * minutes]) * unit
     one_F, longer_F = time_features(times_2, shortest=unit / 60)
     assert (longer_F - one_F).norm() > 0.3
 
 
-def test_given_vectors_tell_variables_apart_on_the_scale_of_drawn_ones():
+def test_pretrained_vectors_distinguish_variables_on_the_scale_of_drawn_ones():
     torch.manual_seed(0)
     drawn = EventEmbedding(events_of(1000), 64)
-    given = EventEmbedding(events_of(1000), 64, PretrainedVectors(30 * torch.randn(1000, 300), True))
-    spread = [module.table().std().item() for module in (drawn, given)]
+    pretrained = EventEmbedding(events_of(1000), 64, PretrainedVectors(30 * torch.randn(1000, 300), True))
+    spread = [module.table().std().item() for module in (drawn, pretrained)]
     assert spread[1] == pytest.approx(spread[0], rel=0.1)

@@ -33,7 +33,7 @@ def equal(one: Batch, other: Batch) -> bool:
     return all(torch.equal(a, torch.as_tensor(b)) for a, b in zip(one, other, strict=True) if isinstance(a, Tensor))
 
 
-# --- What is drawn is what the likelihood says --------------------------------------------------------------------------
+# --- Draws follow the likelihood -----------------------------------------------------------------------------------------
 
 
 def test_ids_come_as_often_as_their_probabilities_say():
@@ -59,7 +59,7 @@ def test_variables_are_present_as_often_as_their_probabilities_say():
     assert ((present_BV.float().mean(dim=0) - scores_V.sigmoid()).abs() < 4 * standard_errors_V).all()
 
 
-def test_logarithms_of_gaps_have_the_mean_and_variance_that_the_likelihood_says():
+def test_logarithms_of_gaps_have_the_mean_and_variance_of_the_likelihood():
     likelihood, hidden_BW = event_likelihood(), torch.randn(1, 16).expand(MANY, -1)
     log_gaps_B = likelihood.sample_gap(hidden_BW, 1.0, generator()).log()
     mean_B, logvar_B = likelihood.predict_gaps(hidden_BW)
