@@ -24,15 +24,14 @@ STEEPNESS = 10.0
 
 
 class Plan(NamedTuple):
-    """The length of a whole run, and its learning rate."""
+    """The length of a whole run, and its learning rate. Numbers per step are means over the run."""
 
     total_steps: int
     """Optimizer steps."""
     steps_per_epoch: int
     tokens_per_step: float
-    """Real steps of sequences in an optimizer step, on average; a token is one step of a sequence."""
+    """Real steps of sequences in an optimizer step; a token is one step of a sequence."""
     sequences_per_step: float
-    """On average."""
     lr: float
     """Highest learning rate."""
 
