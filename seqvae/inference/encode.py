@@ -23,7 +23,7 @@ def encode(model: "Model", data: SequenceDataModule, splits: Sequence[str]) -> I
     """Yield the posterior, the NLL and the rate of each sequence, computed at the posterior's mean."""
 
     def compute(batch: Batch) -> pa.Table:
-        output = model.network.at_mean(batch)
+        output = model.network(batch, at_mean=True)
         mask = output.posterior_mask
         rate = gaussian_kl(output.posterior_mean, output.posterior_logvar).sum(dim=-1) * mask
         rate_B = rate.sum(dim=1) if rate.dim() == 2 else rate

@@ -292,7 +292,7 @@ def _sums_per_sequence(network: SequenceVAE, batch: Batch) -> tuple[Tensor, ...]
     Values are normalised: the training mean is 0.
     """
     assert not isinstance(batch, TokenBatch)
-    hidden_BTW = network.decoder_says(network.embedding(batch), network.encode(batch).mean)
+    hidden_BTW = network.decode_hidden(network.embedding(batch), network.encode(batch).mean)
     if isinstance(batch, VectorBatch):
         assert isinstance(network.likelihood, VectorLikelihood)
         known_BTD, values_BTD = batch.observed_BTD.double(), batch.values_BTD.double()

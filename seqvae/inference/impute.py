@@ -20,8 +20,8 @@ from seqvae.data.description import DataDescription
 from seqvae.errors import UsageError
 from seqvae.inference.streaming import SEQUENCE, rows_of
 from seqvae.inference.units import free_names, moments, step_rows, times
-from seqvae.models.functional import real_steps
 from seqvae.models.imputation import Imputed, impute
+from seqvae.models.likelihoods import real_steps
 
 if TYPE_CHECKING:
     from seqvae.inference.model import Model

@@ -17,7 +17,7 @@ from torch import Tensor
 from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch, speaker
 from seqvae.data.description import DataDescription
 from seqvae.inference.streaming import SEQUENCE
-from seqvae.models.functional import real_steps
+from seqvae.models.likelihoods import real_steps
 
 RESERVED = ("id", "window", "split", "place", "share", "step")
 """Names of our own columns."""

@@ -4,7 +4,7 @@
     decoder(inputs, z)             -> one vector for each step, which knows the steps up to its own, and z up to it
     decoder.step(input, z, ...)    -> the same for one step, without reading those before it again
 
-Both are a stack of blocks of one architecture. To add one: a block with `forward` and `step`, and two cases in `Blocks`.
+Both are a stack of blocks of one architecture. To add one: a block with `forward` and `step` in `blocks`, and cases in `Blocks`.
 
 Shapes: B sequences, T steps, W width, Z latent dimensions.
 """
@@ -18,9 +18,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from seqvae.config.model import Architecture, ModelSettings
-from seqvae.models.blocks.lstm import BidirectionalBlock, RecurrentBlock, opposite_steps
-from seqvae.models.blocks.tcn import ConvolutionBlock
-from seqvae.models.blocks.transformer import Block, attention_context
+from seqvae.models.blocks import (
+    AttentionBlock,
+    BidirectionalBlock,
+    ConvolutionBlock,
+    RecurrentBlock,
+    attention_context,
+    opposite_steps,
+)
 from seqvae.models.cpu_kernels import HasCpuKernel
 
 LONGEST_WAVE = 10_000.0
@@ -59,7 +64,6 @@ class Decoder(nn.Module):
         super().__init__()
         self.autoregressive = settings.decoder != "parallel"
         """Whether it looks at its inputs. If not, only the first of them counts, the begin mark, which stands at every step."""
-        self.heads = settings.heads
         self.latent = nn.Linear(settings.latent_size, settings.depth * settings.width)
         architecture = "transformer" if settings.decoder == "parallel" else settings.decoder
         self.blocks = Blocks(settings, architecture, causal=True)
@@ -79,7 +83,7 @@ class Decoder(nn.Module):
         assert self.autoregressive
         shifts = self.latent(z_BZ).chunk(len(self.blocks), dim=-1)
         is_attending = self.blocks.architecture == "transformer"
-        context = attention_context(input_BW[:, None], self.heads, start=step) if is_attending else None
+        context = attention_context(input_BW[:, None], self.blocks.heads, start=step) if is_attending else None
         hidden_BW, after = input_BW, []
         block: Any
         for number, (block, shift) in enumerate(zip(self.blocks, shifts, strict=True)):
@@ -98,7 +102,7 @@ class Blocks(HasCpuKernel, nn.ModuleList):
         blocks: Any
         match architecture:
             case "transformer":
-                blocks = (Block(settings) for _ in range(settings.depth))
+                blocks = (AttentionBlock(settings) for _ in range(settings.depth))
             case "lstm":
                 make = RecurrentBlock if causal else BidirectionalBlock
                 blocks = (make(settings) for _ in range(settings.depth))

@@ -1,9 +1,10 @@
 """The input embedding of each kind: a batch in, one vector for each of its steps out.
 
-Encoder and decoder share it. Padded steps get some finite vector, which nothing looks at.
+Encoder and decoder share it. Padded steps get some finite vector, which nothing looks at. Values enter as their inverse hyperbolic
+sine, linear near 0, logarithmic far out: an outlier of 1,000 deviations counts 7.6 and drowns nothing.
 
-Shapes: B sequences, T steps, D features, V variables, E events of the whole batch, W width, R width of an event, F time
-features, G width of given vectors.
+Shapes: B sequences, T steps, N = B * T steps of the whole batch, D features, V variables, E events of the whole batch, W width,
+R width of an event, F time features, G width of pretrained vectors.
 """
 
 import math
@@ -15,32 +16,19 @@ from torch import Tensor, nn
 
 from seqvae.data.batch import EventBatch, TokenBatch, VectorBatch
 from seqvae.data.description import DataDescription
-from seqvae.models.functional import in_float32
 
 TIME_WAVES = 6
-"""Waves over the logarithm of a time, with periods of 1, 2, ... 32: the finest tells 1 minute from 2, the widest would take
+"""Waves over the logarithm of a time, with periods of 1, 2, ... 32: the finest separates 1 minute from 2, the widest would take
 a second to 2 million years to come round. Times count in shortest gaps of the data, so that their unit does not matter."""
 TIME_FEATURES = 1 + 2 * TIME_WAVES
 
 
-class GivenVectors(NamedTuple):
+class PretrainedVectors(NamedTuple):
     """Vectors of the variables that are known before training."""
 
     vectors_VG: Tensor
     frozen: bool
     """Whether they stay as they are; otherwise they are only where training starts."""
-
-
-def make_embedding(
-    description: DataDescription, width: int, given: GivenVectors | None = None
-) -> "TokenEmbedding | VectorEmbedding | EventEmbedding":
-    match description.kind:
-        case "tokens":
-            return TokenEmbedding(description.vocabulary_size, width)
-        case "vectors":
-            return VectorEmbedding(len(description.names), width)
-        case "events":
-            return EventEmbedding(description, width, given)
 
 
 class TokenEmbedding(nn.Module):
@@ -62,7 +50,7 @@ class VectorEmbedding(nn.Module):
         self.projection = nn.Linear(2 * features, width)
 
     def forward(self, batch: VectorBatch) -> Tensor:
-        squashed_BTD = squash(batch.values_BTD)
+        squashed_BTD = batch.values_BTD.asinh()
         return self.projection(torch.cat((squashed_BTD, batch.observed_BTD.to(squashed_BTD.dtype)), dim=-1))
 
 
@@ -70,15 +58,15 @@ class EventEmbedding(nn.Module):
     """The set of a step's events, free of order, and when the step happened.
 
     An event becomes gelu(variable + value * slope), with a vector `variable` and a vector `slope` for each variable, so that
-    the sum over a step still tells which value belongs to which variable. Events are narrower than steps: there are several
+    the sum over a step still shows which value belongs to which variable. Events are narrower than steps: there are several
     of them in a step, and moving their vectors through memory is what costs time.
     """
 
-    def __init__(self, description: DataDescription, width: int, given: GivenVectors | None = None) -> None:
+    def __init__(self, description: DataDescription, width: int, pretrained: PretrainedVectors | None = None) -> None:
         super().__init__()
-        variables, event_width = len(description.names), width // 2
+        event_width = width // 2
         self.shortest_gap = description.shortest_gap
-        self.table = Table(variables, 2 * event_width) if given is None else ProjectedTable(given, 2 * event_width)
+        self.table = VariableTable(len(description.names), 2 * event_width, pretrained)
         self.has_value = nn.Parameter(torch.randn(event_width))
         self.from_set = nn.Linear(event_width, width)
         self.from_time = nn.Linear(2 * TIME_FEATURES, width, bias=False)
@@ -88,48 +76,43 @@ class EventEmbedding(nn.Module):
 
         What a value adds to its variable is added in the table, which is shorter than the events; `values_E` is 0 without.
         """
-        shape = batch.gaps_BT.shape
-        offsets = step_offsets(batch.steps_E, shape.numel())
         variable_VR, slope_VR = self.table().chunk(2, dim=-1)
         without_and_with = torch.cat((variable_VR, variable_VR + self.has_value))
         variable_ER = F.embedding(batch.variables_E + len(variable_VR) * batch.has_value_E, without_and_with)
         slope_ER = F.embedding(batch.variables_E, slope_VR)
-        events_ER = F.gelu(torch.addcmul(variable_ER, squash(batch.values_E)[:, None], slope_ER))
-        sets_BTR = sum_by_step(events_ER, batch.steps_E, offsets).unflatten(0, shape)
+        events_ER = F.gelu(torch.addcmul(variable_ER, batch.values_E.asinh()[:, None], slope_ER))
+        offsets = step_offsets(batch.steps_E, batch.gaps_BT.numel())
+        sets_BTR = SumByStep.apply(events_ER, batch.steps_E, offsets).unflatten(0, batch.gaps_BT.shape)
         times_BT = batch.gaps_BT.cumsum(dim=1) if times_BT is None else times_BT
         times_BT2 = torch.stack((batch.gaps_BT, times_BT), dim=-1)
         times_BTF = time_features(times_BT2, self.shortest_gap).flatten(-2)
         return self.from_set(sets_BTR) + self.from_time(times_BTF)
 
 
-class Table(nn.Module):
-    """A vector for each variable, drawn at random."""
+class VariableTable(nn.Module):
+    """A vector for each variable: drawn at random, or starting from pretrained vectors of any width."""
 
-    def __init__(self, variables: int, width: int) -> None:
+    def __init__(self, variables: int, width: int, pretrained: PretrainedVectors | None) -> None:
         super().__init__()
-        self.vectors_VR = nn.Parameter(torch.randn(variables, width))
+        self.projection = None
+        if pretrained is None:
+            self.vectors_VR = nn.Parameter(torch.randn(variables, width))
+        else:
+            self.vectors_VG = nn.Parameter(pretrained.vectors_VG.clone(), requires_grad=not pretrained.frozen)
+            self.projection = Float32Linear(pretrained.vectors_VG.shape[1], width)
+            length = pretrained.vectors_VG.square().sum(dim=1).mean().sqrt().clamp(min=1e-6)
+            nn.init.normal_(self.projection.weight, std=float(1 / length))  # the scale of a table drawn at random
 
     def forward(self) -> Tensor:
-        return self.vectors_VR
+        return self.vectors_VR if self.projection is None else self.projection(self.vectors_VG)
 
 
-class ProjectedTable(nn.Module):
-    """A table that starts from given vectors of any width."""
+class Float32Linear(nn.Linear):
+    """A layer that computes in float32: the 3 digits of bf16 would be most of the error that a Gaussian's moments describe."""
 
-    def __init__(self, given: GivenVectors, width: int) -> None:
-        super().__init__()
-        self.vectors_VG = nn.Parameter(given.vectors_VG.clone(), requires_grad=not given.frozen)
-        self.projection = nn.Linear(given.vectors_VG.shape[1], width)
-        length = given.vectors_VG.square().sum(dim=1).mean().sqrt().clamp(min=1e-6)
-        nn.init.normal_(self.projection.weight, std=float(1 / length))  # the scale of a table drawn at random
-
-    def forward(self) -> Tensor:
-        return in_float32(self.projection, self.vectors_VG)
-
-
-def squash(values: Tensor) -> Tensor:
-    """Compress values, linear near 0, logarithmic far out: an outlier of 1,000 deviations counts 7.6 and drowns nothing."""
-    return values.asinh()
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.autocast(inputs.device.type, enabled=False):
+            return super().forward(inputs.float())
 
 
 def time_features(times: Tensor, shortest: float) -> Tensor:
@@ -148,8 +131,6 @@ def time_features(times: Tensor, shortest: float) -> Tensor:
 # `embedding_bag` adds up slices 13 times as fast on a CPU as `segment_reduce` (14,549 events of 192 numbers on 2,496 steps: 0.3
 # ms instead of 3.7), and on a GPU its sums do not depend on a race of threads as those of `index_add` do. Its own backward pass
 # takes 4.3 ms, where spreading takes 0.5 and is the same: each of the two functions is the adjoint of the other.
-#
-# Shapes: E events of the whole batch, N = B * T steps of the whole batch, R numbers of an event or a step.
 
 
 def step_offsets(steps_E: Tensor, step_count: int) -> Tensor:
@@ -161,23 +142,13 @@ def step_offsets(steps_E: Tensor, step_count: int) -> Tensor:
     return torch.searchsorted(steps_E, torch.arange(step_count + 1, device=steps_E.device))
 
 
-def sum_by_step(events_ER: Tensor, steps_E: Tensor, offsets: Tensor) -> Tensor:
-    """Add up the events of each step, (E, R) -> (N, R); a step without events is 0.
+class SumByStep(torch.autograd.Function):
+    """The sum of each step's events, (E, R) -> (N, R); 0 for a step without events.
 
-    >>> sum_by_step(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 0, 2]), torch.tensor([0, 2, 2, 3])).flatten()
+    >>> SumByStep.apply(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 0, 2]), torch.tensor([0, 2, 2, 3])).flatten()
     tensor([3., 0., 3.])
     """
-    sums_NR: Tensor = _SumByStep.apply(events_ER, steps_E, offsets)
-    return sums_NR
 
-
-def spread_to_events(steps_NR: Tensor, steps_E: Tensor, offsets: Tensor) -> Tensor:
-    """Give each event the row of its step, (N, R) -> (E, R)."""
-    events_ER: Tensor = _SpreadToEvents.apply(steps_NR, steps_E, offsets)
-    return events_ER
-
-
-class _SumByStep(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, events_ER: Tensor, steps_E: Tensor, offsets: Tensor) -> Tensor:
         ctx.save_for_backward(steps_E, offsets)
@@ -186,10 +157,12 @@ class _SumByStep(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return spread_to_events(gradients[0], *ctx.saved_tensors), None, None
+        return SpreadToEvents.apply(gradients[0], *ctx.saved_tensors), None, None
 
 
-class _SpreadToEvents(torch.autograd.Function):
+class SpreadToEvents(torch.autograd.Function):
+    """For each event the row of its step, (N, R) -> (E, R)."""
+
     @staticmethod
     def forward(ctx: Any, steps_NR: Tensor, steps_E: Tensor, offsets: Tensor) -> Tensor:
         ctx.save_for_backward(steps_E, offsets)
@@ -197,4 +170,4 @@ class _SpreadToEvents(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return sum_by_step(gradients[0], *ctx.saved_tensors), None, None
+        return SumByStep.apply(gradients[0], *ctx.saved_tensors), None, None

@@ -3,7 +3,7 @@
     impute(network, batch, draws=16, generator=generator) -> mean, standard deviation, and which values came
 
 A sequence is encoded with its gaps, K latents are drawn from its posterior, and for each of them the decoder goes along the steps
-as they came. A value that is missing at a step is then known by all that came before it, and by what the latent tells of the
+as they came. A missing value of a step is then predicted from all that came before it, and from what the latent holds of the
 rest: what comes later, and what else came at the same step. The K Gaussians form a mixture of equal parts.
 
 Shapes: B sequences, T steps, D features or V variables, Z latent dimensions, W width, E events of the whole batch.
@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from seqvae.data.batch import EventBatch, VectorBatch
-from seqvae.models.functional import real_steps
-from seqvae.models.likelihoods import EventLikelihood, TokenLikelihood, VectorLikelihood
+from seqvae.models.likelihoods import EventLikelihood, VectorLikelihood, real_steps
 from seqvae.models.sampling import evaluating
 from seqvae.models.vae import SequenceVAE
 
@@ -48,22 +47,23 @@ def impute(
 
     Of events the answer is dense: each variable at each step. The network predicts the values of all variables whichever of them
     are present, so this is the value that a measurement would show, by what was learned where one was made. Where the decision
-    to measure hangs on the value itself, values that were not measured are different, and no such data could tell by how much.
+    to measure hangs on the value itself, values that were not measured are different, and such data cannot show by how much.
     """
     if draws < 0:
         raise ValueError(f"draws must be 0 or more, got {draws}")
     with evaluating(network):
         mean_BTD, variance_BTD = mixture(predictions(network, batch, draws, generator))
+    likelihood = network.likelihood
     if isinstance(batch, VectorBatch):
-        values_BTD, observed_BTD = batch.values_BTD, batch.observed_BTD
+        assert isinstance(likelihood, VectorLikelihood)
+        values_BTD, observed_BTD, was_learned_D = batch.values_BTD, batch.observed_BTD, likelihood.valued_D
     else:
+        assert isinstance(likelihood, EventLikelihood)
+        was_learned_D = likelihood.valued_V
         values_BTD, observed_BTD = torch.zeros_like(mean_BTD), torch.zeros_like(mean_BTD, dtype=torch.bool)
         values_BTD.flatten(0, 1)[batch.steps_E, batch.variables_E] = batch.values_E
         observed_BTD.flatten(0, 1)[batch.steps_E, batch.variables_E] = batch.has_value_E
     predicted_BTD = real_steps(batch.lengths_B, mean_BTD.shape[1])[..., None] & ~observed_BTD
-    likelihood = network.likelihood
-    assert not isinstance(likelihood, TokenLikelihood)
-    was_learned_D = likelihood.valued_V if isinstance(likelihood, EventLikelihood) else likelihood.valued_D
     unknown_BTD = predicted_BTD & ~was_learned_D
     return Imputed(
         torch.where(predicted_BTD, mean_BTD, values_BTD).masked_fill(unknown_BTD, math.nan),
@@ -82,11 +82,11 @@ def predictions(
         if draws:
             noise = torch.randn(z.shape, generator=generator, device=z.device)
             z = z + torch.exp(0.5 * posterior.logvar) * noise
-        hidden_BTW = network.decoder_says(steps_BTW, z)
+        hidden_BTW = network.decode_hidden(steps_BTW, z)
         if isinstance(likelihood, VectorLikelihood) and isinstance(batch, VectorBatch):
             mean_BTD, logvar_BTD = likelihood.predict(hidden_BTW)
         elif isinstance(likelihood, EventLikelihood) and isinstance(batch, EventBatch):
-            mean_BTD, logvar_BTD = likelihood.predict_values(likelihood.knowing_gaps(hidden_BTW, batch.gaps_BT))
+            mean_BTD, logvar_BTD = likelihood.predict_values(likelihood.condition_on_gaps(hidden_BTW, batch.gaps_BT))
         else:
             raise ValueError(f"{type(likelihood).__name__} cannot fill a {type(batch).__name__}")
         yield mean_BTD, logvar_BTD.exp()

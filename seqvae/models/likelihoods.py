@@ -1,8 +1,8 @@
 """The likelihood of each kind: the decoder's vector of each step and the batch in, -log p of each step, in nats, out.
 
 All are proper distributions: their probabilities sum, or their densities integrate, to 1. How many steps a sequence has is
-modelled for tokens alone, by their end mark; for vectors and events the number of steps is given, and so is when the first
-step happened, and which of the values that came are missing. "Gaussian" stands for one with a small share of outliers
+modelled for tokens alone, by their end mark; for vectors and events the number of steps is a condition, and so is when the
+first step happened, and which of the values that came are missing. "Gaussian" stands for one with a small share of outliers
 (`robust_nll`). Each likelihood also draws one step of each sequence from the decoder's vectors. Draws take a temperature, 1 for
 the distribution itself and 0 for its most likely value, and a generator on the tensors' device, so that drawing leaves the noise of
 training alone.
@@ -22,10 +22,16 @@ from torch.utils.checkpoint import checkpoint
 
 from seqvae.data.batch import EventBatch, TokenBatch, VectorBatch
 from seqvae.data.description import DataDescription
-from seqvae.models.cpu_kernels import HasCpuKernel
-from seqvae.models.cpu_kernels.cross_entropy import linear_cross_entropy, rows_at_once
-from seqvae.models.embeddings import TIME_FEATURES, spread_to_events, step_offsets, sum_by_step, time_features
-from seqvae.models.functional import bounded, in_float32, real_steps
+from seqvae.models.cpu_kernels import HasCpuKernel, linear_cross_entropy, rows_at_once
+from seqvae.models.embeddings import (
+    TIME_FEATURES,
+    Float32Linear,
+    SpreadToEvents,
+    SumByStep,
+    step_offsets,
+    time_features,
+)
+from seqvae.models.posteriors import bounded
 
 LOGVAR_LIMIT = 7.0
 """Learned variances stay within exp(-7) and exp(7): a feature that never moves cannot pull the density to infinity."""
@@ -36,8 +42,6 @@ LONGEST_LOG_GAP = 60.0
 FEW_VARIABLES = 256
 """Up to this many variables, the means and variances of all of them are computed at each step, in one product of matrices: 8
 times as fast with 42 variables as a product for each event, and about as fast here."""
-
-LOG_2_PI = math.log(2 * math.pi)
 
 OUTLIER_SHARE = 1e-4
 """One value in 10,000 counts as an outlier. A pH of 735 that was meant to be 7.35 lies 20 standard deviations out and costs
@@ -51,30 +55,12 @@ FARTHEST = 1e9
 """Learned standard deviations; this far from its mean a Gaussian is 0 in any case, and squares must not overflow."""
 
 
-class DrawnSet(NamedTuple):
-    """The events of one step of each sequence."""
-
-    present_BV: Tensor
-    values_BV: Tensor
-    """NaN for what is not present, and for variables that never had a value in training."""
-
-
 class GapScale(NamedTuple):
     """What gaps are measured by: `log_gap_mean`, `log_gap_std` and `shortest_gap` of the DataDescription."""
 
     log_mean: float
     log_std: float
     shortest: float
-
-
-def make_likelihood(description: DataDescription, width: int) -> "TokenLikelihood | VectorLikelihood | EventLikelihood":
-    match description.kind:
-        case "tokens":
-            return TokenLikelihood(description.vocabulary_size, width)
-        case "vectors":
-            return VectorLikelihood(description, width)
-        case "events":
-            return EventLikelihood(description, width)
 
 
 class TokenLikelihood(HasCpuKernel, nn.Module):
@@ -123,9 +109,8 @@ class VectorLikelihood(nn.Module):
 
     def __init__(self, description: DataDescription, width: int) -> None:
         super().__init__()
-        features = len(description.names)
-        assert len(description.valued) == features
-        self.moments = nn.Linear(width, 2 * features)
+        assert len(description.valued) == len(description.names)
+        self.moments = Float32Linear(width, 2 * len(description.names))
         self.register_buffer("valued_D", torch.tensor(description.valued), persistent=False)
 
     def forward(self, hidden_BTW: Tensor, batch: VectorBatch) -> Tensor:
@@ -134,8 +119,8 @@ class VectorLikelihood(nn.Module):
 
     def predict(self, hidden_BTW: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and log-variance of each feature."""
-        mean_BTD, logvar_BTD = in_float32(self.moments, hidden_BTW).chunk(2, dim=-1)
-        return mean_BTD, bounded(logvar_BTD, LOGVAR_LIMIT)
+        mean_BTD, raw_logvar_BTD = self.moments(hidden_BTW).chunk(2, dim=-1)
+        return mean_BTD, bounded(raw_logvar_BTD, LOGVAR_LIMIT)
 
     def sample(self, hidden_BW: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
         """Draw all features, normalised, (B, D)."""
@@ -143,8 +128,8 @@ class VectorLikelihood(nn.Module):
 
 
 class EventLikelihood(nn.Module):
-    """The gap since the step before (log-normal), then, knowing it, which variables are present (Bernoulli over all of
-    them), then the values of those present (Gaussian)."""
+    """The gap since the step before (log-normal), then, knowing it, which variables are present (`Presence`), then the values of
+    those present (Gaussian)."""
 
     extra_steps = 0
     valued_V: Tensor
@@ -155,9 +140,9 @@ class EventLikelihood(nn.Module):
         variables = len(description.names)
         assert len(description.valued) == variables
         self.gap_scale = GapScale(description.log_gap_mean, description.log_gap_std, description.shortest_gap)
-        self.gap_moments = nn.Linear(width, 2)
+        self.gap_moments = Float32Linear(width, 2)
         self.after_gap = nn.Sequential(nn.Linear(width + TIME_FEATURES, width), nn.GELU(), nn.Linear(width, width))
-        self.presence = nn.Linear(width, variables)
+        self.presence = Presence(width, variables)
         make_moments = MomentsOfAll if variables <= FEW_VARIABLES else MomentsOfPresent
         self.value_moments = make_moments(variables, width)
         self.register_buffer("valued_V", torch.tensor(description.valued), persistent=False)
@@ -165,45 +150,42 @@ class EventLikelihood(nn.Module):
     def forward(self, hidden_BTW: Tensor, batch: EventBatch) -> Tensor:
         real_BT = real_steps(batch.lengths_B, hidden_BTW.shape[1])
         later_BT = torch.arange(hidden_BTW.shape[1], device=hidden_BTW.device) > 0
-        hidden_NW = self.knowing_gaps(hidden_BTW, batch.gaps_BT).flatten(0, 1)
+        hidden_NW = self.condition_on_gaps(hidden_BTW, batch.gaps_BT).flatten(0, 1)
         offsets = step_offsets(batch.steps_E, len(hidden_NW))
         moments_E2 = self.value_moments(hidden_NW, batch.steps_E, batch.variables_E, offsets)
-        mean_E, logvar_E = moments_E2.unbind(dim=-1)
-        values_E = robust_nll(batch.values_E, mean_E, bounded(logvar_E, LOGVAR_LIMIT)) * batch.has_value_E
-        values_N = sum_by_step(values_E[:, None], batch.steps_E, offsets).squeeze(-1)
-        contents_N = self.presence_nll(hidden_NW, batch) + values_N
+        mean_E, raw_logvar_E = moments_E2.unbind(dim=-1)
+        values_E = robust_nll(batch.values_E, mean_E, bounded(raw_logvar_E, LOGVAR_LIMIT)) * batch.has_value_E
+        values_N = SumByStep.apply(values_E[:, None], batch.steps_E, offsets).squeeze(-1)
+        contents_N = self.presence.nll(hidden_NW, batch) + values_N
         gaps_BT = gap_nll(batch.gaps_BT, *self.predict_gaps(hidden_BTW), self.gap_scale)
         return (gaps_BT * later_BT + contents_N.view_as(real_BT)) * real_BT
 
-    def presence_nll(self, hidden_NW: Tensor, batch: EventBatch) -> Tensor:
-        present_NV = torch.zeros(len(hidden_NW), self.presence.out_features, dtype=torch.bool, device=hidden_NW.device)
-        present_NV[batch.steps_E, batch.variables_E] = True
-        return by_rows(self.bernoulli, self.presence.out_features, hidden_NW, present_NV)
-
-    def bernoulli(self, hidden_NW: Tensor, present_NV: Tensor) -> Tensor:
-        scores_NV = self.presence(hidden_NW).float()
-        return (F.softplus(scores_NV) - scores_NV * present_NV).sum(dim=-1)
-
-    def predict_gaps(self, hidden_BTW: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and log-variance of the logarithm of each gap, standardised."""
-        mean_BT, logvar_BT = in_float32(self.gap_moments, hidden_BTW).unbind(dim=-1)
-        return mean_BT, bounded(logvar_BT, LOGVAR_LIMIT)
-
-    def knowing_gaps(self, hidden_BTW: Tensor, gaps_BT: Tensor) -> Tensor:
+    def condition_on_gaps(self, hidden_BTW: Tensor, gaps_BT: Tensor) -> Tensor:
         """Add to the vector of each step what is known from the gap before it."""
         times_BTF = time_features(gaps_BT, self.gap_scale.shortest).to(hidden_BTW.dtype)
         return hidden_BTW + self.after_gap(torch.cat((hidden_BTW, times_BTF), dim=-1))
 
+    def predict_gaps(self, hidden_BTW: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and log-variance of the logarithm of each gap, standardised."""
+        mean_BT, raw_logvar_BT = self.gap_moments(hidden_BTW).unbind(dim=-1)
+        return mean_BT, bounded(raw_logvar_BT, LOGVAR_LIMIT)
+
     def predict_values(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and log-variance of the value of every variable, (..., V), present or not; `hidden` knows the gap."""
-        mean, logvar = self.value_moments.of_all(hidden).unbind(dim=-1)
-        return mean, bounded(logvar, LOGVAR_LIMIT)
+        mean, raw_logvar = self.value_moments.of_all(hidden).unbind(dim=-1)
+        return mean, bounded(raw_logvar, LOGVAR_LIMIT)
 
     def event_means(self, hidden_BTW: Tensor, batch: EventBatch) -> Tensor:
         """Return the mean of each event's value, (E,), knowing the gap before its step."""
-        hidden_NW = self.knowing_gaps(hidden_BTW, batch.gaps_BT).flatten(0, 1)
+        hidden_NW = self.condition_on_gaps(hidden_BTW, batch.gaps_BT).flatten(0, 1)
         offsets = step_offsets(batch.steps_E, len(hidden_NW))
         return self.value_moments(hidden_NW, batch.steps_E, batch.variables_E, offsets)[:, 0]
+
+    def sample_gap(self, hidden_BW: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+        """Draw the time since the step before; at temperature 0 its median."""
+        drawn_B = draw_gaussian(*self.predict_gaps(hidden_BW), temperature, generator)
+        log_gaps_B = drawn_B * self.gap_scale.log_std + self.gap_scale.log_mean
+        return log_gaps_B.clamp(max=LONGEST_LOG_GAP).exp()
 
     def sample(
         self,
@@ -212,24 +194,36 @@ class EventLikelihood(nn.Module):
         temperature: float,
         generator: torch.Generator,
         present_BV: Tensor | None = None,
-    ) -> DrawnSet:
-        """Draw the events of a step, knowing the gap before it; where it is known which variables are present, their values."""
-        hidden_BW = self.knowing_gaps(hidden_BW, gaps_B)
+    ) -> tuple[Tensor, Tensor]:
+        """Draw the events of a step, knowing the gap before it: which variables are present, (B, V), unless that is known, and
+        their values, (B, V), NaN for what is not present and for variables that never had a value in training."""
+        hidden_BW = self.condition_on_gaps(hidden_BW, gaps_B)
         if present_BV is None:
-            scores_BV = self.presence(hidden_BW)
-            if temperature == 0:
-                present_BV = scores_BV > 0
-            else:
-                uniform_BV = torch.rand(scores_BV.shape, generator=generator, device=scores_BV.device)
-                present_BV = uniform_BV < (scores_BV.float() / temperature).sigmoid()
+            present_BV = self.presence.sample(hidden_BW, temperature, generator)
         values_BV = draw_gaussian(*self.predict_values(hidden_BW), temperature, generator)
-        return DrawnSet(present_BV, values_BV.masked_fill(~(present_BV & self.valued_V), math.nan))
+        return present_BV, values_BV.masked_fill(~(present_BV & self.valued_V), math.nan)
 
-    def sample_gap(self, hidden_BW: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
-        """Draw the time since the step before; at temperature 0 its median."""
-        drawn_B = draw_gaussian(*self.predict_gaps(hidden_BW), temperature, generator)
-        log_gaps_B = drawn_B * self.gap_scale.log_std + self.gap_scale.log_mean
-        return log_gaps_B.clamp(max=LONGEST_LOG_GAP).exp()
+
+class Presence(nn.Linear):
+    """Which variables are present at a step: Bernoulli over all of them. Calling it returns their scores."""
+
+    def nll(self, hidden_NW: Tensor, batch: EventBatch) -> Tensor:
+        """Return -log p of which variables have an event at each step and which have none, (N,)."""
+        present_NV = torch.zeros(len(hidden_NW), self.out_features, dtype=torch.bool, device=hidden_NW.device)
+        present_NV[batch.steps_E, batch.variables_E] = True
+        return by_rows(self.bernoulli_nll, self.out_features, hidden_NW, present_NV)
+
+    def bernoulli_nll(self, hidden_NW: Tensor, present_NV: Tensor) -> Tensor:
+        scores_NV = self(hidden_NW).float()
+        return (F.softplus(scores_NV) - scores_NV * present_NV).sum(dim=-1)
+
+    def sample(self, hidden_BW: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+        """Draw which variables are present, (B, V)."""
+        scores_BV = self(hidden_BW)
+        if temperature == 0:
+            return scores_BV > 0
+        uniform_BV = torch.rand(scores_BV.shape, generator=generator, device=scores_BV.device)
+        return uniform_BV < (scores_BV.float() / temperature).sigmoid()
 
 
 class MomentsOfAll(nn.Module):
@@ -237,14 +231,14 @@ class MomentsOfAll(nn.Module):
 
     def __init__(self, variables: int, width: int) -> None:
         super().__init__()
-        self.moments = nn.Linear(width, 2 * variables)
+        self.moments = Float32Linear(width, 2 * variables)
 
     def forward(self, hidden_NW: Tensor, steps_E: Tensor, variables_E: Tensor, offsets: Tensor) -> Tensor:
         return self.of_all(hidden_NW)[steps_E, variables_E]
 
     def of_all(self, hidden_NW: Tensor) -> Tensor:
         """Return (N, V, 2)."""
-        return in_float32(self.moments, hidden_NW).unflatten(-1, (-1, 2))
+        return self.moments(hidden_NW).unflatten(-1, (-1, 2))
 
 
 class MomentsOfPresent(nn.Module):
@@ -254,22 +248,27 @@ class MomentsOfPresent(nn.Module):
     def __init__(self, variables: int, width: int) -> None:
         super().__init__()
         code_width = width // 2
-        self.code = nn.Linear(width, code_width)
+        self.code = Float32Linear(width, code_width)
         self.weights = nn.Embedding(variables, 2 * code_width)
         self.bias = nn.Embedding(variables, 2)
         nn.init.normal_(self.weights.weight, std=1 / math.sqrt(code_width))
         nn.init.zeros_(self.bias.weight)
 
     def forward(self, hidden_NW: Tensor, steps_E: Tensor, variables_E: Tensor, offsets: Tensor) -> Tensor:
-        code_ER = spread_to_events(in_float32(self.code, hidden_NW), steps_E, offsets)
+        code_ER = SpreadToEvents.apply(self.code(hidden_NW), steps_E, offsets)
         weights_E2R = self.weights(variables_E).unflatten(-1, (2, -1))
         return (code_ER[:, None] * weights_E2R).sum(dim=-1) + self.bias(variables_E)
 
     def of_all(self, hidden_NW: Tensor) -> Tensor:
         """Return (N, V, 2)."""
-        code_NR = in_float32(self.code, hidden_NW)
+        code_NR = self.code(hidden_NW)
         weights = self.weights.weight.view(-1, code_NR.shape[-1])
         return F.linear(code_NR, weights, self.bias.weight.flatten()).unflatten(-1, (-1, 2))
+
+
+def real_steps(lengths_B: Tensor, length: int) -> Tensor:
+    """Return (B, length): True where a step is real, False where it is padded."""
+    return torch.arange(length, device=lengths_B.device) < lengths_B[:, None]
 
 
 def by_rows(function: Callable[..., Tensor], scores_per_row: int, *tensors_N: Tensor) -> Tensor:
@@ -288,13 +287,13 @@ def by_rows(function: Callable[..., Tensor], scores_per_row: int, *tensors_N: Te
 def robust_nll(values: Tensor, mean: Tensor, logvar: Tensor) -> Tensor:
     """-log((1 - share) * Normal(value; mean, exp(logvar)) + share * Student2(value; mean, exp(logvar)))."""
     squares = ((values - mean) * torch.exp(-0.5 * logvar)).clamp(-FARTHEST, FARTHEST).square()
-    log_ordinary = math.log1p(-OUTLIER_SHARE) - 0.5 * (LOG_2_PI + squares)
+    log_ordinary = math.log1p(-OUTLIER_SHARE) - 0.5 * (math.log(2 * math.pi) + squares)
     log_outlier = math.log(OUTLIER_SHARE) - 1.5 * torch.log(2 + squares)
     return 0.5 * logvar - torch.logaddexp(log_ordinary, log_outlier)
 
 
-def student_up_to(deviations: Tensor) -> Tensor:
-    """Return the probability of all values up to one, with 2 degrees of freedom; exact in the far tail, too."""
+def student_cdf(deviations: Tensor) -> Tensor:
+    """Return the distribution function of Student's distribution with 2 degrees of freedom, exact in the far tail, too."""
     roots = (2 + deviations.square()).sqrt()
     beyond = 1 / (roots * (roots + deviations.abs()))
     return torch.where(deviations < 0, beyond, 1 - beyond)
@@ -303,15 +302,15 @@ def student_up_to(deviations: Tensor) -> Tensor:
 def gap_nll(gaps: Tensor, mean: Tensor, logvar: Tensor, scale: GapScale) -> Tensor:
     """Return -log p of gaps: log-normal, and as robust as a value; `mean` and `logvar` are those of a gap's standardised logarithm.
 
-    Gaps up to the shortest that are told apart, 0 among them, share evenly what the log-normal has for them: the logarithm
-    of 0 says nothing.
+    Gaps up to the shortest that can be distinguished, 0 among them, share evenly what the log-normal has for them, as the
+    logarithm of 0 means nothing.
     """
     log_gaps = gaps.clamp(min=scale.shortest).log()
     standard = (log_gaps - scale.log_mean) / scale.log_std
     longer = robust_nll(standard, mean, logvar) + math.log(scale.log_std)
     deviations = (standard - mean) * torch.exp(-0.5 * logvar)
     log_ordinary = math.log1p(-OUTLIER_SHARE) + torch.special.log_ndtr(deviations)
-    up_to_shortest = -torch.logaddexp(log_ordinary, math.log(OUTLIER_SHARE) + student_up_to(deviations).log())
+    up_to_shortest = -torch.logaddexp(log_ordinary, math.log(OUTLIER_SHARE) + student_cdf(deviations).log())
     return torch.where(gaps > scale.shortest, longer, up_to_shortest) + log_gaps
 
 

@@ -12,7 +12,7 @@ E events.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,7 @@ class Stepwise:
             self.all_steps = decoder(inputs_BTW, z if z.dim() == 2 else z[:, :steps]).unbind(dim=1)
 
     def __call__(self, before_BW: Tensor, going_B: Tensor) -> Tensor:
-        """Return the decoder's vectors of the next step, (B, W), given the embedded step before it and which sequences go on.
+        """Return the decoder's vectors of the next step, (B, W), from the embedded step before it, where `going_B` has which go on.
 
         A sequence that has ended stays so; its vectors mean nothing.
         """
@@ -81,11 +81,11 @@ def sample(
 ) -> Batch:
     """Draw one sequence for each latent, on the latents' device.
 
-    `z` is (B, Z), or (B, S, Z) with a latent for each step. Vectors and events get as many steps as `lengths_B` says; tokens
-    end at their end mark, and there at the latest. All values of a vector are drawn, the first event happens at time 0.
+    `z` is (B, Z), or (B, S, Z) with a latent for each step. Vectors and events get `lengths_B` steps; tokens end at their end mark,
+    and there at the latest. All values of a vector are drawn, the first event happens at time 0.
     Temperature 1 is the model's own distribution; 0 takes what is most likely at each step: the first among ids, variables
     more likely present than not, the mean of a value, the median of a gap. The generator must be on the same device.
-    Events happen when those of `sets` do and to the same variables, where it is given: then their values alone are drawn.
+    With `sets`, events happen when those do and to the same variables: their values alone are drawn.
     """
     lengths_B = lengths_B.to(z.device)
     with evaluating(network):
@@ -158,7 +158,7 @@ def _tokens(
 ) -> TokenBatch:
     tokens_BT = torch.zeros(len(most_B), max(1, int(most_B.max())), dtype=torch.int64, device=most_B.device)
     lengths_B, going_B = torch.zeros_like(most_B), most_B > 0
-    batch = TokenBatch(tokens_BT, lengths_B, *_outside_of_splits(most_B))
+    batch = TokenBatch(tokens_BT, lengths_B, **_outside_of_splits(most_B))
     before_BW = network.begin_W.expand(len(most_B), -1)
     for step in range(tokens_BT.shape[1]):
         going_B = going_B & (step < most_B)
@@ -183,7 +183,7 @@ def _vectors(
     features = likelihood.moments.out_features // 2
     values_BTD = torch.zeros(len(lengths_B), int(lengths_B.max()), features, device=lengths_B.device)
     observed_BTD = torch.zeros_like(values_BTD, dtype=torch.bool)
-    batch = VectorBatch(values_BTD, observed_BTD, lengths_B, *_outside_of_splits(lengths_B))
+    batch = VectorBatch(values_BTD, observed_BTD, lengths_B, **_outside_of_splits(lengths_B))
     before_BW = network.begin_W.expand(len(lengths_B), -1)
     for step in range(values_BTD.shape[1]):
         going_B = step < lengths_B
@@ -191,18 +191,11 @@ def _vectors(
         there_BD = going_B[:, None] & likelihood.valued_D
         values_BTD[:, step] = likelihood.sample(read(before_BW, going_B), temperature, generator) * there_BD
         observed_BTD[:, step] = there_BD
-        drawn_B1D, observed_B1D = (grid_BTD[:, step : step + 1] for grid_BTD in (values_BTD, observed_BTD))
-        before_BW = network.embedding(batch._replace(values_BTD=drawn_B1D, observed_BTD=observed_B1D))[:, 0]
+        latest = batch._replace(
+            values_BTD=values_BTD[:, step : step + 1], observed_BTD=observed_BTD[:, step : step + 1]
+        )
+        before_BW = network.embedding(latest)[:, 0]
     return batch
-
-
-class _Events(NamedTuple):
-    """Fields of an `EventBatch`, named and ordered as there."""
-
-    variables_E: Tensor
-    values_E: Tensor
-    has_value_E: Tensor
-    steps_E: Tensor
 
 
 def _events(
@@ -217,7 +210,7 @@ def _events(
     device, sequences, length = lengths_B.device, len(lengths_B), int(lengths_B.max())
     gaps_BT = torch.zeros(sequences, length, device=device)
     none_E = torch.zeros(0, dtype=torch.int64, device=device)
-    events = [_Events(none_E, none_E.float(), none_E.bool(), none_E)]
+    events: list[tuple[Tensor, ...]] = [(none_E, none_E.float(), none_E.bool(), none_E)]
     rest = _outside_of_splits(lengths_B)
     before_BW = network.begin_W.expand(sequences, -1)
     for step in range(length):
@@ -232,19 +225,20 @@ def _events(
             present_BV[sets.steps_E[here_E] // width, sets.variables_E[here_E]] = True
         elif step > 0:
             gaps_BT[:, step] = likelihood.sample_gap(hidden_BW, temperature, generator) * going_B
-        drawn = likelihood.sample(hidden_BW, gaps_BT[:, step], temperature, generator, present_BV)
-        rows_E, variables_E = (drawn.present_BV & going_B[:, None]).nonzero(as_tuple=True)
-        values_E = drawn.values_BV[rows_E, variables_E]
-        one_step = _Events(variables_E, values_E.nan_to_num(nan=0.0), ~values_E.isnan(), rows_E)
-        events.append(one_step._replace(steps_E=rows_E * length + step))
-        gaps_B1, times_B1 = (grid_BT[:, step : step + 1] for grid_BT in (gaps_BT, gaps_BT.cumsum(dim=1)))
-        before_BW = network.embedding(EventBatch(gaps_B1, lengths_B, *one_step, *rest), times_B1)[:, 0]
-    together = _Events(*(torch.cat(part) for part in zip(*events, strict=True)))
-    order_E = together.steps_E.argsort(stable=True)
-    in_order = _Events(*(part_E[order_E] for part_E in together))
-    return EventBatch(gaps_BT, lengths_B, *in_order, *rest)
+        present_BV, values_BV = likelihood.sample(hidden_BW, gaps_BT[:, step], temperature, generator, present_BV)
+        rows_E, variables_E = (present_BV & going_B[:, None]).nonzero(as_tuple=True)
+        values_E = values_BV[rows_E, variables_E]
+        of_step = (variables_E, values_E.nan_to_num(nan=0.0), ~values_E.isnan())
+        events.append((*of_step, rows_E * length + step))
+        gaps_B1, times_B1 = gaps_BT[:, step : step + 1], gaps_BT.cumsum(dim=1)[:, step : step + 1]
+        before_BW = network.embedding(EventBatch(gaps_B1, lengths_B, *of_step, rows_E, **rest), times_B1)[:, 0]
+    variables_E, values_E, has_value_E, steps_E = (torch.cat(parts) for parts in zip(*events, strict=True))
+    order_E = steps_E.argsort(stable=True)
+    of_all = (variables_E[order_E], values_E[order_E], has_value_E[order_E], steps_E[order_E])
+    return EventBatch(gaps_BT, lengths_B, *of_all, **rest)
 
 
-def _outside_of_splits(lengths_B: Tensor) -> tuple[Tensor, None, int, int]:
-    """Return the last fields of a batch that stands in no split: sequences_B, labels_B, step_tokens, position."""
-    return torch.full_like(lengths_B, -1), None, int(lengths_B.sum()), 0
+def _outside_of_splits(lengths_B: Tensor) -> dict[str, Any]:
+    """Return the last fields of a batch that stands in no split."""
+    sequences_B = torch.full_like(lengths_B, -1)
+    return {"sequences_B": sequences_B, "labels_B": None, "step_tokens": int(lengths_B.sum()), "position": 0}

@@ -20,11 +20,9 @@ from seqvae.config.model import ModelSettings
 from seqvae.data.batch import Batch
 from seqvae.data.description import DataDescription
 from seqvae.models.backbones import Decoder, Encoder
-from seqvae.models.cpu_kernels import HasCpuKernel
-from seqvae.models.cpu_kernels.dropout import Dropout
-from seqvae.models.embeddings import GivenVectors, make_embedding
-from seqvae.models.functional import real_steps
-from seqvae.models.likelihoods import make_likelihood
+from seqvae.models.cpu_kernels import Dropout, HasCpuKernel
+from seqvae.models.embeddings import EventEmbedding, PretrainedVectors, TokenEmbedding, VectorEmbedding
+from seqvae.models.likelihoods import EventLikelihood, TokenLikelihood, VectorLikelihood, real_steps
 from seqvae.models.posteriors import BatchNormPosterior, GaussianPosterior, Posterior, draw
 
 __all__ = ["Posterior", "SequenceVAE", "VAEOutput", "draw"]
@@ -48,14 +46,26 @@ class VAEOutput(NamedTuple):
 class SequenceVAE(nn.Module):
     """Gaussian latents, one for each sequence or each step, and a decoder that gets them at every layer."""
 
+    embedding: TokenEmbedding | VectorEmbedding | EventEmbedding
+    likelihood: TokenLikelihood | VectorLikelihood | EventLikelihood
+    posterior: GaussianPosterior | BatchNormPosterior
+
     def __init__(
-        self, description: DataDescription, settings: ModelSettings, given: GivenVectors | None = None
+        self, description: DataDescription, settings: ModelSettings, pretrained: PretrainedVectors | None = None
     ) -> None:
         super().__init__()
         width = settings.width
         self.latent_per_step = settings.latent_scope == "step"
-        self.embedding = make_embedding(description, width, given)
-        self.likelihood = make_likelihood(description, width)
+        match description.kind:
+            case "tokens":
+                self.embedding = TokenEmbedding(description.vocabulary_size, width)
+                self.likelihood = TokenLikelihood(description.vocabulary_size, width)
+            case "vectors":
+                self.embedding = VectorEmbedding(len(description.names), width)
+                self.likelihood = VectorLikelihood(description, width)
+            case "events":
+                self.embedding = EventEmbedding(description, width, pretrained)
+                self.likelihood = EventLikelihood(description, width)
         self.input_dropout = Dropout(settings.dropout)
         self.encoder = Encoder(settings)
         make_posterior = GaussianPosterior if settings.posterior == "gaussian" else BatchNormPosterior
@@ -71,41 +81,35 @@ class SequenceVAE(nn.Module):
         self.dropped_W = nn.Parameter(torch.randn(width), requires_grad=self.word_dropout > 0)
 
     def forward(self, batch: Batch, *, at_mean: bool = False) -> VAEOutput:
-        """Encode a batch, draw z, or take the posterior's mean for it, and compute the likelihood of the batch given z."""
+        """Encode a batch, draw z, or with `at_mean` take the posterior's mean for it, and compute the likelihood given z."""
         steps_BTW = self.embedding(batch)
-        posterior = self._posterior(steps_BTW, batch.lengths_B)
+        posterior = self.encode(batch, steps_BTW)
         z = posterior.mean if at_mean else draw(posterior)
-        nll_B = self.likelihood(self.decoder_says(steps_BTW, z), batch).sum(dim=1)
+        nll_B = self.likelihood(self.decode_hidden(steps_BTW, z), batch).sum(dim=1)
         steps_B = (batch.lengths_B + self.likelihood.extra_steps) * (batch.lengths_B > 0)
         class_scores_BC = None
         if self.classifier is not None:
-            is_pooled = not self.latent_per_step
-            class_scores_BC = self.classifier(
-                posterior.mean if is_pooled else mean_over_steps(posterior.mean, posterior.mask)
-            )
+            mean = posterior.mean
+            class_scores_BC = self.classifier(mean_over_steps(mean, posterior.mask) if self.latent_per_step else mean)
         return VAEOutput(*posterior, nll_B, steps_B, class_scores_BC)
 
-    def at_mean(self, batch: Batch) -> VAEOutput:
-        """Do as `forward` does with the posterior's mean for z: nothing is drawn."""
-        return self.forward(batch, at_mean=True)
-
-    def encode(self, batch: Batch) -> Posterior:
-        return self._posterior(self.embedding(batch), batch.lengths_B)
-
-    def _posterior(self, steps_BTW: Tensor, lengths_B: Tensor) -> Posterior:
+    def encode(self, batch: Batch, steps_BTW: Tensor | None = None) -> Posterior:
+        """Return the posterior of each sequence or step; `steps_BTW` are the embedded steps, where they are known already."""
+        if steps_BTW is None:
+            steps_BTW = self.embedding(batch)
         # A sequence of length 0 counts as one of length 1: attention to nothing at all would be NaN.
-        seen_B = lengths_B.clamp(min=1)
+        is_real_B, seen_B = batch.lengths_B > 0, batch.lengths_B.clamp(min=1)
         if self.end_has_latent:  # one step more, and the end mark right behind the last real step of each sequence
             steps_BTW = F.pad(steps_BTW, (0, 0, 0, 1))
-            is_end_BS = torch.arange(steps_BTW.shape[1], device=lengths_B.device) == seen_B[:, None]
+            is_end_BS = torch.arange(steps_BTW.shape[1], device=seen_B.device) == seen_B[:, None]
             steps_BTW, seen_B = torch.where(is_end_BS[..., None], self.end_W, steps_BTW), seen_B + 1
         real_BS = real_steps(seen_B, steps_BTW.shape[1])
         hidden_BSW = self.encoder(self.input_dropout(steps_BTW), real_BS)
         if self.latent_per_step:
-            return self.posterior(hidden_BSW, real_BS & (lengths_B > 0)[:, None])
-        return self.posterior(mean_over_steps(hidden_BSW, real_BS), lengths_B > 0)
+            return self.posterior(hidden_BSW, real_BS & is_real_B[:, None])
+        return self.posterior(mean_over_steps(hidden_BSW, real_BS), is_real_B)
 
-    def decoder_says(self, steps_BTW: Tensor, z: Tensor) -> Tensor:
+    def decode_hidden(self, steps_BTW: Tensor, z: Tensor) -> Tensor:
         """Return the decoder's vector of each step, (B, S, W), given z and the embedded steps before it."""
         if self.training and self.word_dropout > 0:
             drop_BT1 = torch.rand(steps_BTW.shape[:2], device=steps_BTW.device)[..., None] < self.word_dropout
@@ -116,32 +120,18 @@ class SequenceVAE(nn.Module):
 
     def decode(self, batch: Batch, z: Tensor) -> Tensor:
         """Return -log p of each step given z and the steps before it, (B, S); 0 where padded."""
-        return self.likelihood(self.decoder_says(self.embedding(batch), z), batch)
+        return self.likelihood(self.decode_hidden(self.embedding(batch), z), batch)
 
     def nll_given_z(self, batch: Batch, z: Tensor) -> Tensor:
         """Return -log p of each sequence given z, (B,)."""
         return self.decode(batch, z).sum(dim=1)
 
-    @property
-    def least_sequences(self) -> int:
-        """How many real sequences a training batch must hold."""
-        return self.posterior.least_sequences
-
-    @property
-    def synchronise_batch_norm(self) -> bool:
-        """Whether the statistics of --posterior batch_norm are those of all processes together."""
-        return self.posterior.synchronised
-
-    @synchronise_batch_norm.setter
-    def synchronise_batch_norm(self, synchronised: bool) -> None:
-        self.posterior.synchronised = synchronised
-
     def use_gradient_checkpointing(self) -> None:
         """Forget the inner results of each layer and compute them again in the backward pass."""
         self.encoder.blocks.recomputes_activations = self.decoder.blocks.recomputes_activations = True
 
-    def use_plain_operations(self) -> None:
-        """Leave to torch what `cpu_kernels/` computes otherwise."""
+    def use_torch_operations(self) -> None:
+        """Leave to torch what `cpu_kernels` computes otherwise."""
         for module in self.modules():
             if isinstance(module, HasCpuKernel):
                 module.kernel_enabled = False

@@ -488,7 +488,7 @@ class MeasurementCallback(Callback):
         return MemoryNeed(
             peak_bytes=torch.cuda.max_memory_reserved() if on_gpu else round(peak_gib * GIB),
             can_repeat=can_repeat,
-            least_sequences=network.least_sequences,
+            least_sequences=network.posterior.least_sequences,
             device_bytes=torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() if on_gpu else None,
         )
 

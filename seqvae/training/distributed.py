@@ -63,7 +63,7 @@ class Devices(NamedTuple):
 
 
 def resolve_devices(compute: ComputeSettings) -> Devices:
-    """Return the devices of this machine that --accelerator, --devices and --num_nodes ask for.
+    """Return the devices of this machine for --accelerator, --devices and --num_nodes.
 
     Under torchrun the processes exist already, and their number holds.
     """

@@ -9,8 +9,7 @@ A reference to the loss keeps all that it was computed from, and Lightning holds
 """
 
 import gc
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,7 +36,7 @@ class MicroBatches:
         self.module = module
         self.parts = Parts()
         self.may_split = True
-        self._of_step: list[Batch] = []
+        self._batches_of_step: list[Batch] = []
         self._whole: list[tuple[Tensor, Tensor]] = []
         """The loss of the present micro-batch and the copy of it that Lightning scales, until its backward pass."""
 
@@ -45,30 +44,30 @@ class MicroBatches:
         """Go forward to the loss; where the batch is in parts, also backward."""
         self._whole.clear()
         if begins_step:
-            self._of_step.clear()
+            self._batches_of_step.clear()
             self.module.begin_step()
         if not (self.may_split and self.module.trainer.world_size == 1):
             return self.module.compute(batch, 0)
-        self._of_step.append(batch)
+        self._batches_of_step.append(batch)
         if self.parts.of(batch) > 1:
-            outputs = run_or_none_on_oom(partial(self._forward_and_backward, batch))
+            outputs = run_or_none_on_oom(self._forward_and_backward, batch)
         else:
-            outputs = run_or_none_on_oom(partial(self.module.compute, batch, 0))
+            outputs = run_or_none_on_oom(self.module.compute, batch, 0)
             if outputs is not None:
                 copy = outputs["loss"].detach().requires_grad_()
                 self._whole.append((outputs["loss"], copy))
                 return outputs | {"loss": copy}
         if outputs is None:
-            self._double(batch)
-            outputs = self._step_again()
+            self._split_further(batch)
+            outputs = self._repeat_step()
         return outputs
 
     def backward(self, scaled_loss: Tensor) -> None:
         """Go backward from what Lightning made of the loss, or of its copy."""
         scaled_loss.backward()
         if self._whole and run_or_none_on_oom(self._backward_from_loss) is None:
-            self._double(self._of_step[-1])
-            self._step_again()
+            self._split_further(self._batches_of_step[-1])
+            self._repeat_step()
 
     def without_gradients(self, batch: Batch, work: Callable[[Batch, int], Result]) -> list[Result]:
         """Return what `work` makes of a batch, or of each of its parts."""
@@ -80,7 +79,7 @@ class MicroBatches:
             )
             if results is not None:
                 return results
-            self._double(batch)
+            self._split_further(batch)
 
     def _backward_from_loss(self) -> bool:
         """Take the loss out of the list, so that nothing holds it any longer when this fails."""
@@ -88,23 +87,23 @@ class MicroBatches:
         loss.backward(copy.grad)
         return True
 
-    def _step_again(self) -> dict[str, Any]:
+    def _repeat_step(self) -> dict[str, Any]:
         """Compute all micro-batches of the optimizer step so far, forward and backward; return the outputs of the last one."""
         while True:
             self.module.begin_step()
-            for batch in self._of_step:
-                outputs = run_or_none_on_oom(partial(self._forward_and_backward, batch))
+            for batch in self._batches_of_step:
+                outputs = run_or_none_on_oom(self._forward_and_backward, batch)
                 if outputs is None:
-                    self._double(batch)
+                    self._split_further(batch)
                     break
             else:
                 assert outputs is not None
                 return outputs
 
     def _forward_and_backward(self, batch: Batch) -> dict[str, Any]:
+        """Compute a batch part by part, as a whole optimizer step is scaled; return the outputs of all parts together."""
         trainer = self.module.trainer
-        scaler = scaler_of(trainer)
-        outputs = []
+        scaler, outputs = scaler_of(trainer), []
         for number, part in enumerate(self.parts.split(batch)):
             with trainer.precision_plugin.train_step_context():
                 one = self.module.compute(part, number)
@@ -114,7 +113,8 @@ class MicroBatches:
         whole = joined(outputs)
         return whole | {"loss": whole["loss"].requires_grad_()}  # Lightning goes backward from it, to nothing
 
-    def _double(self, batch: Batch) -> None:
+    def _split_further(self, batch: Batch) -> None:
+        """Compute this batch and all that are as long in twice as many parts from now on; raise where it is one sequence."""
         sequences, steps = len(batch.lengths_B), padded_length(batch)
         if not self.parts.double(batch):
             raise MemoryError(
@@ -137,11 +137,9 @@ class Parts:
         """Least padded length -> parts."""
 
     def of(self, batch: Batch) -> int:
-        if not self._parts_from:
-            return 1
-        steps, sequences = padded_length(batch), len(batch.lengths_B)
+        steps = padded_length(batch)
         parts = max((parts for least, parts in self._parts_from.items() if steps >= least), default=1)
-        return min(parts, sequences)
+        return min(parts, len(batch.lengths_B))
 
     def double(self, batch: Batch) -> bool:
         """From this batch's length on, take twice as many parts; return False where it is a single sequence already."""
@@ -151,14 +149,12 @@ class Parts:
         self._parts_from[padded_length(batch)] = 2 * parts
         return True
 
-    def split(self, batch: Batch) -> Iterator[Batch]:
+    def split(self, batch: Batch) -> list[Batch]:
         parts, sequences = self.of(batch), len(batch.lengths_B)
         if parts == 1:
-            yield batch
-            return
+            return [batch]
         bounds = [sequences * part // parts for part in range(parts + 1)]
-        for first, last in pairwise(bounds):
-            yield part_of(batch, first, last)
+        return [part_of(batch, first, last) for first, last in pairwise(bounds)]
 
     def state_dict(self) -> dict[str, int]:
         return {str(steps): parts for steps, parts in self._parts_from.items()}
@@ -167,10 +163,10 @@ class Parts:
         self._parts_from = {int(steps): parts for steps, parts in state.items()}
 
 
-def run_or_none_on_oom(work: Callable[[], Result]) -> Result | None:
+def run_or_none_on_oom(work: Callable[..., Result], *arguments: Any) -> Result | None:
     """Return what `work` returns; None where there was no room for it. What it had allocated is free again by then."""
     try:
-        return work()
+        return work(*arguments)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

@@ -1,4 +1,4 @@
-"""The network of a run: built as the settings say or rebuilt from a checkpoint, made ready to train.
+"""The network of a run: built from settings or rebuilt from a checkpoint, made ready to train.
 
 In: settings and data, or a checkpoint's path. Out: a network that turns a batch into a `VAEOutput`, and a remark for the header; or
 a `UsageError`.
@@ -6,7 +6,7 @@ a `UsageError`.
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from seqvae.config.training import ComputeSettings
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.description import DataDescription
 from seqvae.errors import UsageError
-from seqvae.models.embeddings import GivenVectors
+from seqvae.models.embeddings import PretrainedVectors
 from seqvae.models.vae import SequenceVAE
 from seqvae.training.callbacks.compile import compile_in_place
 from seqvae.training.run_directory.checkpoint_file import (
@@ -30,15 +30,6 @@ from seqvae.training.run_directory.checkpoint_file import (
 
 _WEIGHTS = "network."
 """Prefix of the network's weights in a checkpoint."""
-_GIVEN = "embedding.table"
-"""Where the vectors of --variable_embeddings_path are kept."""
-
-
-@runtime_checkable
-class SavesActivations(Protocol):
-    """A network that can forget its inner results and compute them again in the backward pass."""
-
-    def use_gradient_checkpointing(self) -> None: ...
 
 
 def build_network(
@@ -46,30 +37,32 @@ def build_network(
 ) -> SequenceVAE:
     """Build the network for the data; refuse one that the data's batches do not allow."""
     vectors_VG = data.variable_vectors()
-    given = None
+    pretrained = None
     if vectors_VG is not None:
-        given = GivenVectors(torch.from_numpy(vectors_VG), data.source.freeze_variable_embeddings)
-    network = SequenceVAE(data.description, model, given)
-    if data.fewest_sequences < network.least_sequences:
+        pretrained = PretrainedVectors(torch.from_numpy(vectors_VG), data.source.freeze_variable_embeddings)
+    network = SequenceVAE(data.description, model, pretrained)
+    least = network.posterior.least_sequences
+    if data.fewest_sequences < least:
         raise UsageError(
-            f"--posterior {model.posterior} needs {network.least_sequences} sequences in every batch, but here one holds "
-            f"{data.fewest_sequences}: give --tokens_per_batch {network.least_sequences * data.longest} or more (and "
-            "--drop_last where it is the last batch of an epoch that is short)"
+            f"--posterior {model.posterior} needs {least} sequences in every batch, but here one holds "
+            f"{data.fewest_sequences}: give --tokens_per_batch {least * data.longest} or more (and --drop_last where it is the "
+            "last batch of an epoch that is short)"
         )
-    network.synchronise_batch_norm = compute.sync_batchnorm and world > 1
+    network.posterior.synchronised = compute.sync_batchnorm and world > 1
     return network
 
 
 def make_ready(network: nn.Module, compute: ComputeSettings, accelerator: str = "cpu") -> str:
-    """Change the network in place, as the settings say; return a remark for the header."""
+    """Apply the settings to the network in place; return a remark for the header."""
     if compute.plain_operations and isinstance(network, SequenceVAE):  # others have nothing else
-        network.use_plain_operations()
+        network.use_torch_operations()
     if compute.gradient_checkpointing:
-        if not isinstance(network, SavesActivations):
+        use_gradient_checkpointing = getattr(network, "use_gradient_checkpointing", None)
+        if use_gradient_checkpointing is None:
             raise UsageError(
                 f"--gradient_checkpointing: {type(network).__name__} has no method use_gradient_checkpointing()"
             )
-        network.use_gradient_checkpointing()
+        use_gradient_checkpointing()
     return compile_in_place(network, compute.compile_mode, accelerator) if compute.compile_model else ""
 
 
@@ -117,14 +110,14 @@ def read_network(path: Path, flag: str = "checkpoint") -> StoredNetwork:
 
 def build_stored(stored: StoredNetwork, where: object) -> SequenceVAE:
     """Build a stored network on the CPU, ready to be used; `where` names it in messages."""
-    given = None
-    if f"{_GIVEN}.projection.weight" in stored.weights:
-        given = GivenVectors(stored.weights[f"{_GIVEN}.vectors_VG"], frozen=True)
+    pretrained = None
+    if "embedding.table.projection.weight" in stored.weights:  # with --variable_embeddings_path
+        pretrained = PretrainedVectors(stored.weights["embedding.table.vectors_VG"], frozen=True)
     try:
         model = stored.model
     except (LookupError, TypeError, ValueError) as error:
         raise UsageError(f"{where} holds no network of this product: {error!r}") from error
-    network = SequenceVAE(stored.description, model, given)
+    network = SequenceVAE(stored.description, model, pretrained)
     if found := list(misfits(network.state_dict(), stored.weights)):
         raise UsageError(f"{where} does not hold a network of this product: {some_of(found)}")
     network.load_state_dict(stored.weights)

@@ -46,7 +46,7 @@ def negative_elbo(output: VAEOutput, kl_weight: Tensor | float, free_bits: float
 
 
 def resolve_free_bits(settings: ObjectiveSettings, latent_scope: Literal["sequence", "step"]) -> float:
-    """Return --free_bits, or where it is not given a protective amount.
+    """Return --free_bits, or by default a protective amount.
 
     A step is worth but a few nats, and its latent would copy it for free: hence less for a latent of each step. Below free
     bits --target_kl could not bring the KL.

@@ -24,15 +24,14 @@ STEEPNESS = 10.0
 
 
 class Plan(NamedTuple):
-    """The length of a whole run, and its learning rate."""
+    """The length of a whole run, and its learning rate. Numbers per step are means over the run."""
 
     total_steps: int
     """Optimizer steps."""
     steps_per_epoch: int
     tokens_per_step: float
-    """Real steps of sequences in an optimizer step, on average; a token is one step of a sequence."""
+    """Real steps of sequences in an optimizer step; a token is one step of a sequence."""
     sequences_per_step: float
-    """On average."""
     lr: float
     """Highest learning rate."""
 
@@ -101,8 +100,11 @@ def scheduled_kl_weight(step: int, total_steps: int, settings: ObjectiveSettings
     if settings.kl_schedule == "cyclical":
         cycle = max(1, steps_of(settings.kl_cycle, total_steps))
         return settings.beta * linear(step % cycle, steps_of(settings.kl_warmup, cycle))  # Fu et al. 2019
-    rise = steps_of(settings.kl_warmup, total_steps)
-    return settings.beta * (linear(step, rise) if settings.kl_schedule == "linear" else sigmoid(step, rise))
+    progress = linear(step, steps_of(settings.kl_warmup, total_steps))
+    if settings.kl_schedule == "sigmoid" and progress < 1:
+        # Along an S (Bowman et al. 2016): slow where the latent comes to life, and before the end.
+        progress = 1 / (1 + math.exp(STEEPNESS * (0.5 - progress)))
+    return settings.beta * progress
 
 
 def linear(step: int, rise: int) -> float:
@@ -112,15 +114,6 @@ def linear(step: int, rise: int) -> float:
     [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
     """
     return 1.0 if step >= rise else step / rise
-
-
-def sigmoid(step: int, rise: int) -> float:
-    """Rise from next to 0 to 1 along an S (Bowman et al. 2016): slow where the latent comes to life, and before the end.
-
-    >>> [round(sigmoid(step, rise=4), 3) for step in range(6)]
-    [0.007, 0.076, 0.5, 0.924, 1.0, 1.0]
-    """
-    return 1.0 if step >= rise else 1 / (1 + math.exp(STEEPNESS * (0.5 - step / rise)))
 
 
 LOG_LOWEST, LOG_HIGHEST = math.log(1e-4), math.log(1e3)
@@ -165,12 +158,10 @@ class KLWeight(nn.Module):
         self.target_kl = settings.target_kl
         if self.target_kl is not None:
             # As if the KL had been 0 so far: the weight starts low, which lets the latent come to life.
-            nothing = torch.zeros(())
-            self.register_buffer("smoothed_kl", nothing)
-            self.register_buffer("integral", nothing.clone())
-            self.register_buffer(
-                "weight", (PROPORTIONAL * relative_error(nothing, self.target_kl)).clamp(LOG_LOWEST, LOG_HIGHEST).exp()
-            )
+            self.register_buffer("smoothed_kl", torch.zeros(()))
+            self.register_buffer("integral", torch.zeros(()))
+            log_weight = PROPORTIONAL * relative_error(self.smoothed_kl, self.target_kl)
+            self.register_buffer("weight", log_weight.clamp(LOG_LOWEST, LOG_HIGHEST).exp())
 
     def forward(self, step: int) -> Tensor | float:
         """Return the weight of an optimizer step: a float, or a tensor on the device."""

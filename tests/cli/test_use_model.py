@@ -58,7 +58,7 @@ def test_each_sequence_is_encoded_as_it_is_alone_and_in_the_order_of_the_data(ru
     for place, row in enumerate(table.itertuples()):
         first = 0 if row.split == "train" else SIZES["train"]
         with evaluating(trained):
-            alone = trained.network.at_mean(data.split(row.split).gather(np.array([place - first])))
+            alone = trained.network(data.split(row.split).gather(np.array([place - first])), at_mean=True)
         np.testing.assert_allclose(row.mean, alone.posterior_mean[0], atol=1e-5)
         np.testing.assert_allclose(row.variance, alone.posterior_logvar[0].exp(), rtol=1e-4)
         assert (row.nll, row.steps) == (pytest.approx(float(alone.nll_B[0]), rel=1e-4), int(alone.steps_B[0]))

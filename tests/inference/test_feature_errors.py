@@ -30,10 +30,10 @@ def means_by_hand(trained: Model, batch) -> torch.Tensor:
     network = trained.network
     likelihood: Any = network.likelihood
     with torch.no_grad():
-        hidden_BTW = network.decoder_says(network.embedding(batch), network.encode(batch).mean)
+        hidden_BTW = network.decode_hidden(network.embedding(batch), network.encode(batch).mean)
         if trained.description.kind == "vectors":
             return likelihood.predict(hidden_BTW)[0]
-        hidden_BTW = likelihood.knowing_gaps(hidden_BTW, batch.gaps_BT)
+        hidden_BTW = likelihood.condition_on_gaps(hidden_BTW, batch.gaps_BT)
         all_BTV = likelihood.value_moments.of_all(hidden_BTW)[..., 0]
         return all_BTV.flatten(0, 1)[batch.steps_E, batch.variables_E]
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqvae.models.blocks.transformer import AttentionContext, attention, attention_context, rotate
-from seqvae.models.functional import real_steps
+from seqvae.models.blocks import AttentionContext, attention, attention_context, rotate
+from seqvae.models.likelihoods import real_steps
 
 HEADS, WIDTH = 2, 16
 TOLERANCES = [(torch.float64, 1e-6), (torch.float32, 1e-5), (torch.bfloat16, 4e-2)]

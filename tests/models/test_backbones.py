@@ -1,4 +1,4 @@
-"""Backbones: what each encoder and decoder may see, whatever the kind of sequence, and that each computes what its name says.
+"""Backbones: what each encoder and decoder may see, whatever the kind of sequence, and that each computes what it is named for.
 
 Shapes: B sequences, T steps (S: with the end mark), W width, K numbers of a head, Z latent dimensions.
 """
@@ -15,10 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from seqvae.config.model import ModelSettings
 from seqvae.models.backbones import Decoder, Encoder, position_waves
-from seqvae.models.blocks.lstm import BidirectionalBlock, opposite_steps
-from seqvae.models.blocks.tcn import Convolution, ConvolutionBlock
+from seqvae.models.blocks import BidirectionalBlock, Convolution, ConvolutionBlock, opposite_steps
 from seqvae.models.cpu_kernels import HasCpuKernel
-from seqvae.models.functional import real_steps
+from seqvae.models.likelihoods import real_steps
 from seqvae.models.vae import SequenceVAE, VAEOutput
 from tests.support.small_models import DESCRIPTIONS, KINDS, SMALL, change_step, make_batch, make_vae
 
@@ -261,7 +260,7 @@ def test_two_blocks_of_convolutions_see_729_steps():
     assert gradient_BTW[0].any(dim=-1).nonzero().flatten().tolist() == list(range(800 - 729, 800))
 
 
-def test_waves_tell_a_thousand_positions_apart():
+def test_waves_distinguish_a_thousand_positions():
     assert torch.pdist(position_waves(torch.zeros(1, 1000, 16))).min() > 0.3
 
 

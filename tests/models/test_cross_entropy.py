@@ -6,24 +6,24 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from seqvae.models.cpu_kernels.cross_entropy import linear_cross_entropy
+from seqvae.models.cpu_kernels import linear_cross_entropy
 
 ROWS, WIDTH, IDS = 600, 8, 41
 
 
 @pytest.fixture
-def given() -> dict[str, torch.Tensor]:
+def inputs() -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     inputs = {"hidden": torch.randn(ROWS, WIDTH), "weight": torch.randn(IDS, WIDTH), "bias": torch.randn(IDS)}
     return {name: tensor.requires_grad_() for name, tensor in inputs.items()}
 
 
-def ours(given: dict[str, torch.Tensor], targets_N: torch.Tensor, counts_N: torch.Tensor) -> torch.Tensor:
-    return linear_cross_entropy(given["hidden"], given["weight"], given["bias"], targets_N, counts_N)
+def ours(inputs: dict[str, torch.Tensor], targets_N: torch.Tensor, counts_N: torch.Tensor) -> torch.Tensor:
+    return linear_cross_entropy(inputs["hidden"], inputs["weight"], inputs["bias"], targets_N, counts_N)
 
 
-def torchs(given: dict[str, torch.Tensor], targets_N: torch.Tensor, counts_N: torch.Tensor) -> torch.Tensor:
-    scores_NV = F.linear(given["hidden"], given["weight"], given["bias"])
+def torchs(inputs: dict[str, torch.Tensor], targets_N: torch.Tensor, counts_N: torch.Tensor) -> torch.Tensor:
+    scores_NV = F.linear(inputs["hidden"], inputs["weight"], inputs["bias"])
     return F.cross_entropy(scores_NV.float(), targets_N, reduction="none") * counts_N
 
 
@@ -37,50 +37,50 @@ WEIGHTS = {
 @pytest.mark.parametrize("scores_at_once", [1, 2**21], ids=["in slices", "at once"])
 @pytest.mark.parametrize("counting", ["all", "two of three", "none"])
 @pytest.mark.parametrize("weights", WEIGHTS)
-def test_values_and_gradients_are_torchs(given, weights, counting, scores_at_once, monkeypatch):
-    monkeypatch.setattr("seqvae.models.cpu_kernels.cross_entropy.SCORES_AT_ONCE", scores_at_once)
+def test_values_and_gradients_are_torchs(inputs, weights, counting, scores_at_once, monkeypatch):
+    monkeypatch.setattr("seqvae.models.cpu_kernels.SCORES_AT_ONCE", scores_at_once)
     targets_N = torch.randint(0, IDS, (ROWS,))
     counts_N = torch.arange(ROWS) % {"all": ROWS + 1, "two of three": 3, "none": 1}[counting] > 0
     counts_N[0] = counting == "all"
     weights_N = WEIGHTS[weights](ROWS)
-    nll_N = ours(given, targets_N, counts_N)
-    expected_N = torchs(given, targets_N, counts_N)
+    nll_N = ours(inputs, targets_N, counts_N)
+    expected_N = torchs(inputs, targets_N, counts_N)
     torch.testing.assert_close(nll_N, expected_N)
-    gradients = torch.autograd.grad((nll_N * weights_N).sum(), given.values())
-    expected = torch.autograd.grad((expected_N * weights_N).sum(), given.values())
+    gradients = torch.autograd.grad((nll_N * weights_N).sum(), inputs.values())
+    expected = torch.autograd.grad((expected_N * weights_N).sum(), inputs.values())
     for mine, theirs in zip(gradients, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_under_autocast_the_values_stay_exact_where_p_is_nearly_one(given):
+def test_under_autocast_the_values_stay_exact_where_p_is_nearly_one(inputs):
     """In bf16 the gradient p - 1 would be 0 from p = 0.998 on."""
     targets_N = torch.zeros(ROWS, dtype=torch.long)
     with torch.no_grad():
-        given["bias"][0] = 15.0
+        inputs["bias"][0] = 15.0
     with torch.autocast("cpu", torch.bfloat16):
-        nll_N = ours(given, targets_N, torch.ones(ROWS, dtype=torch.bool))
+        nll_N = ours(inputs, targets_N, torch.ones(ROWS, dtype=torch.bool))
     assert nll_N.dtype == torch.float32
-    (gradient_V,) = torch.autograd.grad(nll_N.sum(), given["bias"])
+    (gradient_V,) = torch.autograd.grad(nll_N.sum(), inputs["bias"])
     p_N = torch.exp(-nll_N.detach())
     torch.testing.assert_close(gradient_V[0], -(1 - p_N).sum(), rtol=2e-2, atol=0)
     assert p_N.median() > 0.998
 
 
 @pytest.mark.parametrize("bias", [-200.0, -95.0])
-def test_targets_of_next_to_no_probability_have_their_nats_and_gradients(given, bias):
+def test_targets_of_next_to_no_probability_have_their_nats_and_gradients(inputs, bias):
     """exp(-200) is 0 in float32, and exp(-95) has two digits."""
     with torch.no_grad():
-        given["bias"][0] = bias
+        inputs["bias"][0] = bias
     targets_N = torch.arange(ROWS) % 2
-    nll_N = ours(given, targets_N, torch.ones(ROWS, dtype=torch.bool))
-    expected_N = torchs(given, targets_N, torch.ones(ROWS, dtype=torch.bool))
+    nll_N = ours(inputs, targets_N, torch.ones(ROWS, dtype=torch.bool))
+    expected_N = torchs(inputs, targets_N, torch.ones(ROWS, dtype=torch.bool))
     assert nll_N[0] > 80
     torch.testing.assert_close(nll_N, expected_N)
-    gradients, expected = (torch.autograd.grad(losses_N.sum(), given["bias"]) for losses_N in (nll_N, expected_N))
+    gradients, expected = (torch.autograd.grad(losses_N.sum(), inputs["bias"]) for losses_N in (nll_N, expected_N))
     torch.testing.assert_close(gradients, expected)
 
 
-def test_padding_is_left_out_of_the_products_but_for_a_few_rows(given, monkeypatch):
+def test_padding_is_left_out_of_the_products_but_for_a_few_rows(inputs, monkeypatch):
     seen = []
     softmax = torch.softmax
 
@@ -90,30 +90,30 @@ def test_padding_is_left_out_of_the_products_but_for_a_few_rows(given, monkeypat
 
     monkeypatch.setattr(torch, "softmax", noted)
     counts_N = torch.arange(ROWS) < 400
-    ours(given, torch.zeros(ROWS, dtype=torch.long), counts_N)
+    ours(inputs, torch.zeros(ROWS, dtype=torch.long), counts_N)
     assert sum(seen) == 448  # seven times 64
 
 
-def test_nothing_comes_of_what_stands_in_padding(given):
+def test_nothing_comes_of_what_stands_in_padding(inputs):
     """Some of it fills up the last slice."""
     with torch.no_grad():
-        given["hidden"][400:] = float("nan")
-    nll_N = ours(given, torch.zeros(ROWS, dtype=torch.long), torch.arange(ROWS) < 400)
+        inputs["hidden"][400:] = float("nan")
+    nll_N = ours(inputs, torch.zeros(ROWS, dtype=torch.long), torch.arange(ROWS) < 400)
     assert torch.isfinite(nll_N).all()
-    gradients = torch.autograd.grad(nll_N.sum(), given.values())
+    gradients = torch.autograd.grad(nll_N.sum(), inputs.values())
     assert all(torch.isfinite(gradient).all() for gradient in gradients)
 
 
 @pytest.mark.parametrize("broken", ["hidden", "weight", "bias"])
-def test_what_is_not_a_number_in_a_row_that_counts_stays_so(given, broken):
+def test_what_is_not_a_number_in_a_row_that_counts_stays_so(inputs, broken):
     with torch.no_grad():
-        given[broken][3] = float("nan")
-    nll_N = ours(given, torch.zeros(ROWS, dtype=torch.long), torch.ones(ROWS, dtype=torch.bool))
+        inputs[broken][3] = float("nan")
+    nll_N = ours(inputs, torch.zeros(ROWS, dtype=torch.long), torch.ones(ROWS, dtype=torch.bool))
     assert torch.isnan(nll_N[3])
-    assert all(torch.isnan(gradient).any() for gradient in torch.autograd.grad(nll_N.sum(), given.values()))
+    assert all(torch.isnan(gradient).any() for gradient in torch.autograd.grad(nll_N.sum(), inputs.values()))
 
 
-def test_a_loss_that_no_row_counts_in_has_no_gradient(given):
+def test_a_loss_that_no_row_counts_in_has_no_gradient(inputs):
     counts_N = torch.zeros(ROWS, dtype=torch.bool)
-    nll_N = ours(given, torch.zeros(ROWS, dtype=torch.long), counts_N)
-    assert not any(gradient.any() for gradient in torch.autograd.grad(nll_N.sum(), given.values()))
+    nll_N = ours(inputs, torch.zeros(ROWS, dtype=torch.long), counts_N)
+    assert not any(gradient.any() for gradient in torch.autograd.grad(nll_N.sum(), inputs.values()))

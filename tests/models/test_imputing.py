@@ -110,7 +110,7 @@ def by_hand(vae: Any, batch: Any, draws: int) -> list[tuple[Tensor, Tensor]]:
         if isinstance(batch, VectorBatch):
             mean_BTD, logvar_BTD = vae.likelihood.predict(hidden_BTW)
         else:
-            hidden_BTW = vae.likelihood.knowing_gaps(hidden_BTW, batch.gaps_BT)
+            hidden_BTW = vae.likelihood.condition_on_gaps(hidden_BTW, batch.gaps_BT)
             mean_BTD, raw_BTD = vae.likelihood.value_moments.of_all(hidden_BTW).unbind(dim=-1)
             logvar_BTD = 7 * (raw_BTD / 7).tanh()
         parts.append((mean_BTD, logvar_BTD.exp()))
@@ -118,7 +118,7 @@ def by_hand(vae: Any, batch: Any, draws: int) -> list[tuple[Tensor, Tensor]]:
 
 
 class Repeats(nn.Module):
-    """A decoder that says z, whatever came."""
+    """A decoder that returns z, whatever its inputs."""
 
     def forward(self, inputs_BTW: Tensor, z_BZ: Tensor) -> Tensor:
         return torch.nn.functional.pad(z_BZ, (0, 13))[:, None].expand(inputs_BTW.shape)
@@ -235,8 +235,8 @@ def test_filled_values_of_the_demo_are_nearer_than_means_and_as_far_off_as_they_
     assert isinstance(held_out, VectorBatch)
     hidden_BTD = held_out.observed_BTD & (torch.rand(held_out.values_BTD.shape) < 0.2)
     kept_BTD = held_out.observed_BTD & ~hidden_BTD
-    given = held_out._replace(observed_BTD=kept_BTD, values_BTD=held_out.values_BTD * kept_BTD)
-    filled: Imputed = impute(vae, given, draws=16, generator=generator())
+    reduced = held_out._replace(observed_BTD=kept_BTD, values_BTD=held_out.values_BTD * kept_BTD)
+    filled: Imputed = impute(vae, reduced, draws=16, generator=generator())
     truth = held_out.values_BTD[hidden_BTD]
     errors = filled.mean_BTD[hidden_BTD] - truth
     assert errors.square().mean().sqrt() < 0.9 * truth.square().mean().sqrt()

@@ -1,4 +1,4 @@
-"""The likelihoods are proper, the embeddings tell apart what differs, and sums over events equal a loop.
+"""The likelihoods are proper, the embeddings distinguish what differs, and sums over events equal a loop.
 
 Shapes: B sequences, T steps (S: with the end mark), V variables or ids, D features, E events, N rows, W width.
 """
@@ -15,13 +15,12 @@ from seqvae.data.building.finishing import gap_moments
 from seqvae.data.description import DataDescription
 from seqvae.models.embeddings import (
     EventEmbedding,
-    GivenVectors,
-    spread_to_events,
+    PretrainedVectors,
+    SpreadToEvents,
+    SumByStep,
     step_offsets,
-    sum_by_step,
     time_features,
 )
-from seqvae.models.functional import bounded
 from seqvae.models.likelihoods import (
     FEW_VARIABLES,
     LOGVAR_LIMIT,
@@ -35,8 +34,9 @@ from seqvae.models.likelihoods import (
     by_rows,
     gap_nll,
     robust_nll,
-    student_up_to,
+    student_cdf,
 )
+from seqvae.models.posteriors import bounded
 from seqvae.models.vae import SequenceVAE
 from tests.support.small_models import DESCRIPTIONS, SMALL, make_batch
 
@@ -96,7 +96,7 @@ def test_gaps_are_log_normal():
         (0.5, 1.0, GapScale(-7.3, 2.0, 3e-4)),  # minutes in days
     ],
 )
-def test_gaps_and_those_too_short_to_be_told_apart_have_probability_one(mean, logvar, scale):
+def test_gaps_and_those_too_short_to_be_distinguished_have_probability_one(mean, logvar, scale):
     """What outliers have beyond the longest is known in closed form."""
     mean, logvar = torch.tensor([mean, logvar], dtype=torch.float64)
     longest = math.log(scale.shortest) + 40.0
@@ -105,7 +105,7 @@ def test_gaps_and_those_too_short_to_be_told_apart_have_probability_one(mean, lo
     longer = (torch.exp(-gap_nll(gaps, mean, logvar, scale)) * gaps).sum() * (edges[1] - edges[0])
     shorter = scale.shortest * torch.exp(-gap_nll(torch.tensor(0.0), mean, logvar, scale))
     farthest = (longest - scale.log_mean) / scale.log_std
-    beyond = OUTLIER_SHARE * student_up_to((mean - farthest) * torch.exp(-0.5 * logvar))
+    beyond = OUTLIER_SHARE * student_cdf((mean - farthest) * torch.exp(-0.5 * logvar))
     assert (longer + shorter + beyond).item() == pytest.approx(1, abs=1e-5)
 
 
@@ -147,7 +147,7 @@ def test_a_rare_value_far_from_the_mean_is_learned_where_it_can_be_predicted():
     assert mean_N[inputs_N4[:, 0] == 1].mean().item() == pytest.approx(4.9, abs=0.5)
 
 
-def test_gaps_too_short_to_be_told_apart_are_equally_likely_and_learn_from():
+def test_gaps_too_short_to_be_distinguished_are_equally_likely_and_learn_from():
     mean = torch.tensor(1.0, requires_grad=True)
     nll_N = gap_nll(torch.tensor([0.0, 0.1, 0.2]), mean, torch.tensor(0.0), GapScale(0.0, 1.0, 0.2))
     assert nll_N.unique().numel() == 1
@@ -162,12 +162,12 @@ def test_values_have_probability_one(mean, logvar):
     values = torch.linspace(-1000, 1000, 2_000_001, dtype=torch.float64)
     density = torch.exp(-robust_nll(values, torch.tensor(mean), torch.tensor(logvar)))
     ends = (torch.tensor([-1000.0, 1000.0]) - mean) * math.exp(-0.5 * logvar)
-    beyond = OUTLIER_SHARE * student_up_to(-ends.abs()).sum().item()
+    beyond = OUTLIER_SHARE * student_cdf(-ends.abs()).sum().item()
     assert (density.sum() * 0.001).item() + beyond == pytest.approx(1, abs=1e-6)
 
 
 @pytest.mark.parametrize("logvar", [-7.0, 0.0, 7.0])
-def test_an_ordinary_value_costs_what_a_gaussian_says(logvar):
+def test_an_ordinary_value_costs_what_it_costs_under_a_gaussian(logvar):
     deviation = math.exp(0.5 * logvar)
     values = 1.5 + deviation * torch.linspace(-3, 3, 61)
     expected = -torch.distributions.Normal(1.5, deviation).log_prob(values)
@@ -193,7 +193,7 @@ def test_the_sets_that_a_step_may_hold_have_probability_one():
     torch.manual_seed(0)
     likelihood, hidden_1W = EventLikelihood(events_of(4), 8), torch.randn(1, 8)
     subsets_NV = torch.tensor(list(itertools.product([False, True], repeat=4)))
-    nll_N = likelihood.bernoulli(hidden_1W.expand(len(subsets_NV), -1), subsets_NV)
+    nll_N = likelihood.presence.bernoulli_nll(hidden_1W.expand(len(subsets_NV), -1), subsets_NV)
     assert torch.exp(-nll_N).sum().item() == pytest.approx(1, abs=1e-5)
 
 
@@ -209,7 +209,8 @@ def test_an_event_twice_in_a_step_is_present_once():
         variables_E=batch.variables_E.repeat_interleave(2), steps_E=batch.steps_E.repeat_interleave(2)
     )
     hidden_NW = torch.randn(5, 8)
-    torch.testing.assert_close(likelihood.presence_nll(hidden_NW, doubled), likelihood.presence_nll(hidden_NW, batch))
+    presence = likelihood.presence
+    torch.testing.assert_close(presence.nll(hidden_NW, doubled), presence.nll(hidden_NW, batch))
 
 
 def test_the_likelihood_of_a_step_is_that_of_its_gap_its_variables_and_their_values():
@@ -270,7 +271,7 @@ def test_scores_in_slices_equal_scores_at_once(monkeypatch):
     targets_N = torch.randint(0, 41, (600,))
     whole_N = likelihood.cross_entropy(hidden_NW, targets_N)
     (whole_gradient,) = torch.autograd.grad(whole_N.square().sum(), likelihood.scores.weight)
-    monkeypatch.setattr("seqvae.models.cpu_kernels.cross_entropy.SCORES_AT_ONCE", 1)
+    monkeypatch.setattr("seqvae.models.cpu_kernels.SCORES_AT_ONCE", 1)
     sliced_N = by_rows(likelihood.cross_entropy, 41, hidden_NW, targets_N)
     (sliced_gradient,) = torch.autograd.grad(sliced_N.square().sum(), likelihood.scores.weight)
     torch.testing.assert_close(sliced_N, whole_N)
@@ -312,7 +313,7 @@ def test_sums_by_step_equal_a_loop_and_spreading_is_their_adjoint():
     offsets = step_offsets(steps_E, 5)
     events_ER, steps_NR = torch.randn(6, 2, requires_grad=True), torch.randn(5, 2, requires_grad=True)
     expected_NR = torch.stack([events_ER[steps_E == step].sum(dim=0) for step in range(5)])
-    sums_NR, spread_ER = sum_by_step(events_ER, steps_E, offsets), spread_to_events(steps_NR, steps_E, offsets)
+    sums_NR, spread_ER = SumByStep.apply(events_ER, steps_E, offsets), SpreadToEvents.apply(steps_NR, steps_E, offsets)
     torch.testing.assert_close(sums_NR, expected_NR)
     assert torch.equal(spread_ER, steps_NR[steps_E])
     (gradient_ER,) = torch.autograd.grad((sums_NR * steps_NR.detach()).sum(), events_ER)
@@ -323,20 +324,20 @@ def test_sums_by_step_equal_a_loop_and_spreading_is_their_adjoint():
 
 def test_a_batch_without_events_adds_up_to_nothing():
     nothing = torch.zeros(0, dtype=torch.int64)
-    assert not sum_by_step(torch.zeros(0, 2), nothing, step_offsets(nothing, 3)).any()
+    assert not SumByStep.apply(torch.zeros(0, 2), nothing, step_offsets(nothing, 3)).any()
 
 
 @pytest.mark.parametrize("minutes", [1 / 60, 1.0, 60.0, 24 * 60.0, 30 * 24 * 60.0])
 @pytest.mark.parametrize("unit", [1.0, 60_000.0, 1 / 525_600])
-def test_time_features_tell_a_time_from_one_a_tenth_longer_in_any_unit(minutes, unit):
+def test_time_features_distinguish_a_time_from_one_a_tenth_longer_in_any_unit(minutes, unit):
     times_2 = torch.tensor([minutes, 1.1 * minutes]) * unit
     one_F, longer_F = time_features(times_2, shortest=unit / 60)
     assert (longer_F - one_F).norm() > 0.3
 
 
-def test_given_vectors_tell_variables_apart_on_the_scale_of_drawn_ones():
+def test_pretrained_vectors_distinguish_variables_on_the_scale_of_drawn_ones():
     torch.manual_seed(0)
     drawn = EventEmbedding(events_of(1000), 64)
-    given = EventEmbedding(events_of(1000), 64, GivenVectors(30 * torch.randn(1000, 300), True))
-    spread = [module.table().std().item() for module in (drawn, given)]
+    pretrained = EventEmbedding(events_of(1000), 64, PretrainedVectors(30 * torch.randn(1000, 300), True))
+    spread = [module.table().std().item() for module in (drawn, pretrained)]
     assert spread[1] == pytest.approx(spread[0], rel=0.1)

@@ -1,6 +1,6 @@
 """The sequence VAE: causal decoders, and nothing that padding or an empty batch could reach.
 
-Shapes: B sequences, T steps (S: with the end mark), V variables, G width of given vectors, Z latent dimensions.
+Shapes: B sequences, T steps (S: with the end mark), V variables, G width of pretrained vectors, Z latent dimensions.
 """
 
 import math
@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from seqvae.config.model import ModelSettings
-from seqvae.models.blocks.transformer import Block, attention, attention_context, rotate
-from seqvae.models.cpu_kernels.dropout import Dropout
-from seqvae.models.embeddings import GivenVectors
+from seqvae.models.blocks import AttentionBlock, attention, attention_context, rotate
+from seqvae.models.cpu_kernels import Dropout
+from seqvae.models.embeddings import PretrainedVectors
 from seqvae.models.vae import SequenceVAE
 from tests.support.small_models import DESCRIPTIONS, KINDS, NAMES, SMALL, change_step, make_batch, make_vae
 
@@ -89,7 +89,7 @@ def test_products_of_rotated_vectors_depend_on_their_distance_alone():
 
 def test_causal_attention_is_the_softmax_of_scaled_products_over_the_steps_so_far():
     torch.manual_seed(0)
-    block, hidden_BTW = Block(ModelSettings(width=8, heads=1, depth=1, dropout=0.0)), torch.randn(1, 5, 8)
+    block, hidden_BTW = AttentionBlock(ModelSettings(width=8, heads=1, depth=1, dropout=0.0)), torch.randn(1, 5, 8)
     context = attention_context(hidden_BTW, heads=1)
     packed_BTX = block.queries_keys_values(hidden_BTW)
     query_TK, key_TK, value_TK = packed_BTX[0].chunk(3, dim=-1)
@@ -120,10 +120,10 @@ def test_impossible_models_are_refused_by_flag(changes, flag):
 
 
 @pytest.mark.parametrize("frozen", [True, False])
-def test_given_vectors_of_variables_are_where_training_starts_and_frozen_ones_where_it_stays(frozen):
+def test_pretrained_vectors_of_variables_are_where_training_starts_and_frozen_ones_where_it_stays(frozen):
     torch.manual_seed(0)
     vectors_VG = 7 * torch.randn(len(NAMES), 5)
-    vae = SequenceVAE(DESCRIPTIONS["events"], SMALL, GivenVectors(vectors_VG, frozen))
+    vae = SequenceVAE(DESCRIPTIONS["events"], SMALL, PretrainedVectors(vectors_VG, frozen))
     (table_VG,) = [value for name, value in vae.named_parameters() if name.endswith("vectors_VG")]
     assert torch.equal(table_VG, vectors_VG)
     vae(make_batch("events", [5, 3])).nll_B.sum().backward()

@@ -103,8 +103,8 @@ def test_an_empty_batch_leaves_the_statistics_alone_and_has_finite_gradients(kin
 
 def test_a_training_batch_of_one_sequence_is_refused():
     vae = make_vae("tokens", posterior="batch_norm")
-    assert vae.least_sequences == 2
-    assert make_vae("tokens").least_sequences == 1
+    assert vae.posterior.least_sequences == 2
+    assert make_vae("tokens").posterior.least_sequences == 1
     vae.eval()(make_batch("tokens", [5]))
     with pytest.raises(ValueError, match="two sequences or more"):
         vae.train()(make_batch("tokens", [5]))

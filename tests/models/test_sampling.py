@@ -33,7 +33,7 @@ def equal(one: Batch, other: Batch) -> bool:
     return all(torch.equal(a, torch.as_tensor(b)) for a, b in zip(one, other, strict=True) if isinstance(a, Tensor))
 
 
-# --- What is drawn is what the likelihood says --------------------------------------------------------------------------
+# --- Draws follow the likelihood -----------------------------------------------------------------------------------------
 
 
 def test_ids_come_as_often_as_their_probabilities_say():
@@ -53,13 +53,13 @@ def chi_square(shares_V: Tensor, probabilities_V: Tensor) -> float:
 
 def test_variables_are_present_as_often_as_their_probabilities_say():
     likelihood, hidden_BW = event_likelihood(), torch.randn(1, 16).expand(MANY, -1)
-    drawn = likelihood.sample(hidden_BW, torch.full((MANY,), 5.0), 1.0, generator())
-    scores_V = likelihood.presence(likelihood.knowing_gaps(hidden_BW, torch.full((MANY,), 5.0)))[0]
+    present_BV, _ = likelihood.sample(hidden_BW, torch.full((MANY,), 5.0), 1.0, generator())
+    scores_V = likelihood.presence(likelihood.condition_on_gaps(hidden_BW, torch.full((MANY,), 5.0)))[0]
     standard_errors_V = (scores_V.sigmoid() * (1 - scores_V.sigmoid()) / MANY).sqrt()
-    assert ((drawn.present_BV.float().mean(dim=0) - scores_V.sigmoid()).abs() < 4 * standard_errors_V).all()
+    assert ((present_BV.float().mean(dim=0) - scores_V.sigmoid()).abs() < 4 * standard_errors_V).all()
 
 
-def test_logarithms_of_gaps_have_the_mean_and_variance_that_the_likelihood_says():
+def test_logarithms_of_gaps_have_the_mean_and_variance_of_the_likelihood():
     likelihood, hidden_BW = event_likelihood(), torch.randn(1, 16).expand(MANY, -1)
     log_gaps_B = likelihood.sample_gap(hidden_BW, 1.0, generator()).log()
     mean_B, logvar_B = likelihood.predict_gaps(hidden_BW)
@@ -72,10 +72,10 @@ def test_logarithms_of_gaps_have_the_mean_and_variance_that_the_likelihood_says(
 
 def test_variables_that_never_had_a_value_are_drawn_without_one():
     likelihood = event_likelihood()
-    drawn = likelihood.sample(torch.randn(200, 16), torch.ones(200), 1.0, generator())
-    assert drawn.present_BV.any(dim=0).all()
-    assert (~drawn.values_BV.isnan()).any(dim=0).tolist() == [True, False, True]
-    assert drawn.values_BV[~drawn.present_BV].isnan().all()
+    present_BV, values_BV = likelihood.sample(torch.randn(200, 16), torch.ones(200), 1.0, generator())
+    assert present_BV.any(dim=0).all()
+    assert (~values_BV.isnan()).any(dim=0).tolist() == [True, False, True]
+    assert values_BV[~present_BV].isnan().all()
 
 
 def event_likelihood() -> EventLikelihood:

@@ -33,12 +33,12 @@ def step_by_step(vae, z: Tensor, inputs_BTW: Tensor, lengths_B: Tensor) -> Tenso
 
 @pytest.mark.parametrize("scope", ["sequence", "step"])
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_what_is_said_of_each_step_is_what_is_said_when_the_sequence_is_known(decoder, scope):
+def test_the_vector_of_each_step_is_the_one_that_it_has_when_the_whole_sequence_is_known(decoder, scope):
     vae = make_vae("vectors", decoder=decoder, latent_scope=scope)
     z = torch.randn(3, STEPS, 3) if scope == "step" else torch.randn(3, 3)
     inputs_BTW = torch.cat((vae.begin_W.expand(3, 1, -1), torch.randn(3, STEPS - 1, 16)), dim=1)
-    said_BTW = step_by_step(vae, z, inputs_BTW, torch.full((3,), STEPS))
-    torch.testing.assert_close(said_BTW, all_at_once(vae, z, inputs_BTW), rtol=1e-4, atol=1e-5)
+    hidden_BTW = step_by_step(vae, z, inputs_BTW, torch.full((3,), STEPS))
+    torch.testing.assert_close(hidden_BTW, all_at_once(vae, z, inputs_BTW), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("scope", ["sequence", "step"])
@@ -47,10 +47,10 @@ def test_sequences_that_have_ended_change_nothing_for_the_others(decoder, scope)
     vae, lengths_B = make_vae("vectors", decoder=decoder, latent_scope=scope), torch.tensor([3, 40, 0, 17, 21, 2])
     z = torch.randn(6, STEPS, 3) if scope == "step" else torch.randn(6, 3)
     inputs_BTW = torch.cat((vae.begin_W.expand(6, 1, -1), torch.randn(6, STEPS - 1, 16)), dim=1)
-    said_BTW = step_by_step(vae, z, inputs_BTW, lengths_B)
+    hidden_BTW = step_by_step(vae, z, inputs_BTW, lengths_B)
     real_BT = torch.arange(STEPS) < lengths_B[:, None]
     expected_BTW = all_at_once(vae, z, inputs_BTW)
-    torch.testing.assert_close(said_BTW[real_BT], expected_BTW[real_BT], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(hidden_BTW[real_BT], expected_BTW[real_BT], rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
@@ -67,8 +67,8 @@ def test_convolutions_remember_as_far_as_they_look():
     """520 steps: the farthest convolution of two layers looks back 486."""
     vae, z_BZ = make_vae("vectors", decoder="tcn"), torch.randn(1, 3)
     inputs_BTW = torch.cat((vae.begin_W.expand(1, 1, -1), torch.randn(1, 519, 16)), dim=1)
-    said_BTW = step_by_step(vae, z_BZ, inputs_BTW, torch.tensor([520]))
-    torch.testing.assert_close(said_BTW, all_at_once(vae, z_BZ, inputs_BTW), rtol=1e-3, atol=1e-4)
+    hidden_BTW = step_by_step(vae, z_BZ, inputs_BTW, torch.tensor([520]))
+    torch.testing.assert_close(hidden_BTW, all_at_once(vae, z_BZ, inputs_BTW), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("scope", ["sequence", "step"])
@@ -81,20 +81,20 @@ def test_at_temperature_zero_each_step_is_the_most_likely_after_those_that_were_
     drawn: Any = sample(vae, z, lengths_B, temperature=0, generator=torch.Generator())
     before_BTW = vae.embedding(drawn)
     inputs_BTW = torch.cat((vae.begin_W.expand(3, 1, -1), before_BTW), dim=1)[:, : before_BTW.shape[1]]
-    said_BTW = all_at_once(vae, z[:, : inputs_BTW.shape[1]] if scope == "step" else z, inputs_BTW)
+    hidden_BTW = all_at_once(vae, z[:, : inputs_BTW.shape[1]] if scope == "step" else z, inputs_BTW)
     real_BT = torch.arange(inputs_BTW.shape[1]) < drawn.lengths_B[:, None]
     likelihood: Any = vae.likelihood
     match kind:
         case "tokens":
-            assert torch.equal(likelihood.scores(said_BTW).argmax(dim=-1)[real_BT], drawn.tokens_BT[real_BT])
+            assert torch.equal(likelihood.scores(hidden_BTW).argmax(dim=-1)[real_BT], drawn.tokens_BT[real_BT])
         case "vectors":
-            torch.testing.assert_close(likelihood.predict(said_BTW)[0][real_BT], drawn.values_BTD[real_BT])
+            torch.testing.assert_close(likelihood.predict(hidden_BTW)[0][real_BT], drawn.values_BTD[real_BT])
         case "events":
             real_BT[:, 0] = False  # the first gap is 0
-            mean_BT, _ = likelihood.predict_gaps(said_BTW)
+            mean_BT, _ = likelihood.predict_gaps(hidden_BTW)
             expected_BT = (mean_BT * likelihood.gap_scale.log_std + likelihood.gap_scale.log_mean).exp()
             torch.testing.assert_close(expected_BT[real_BT], drawn.gaps_BT[real_BT])
-            hidden_NW = likelihood.knowing_gaps(said_BTW, drawn.gaps_BT).flatten(0, 1)
+            hidden_NW = likelihood.condition_on_gaps(hidden_BTW, drawn.gaps_BT).flatten(0, 1)
             values_NV = likelihood.value_moments.of_all(hidden_NW)[..., 0]
             expected_E = values_NV[drawn.steps_E, drawn.variables_E]
             assert drawn.has_value_E.any()

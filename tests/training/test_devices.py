@@ -1,4 +1,4 @@
-"""What a run computes on: what was asked for, what there is, and what Lightning is told."""
+"""What a run computes on: what was requested, what there is, and what Lightning receives."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def test_without_a_gpu_one_process_runs_on_the_cpu():
     assert resolve_devices(ComputeSettings(devices="auto")) == Devices("cpu", 1, 1)
 
 
-def test_all_gpus_are_taken_where_that_is_asked(monkeypatch):
+def test_all_gpus_are_taken_on_request(monkeypatch):
     give_gpus(monkeypatch, 8)
     assert resolve_devices(ComputeSettings(devices="auto", num_nodes=2)).world == 16
     assert resolve_devices(ComputeSettings()).world == 1

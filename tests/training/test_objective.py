@@ -97,7 +97,7 @@ def test_with_a_latent_for_each_step_the_kl_is_summed_over_real_steps_and_each_h
         (ObjectiveSettings(), "step", FREE_BITS["step"]),
     ],
 )
-def test_free_bits_are_what_was_said_or_else_what_protects(settings, scope, expected):
+def test_free_bits_are_the_requested_ones_or_else_those_that_protect(settings, scope, expected):
     assert resolve_free_bits(settings, scope) == expected
 
 

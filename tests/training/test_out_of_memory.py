@@ -70,12 +70,12 @@ def test_parts_outlive_a_checkpoint():
     assert other.of(batch) == 2
 
 
-def test_what_parts_tell_adds_up():
-    told = [
+def test_outputs_of_parts_add_up():
+    outputs = [
         {"kl_weight": 0.5, "nll": torch.ones(2), "real_steps": torch.tensor(3), "padded_steps": 4},
         {"kl_weight": 0.5, "nll": torch.zeros(1), "real_steps": torch.tensor(2), "padded_steps": 2},
     ]
-    whole = joined(told)
+    whole = joined(outputs)
     assert whole["kl_weight"] == 0.5
     assert whole["nll"].tolist() == [1, 1, 0]
     assert (int(whole["real_steps"]), whole["padded_steps"]) == (5, 6)
@@ -108,7 +108,7 @@ def test_nothing_is_held_of_what_did_not_fit():
 
 
 class Fails(torch.autograd.Function):
-    """The way back breaks off here."""
+    """The backward pass breaks off here."""
 
     @staticmethod
     def forward(context: Any, value: Tensor) -> Tensor:
@@ -130,9 +130,9 @@ class Tight(TrainingModule):
             return super().compute(batch, part)
         if self.on_the_way == "forward":
             raise RuntimeError(WORDS)
-        told = super().compute(batch, part)
+        outputs = super().compute(batch, part)
         first = next(iter(self.network.parameters()))
-        return told | {"loss": told["loss"] + 0 * Fails.apply(first.sum())}
+        return outputs | {"loss": outputs["loss"] + 0 * Fails.apply(first.sum())}
 
 
 def tight(positions: set[int], on_the_way: str) -> TrainingModule:
@@ -169,7 +169,7 @@ def test_a_run_in_parts_goes_on_exactly(on_the_way, tmp_path):
     assert_same(resumed, unbroken)
 
 
-def test_callbacks_are_told_of_a_batch_in_parts_what_they_are_told_of_a_whole_one(tmp_path):
+def test_callbacks_receive_for_a_batch_in_parts_what_they_receive_for_a_whole_one(tmp_path):
     seen: list[dict[str, Any]] = []
 
     class Spy(Callback):
@@ -214,7 +214,7 @@ def test_where_a_single_sequence_does_not_fit_memory_is_out(tmp_path):
     assert is_out_of_memory(raised.value)
 
 
-def test_where_it_is_asked_how_much_fits_nothing_is_split(tmp_path):
+def test_where_the_question_is_how_much_fits_nothing_is_split(tmp_path):
     module = tight({0}, "forward")
     module.micro_batches.may_split = False
     with pytest.raises(RuntimeError, match="can't allocate"):

@@ -1,4 +1,4 @@
-"""Each remedy against a collapsed posterior does what its paper says, in real trainings beside one that does collapse.
+"""Each remedy against a collapsed posterior does what its paper claims, in real trainings beside one that does collapse.
 
 Two small worlds. In the linear one the best KL is known for every weight. In the other a sequence of ten letters repeats one
 letter and errs now and then: a recurrent decoder learns the letter from the steps before as well as from a latent, so that without
@@ -107,7 +107,7 @@ def train_linear(
     freeze: int = 0,
     **settings: Any,
 ) -> History:
-    """With `freeze`, the posterior does not learn in the first so many steps."""
+    """The posterior does not learn in the first `freeze` steps."""
     torch.manual_seed(0)
     axes_DD = torch.linalg.qr(torch.randn(len(variances_D), len(variances_D))).Q
     network = LinearVAE(len(variances_D), latent_size=len(variances_D) // 2)
@@ -123,7 +123,7 @@ def train_linear(
 
 
 @pytest.mark.parametrize("beta", [0.25, 1.0, 4.0])
-def test_beta_brings_the_kl_to_what_theory_says_of_it(beta):
+def test_beta_brings_the_kl_to_its_value_in_theory(beta):
     history = train_linear(beta=beta)
     assert history.kl_L[-200:].mean().item() == pytest.approx(best_kl(VARIANCES_D, 4, beta), rel=0.08)
 
@@ -263,7 +263,7 @@ def test_the_controller_keeps_a_sequence_model_at_its_target_within_5_percent(ba
     assert kept.decoder_use > 2
 
 
-def test_each_cycle_of_a_cyclical_schedule_opens_the_latent_anew():
+def test_each_cycle_of_a_cyclical_schedule_opens_the_latent_again():
     cycle = 100
     history = train_letters(kl_schedule="cyclical", kl_cycle=cycle, kl_warmup=0.5).history
     assert history.weight_L[::cycle].tolist() == [0.0] * 4

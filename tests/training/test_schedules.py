@@ -33,13 +33,13 @@ LR_SCHEDULES = ["cosine", "linear", "constant"]
         (2, 70, 1_000, 70),
     ],
 )
-def test_a_run_is_as_long_as_asked_or_else_as_the_data_need(max_epochs, max_steps, tokens, expected):
+def test_a_run_is_as_long_as_requested_or_else_as_the_data_need(max_epochs, max_steps, tokens, expected):
     steps = planned_steps(max_epochs, max_steps, optimizer_steps_per_epoch=50, sequence_steps_per_epoch=tokens)
     assert steps == expected
 
 
 @given(amount=st.floats(0, 0.999), total_steps=st.integers(1, 10**6))
-def test_a_fraction_of_a_run_is_no_shorter_than_asked_and_no_longer_than_the_run(amount, total_steps):
+def test_a_fraction_of_a_run_is_no_shorter_than_requested_and_no_longer_than_the_run(amount, total_steps):
     assert amount * total_steps - 1e-6 <= steps_of(amount, total_steps) <= total_steps
 
 
@@ -84,7 +84,7 @@ def test_the_weight_of_a_constant_schedule_is_beta_from_the_first_step():
 
 
 @given(total_steps=st.integers(8, 2000), cycles=st.integers(1, 8))
-def test_every_cycle_begins_at_zero_and_there_are_as_many_as_asked(total_steps, cycles):
+def test_every_cycle_begins_at_zero_and_there_are_as_many_as_requested(total_steps, cycles):
     weights = kl_weights(total_steps, kl_schedule="cyclical", kl_cycle=1 / cycles)
     length = steps_of(1 / cycles, total_steps)
     assert all(weight == 0 for weight in weights[::length])
@@ -203,7 +203,7 @@ def test_the_learning_rate_rises_evenly_to_its_maximum_and_never_exceeds_it(sche
 
 
 @pytest.mark.parametrize(("schedule", "half_way"), [("cosine", 0.5), ("linear", 0.5), ("constant", 1.0)])
-def test_after_the_warm_up_the_learning_rate_goes_as_its_schedule_says(schedule, half_way):
+def test_after_the_warm_up_the_learning_rate_follows_its_schedule(schedule, half_way):
     factors = factors_of(100, lr_schedule=schedule, warmup=10)
     assert factors[55] == pytest.approx(half_way)
     assert factors[100] == pytest.approx(1.0 if schedule == "constant" else 0.0)

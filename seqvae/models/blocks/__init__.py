@@ -1,1 +1,0 @@
-"""The blocks of the backbones, one architecture per file."""
