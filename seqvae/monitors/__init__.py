@@ -1,14 +1,14 @@
 """Lightning callbacks that read a variational posterior, judge it, and measure a run's speed.
 
-Any Lightning project can use them: of the rest of the package they import `files`, `text` and `errors` alone.
+Any Lightning project can use them: of the rest of the package they import `files`, `text`, `verdicts` and `errors` alone.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from seqvae.monitors.detection.findings import Verdict
-from seqvae.monitors.detection.thresholds import Thresholds
 from seqvae.monitors.reading import Reading, read_readings
+from seqvae.monitors.rules import Thresholds
+from seqvae.verdicts import Verdict
 
 if TYPE_CHECKING:
     from seqvae.monitors.callback import PosteriorCollapsed as PosteriorCollapsed

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from seqvae.monitors.contract import ReadOutputs, check_step_outputs, step_outputs_of
 from seqvae.monitors.decoder_use import DecoderProbe, Probeable
-from seqvae.monitors.detection.detector import FEWEST_IN_WINDOW, Detector, KLSchedule
-from seqvae.monitors.detection.findings import COLLAPSES, UNHARMED, Verdict
-from seqvae.monitors.detection.thresholds import Thresholds
+from seqvae.monitors.detector import FEWEST_IN_WINDOW, Detector, KLSchedule
 from seqvae.monitors.publish import Publisher
 from seqvae.monitors.reading import Reading
+from seqvae.monitors.rules import Thresholds
 from seqvae.monitors.window import PosteriorWindow, take_reading, with_decoder_use
+from seqvae.verdicts import VERDICTS, Verdict
 
 DRAWING_SECONDS, HURRIED_SECONDS = 30.0, 4.0
 """How long a run's end waits for figures; the second where a signal ended it, and will not be sent twice."""
@@ -132,7 +132,7 @@ class PosteriorMetricsMonitor(Callback):
 
     def is_unharmed(self) -> bool:
         """Whether a checkpoint saved now is worth going back to."""
-        return self.verdict.name in UNHARMED
+        return VERDICTS[self.verdict.name].is_unharmed
 
     def describe(self, total_steps: int) -> str:
         """Describe the monitor for the header of a run of `total_steps` optimizer steps."""
@@ -213,7 +213,7 @@ class PosteriorMetricsMonitor(Callback):
             if self.plot_frequency is not None and step - self._step_drawn >= self.plot_frequency:
                 self._step_drawn = step
                 self._publisher.draw(self._window, step)
-        if self.on_collapse == "stop" and verdict.name in COLLAPSES and before not in COLLAPSES:
+        if self.on_collapse == "stop" and VERDICTS[verdict.name].is_collapse and not VERDICTS[before].is_collapse:
             self._stop(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

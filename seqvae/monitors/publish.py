@@ -13,11 +13,10 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 
 from seqvae.files import DISK_FULL, JsonLines, Patience
-from seqvae.monitors.detection.findings import COLLAPSES, Verdict, VerdictName, spoken
-from seqvae.monitors.detection.findings import line_of as line_of_verdict
 from seqvae.monitors.drawing import PLOTS, Drawing, save_posteriors
-from seqvae.monitors.reading import NAME, Reading, line_of
+from seqvae.monitors.reading import NAME, Reading, describe_reading
 from seqvae.monitors.window import PosteriorWindow
+from seqvae.verdicts import VERDICTS, Verdict, describe_change, readable
 
 EVENTS = "events.jsonl"
 NOT_PROBED = "decoder_not_asked"
@@ -61,9 +60,9 @@ class Publisher:
             if not any(row.get("event") == NOT_PROBED for row in self._events.rows()):  # a resumed run has this event
                 self._event(NOT_PROBED, step, said=message)
             print(f"posterior: {message}", flush=True)
-        if stops and in_force.name in COLLAPSES:
+        if stops and VERDICTS[in_force.name].is_collapse:
             print(
-                f"posterior: {spoken(in_force.name)} since step {in_force.since_step:,}; the run continues nevertheless, and "
+                f"posterior: {readable(in_force.name)} since step {in_force.since_step:,}; the run continues nevertheless, and "
                 "stops only if it collapses again after another verdict",
                 flush=True,
             )
@@ -80,22 +79,22 @@ class Publisher:
         for logger in self.loggers:
             logger.log_metrics(metrics, step=reading.step)
         if self.verbose:
-            print(line_of(reading), flush=True)
+            print(describe_reading(reading), flush=True)
 
-    def change(self, verdict: Verdict, before: VerdictName, step: int) -> None:
+    def change(self, verdict: Verdict, before: str, step: int) -> None:
         """Publish the verdict, if it is another one than before."""
         if verdict.name == before:
             return
         fields = verdict._asdict() | {"numbers": dict(verdict.numbers)}
         self._event("verdict", step, verdict=fields.pop("name"), was=before, **fields)
         was = None if before == "cannot_tell" else before
-        print(f"posterior: {line_of_verdict(verdict, was, step)}", flush=True)
+        print(f"posterior: {describe_change(verdict, was, step)}", flush=True)
 
     def stopped(self, verdict: Verdict, step: int, saved: str) -> None:
         """Publish that the collapse ends the run."""
         self._event("stopped", step, verdict=verdict.name)
         print(
-            f"posterior: {spoken(verdict.name)}: stopped after step {step:,}, which {saved}",
+            f"posterior: {readable(verdict.name)}: stopped after step {step:,}, which {saved}",
             file=sys.stderr,
             flush=True,
         )
@@ -105,7 +104,7 @@ class Publisher:
         if verdict is None:
             print("posterior: nothing was read, since no training_step returned one", flush=True)
         else:
-            since = f"{spoken(verdict.name)} since step {verdict.since_step:,}"
+            since = f"{readable(verdict.name)} since step {verdict.since_step:,}"
             print(f"posterior: {since}: {verdict.evidence}", flush=True)
         self._readings.finish()
         self._events.finish()

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -11,10 +12,10 @@ from hypothesis import strategies as st
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.flags import flags_of
 from seqvae.config.training import TrainingSettings
-from seqvae.monitors.detection.detector import FEWEST_IN_WINDOW, Detector, KLSchedule, Situation, advice_on
-from seqvae.monitors.detection.findings import VerdictName, line_of
-from seqvae.monitors.detection.thresholds import Thresholds
+from seqvae.monitors.detector import FEWEST_IN_WINDOW, Detector, KLSchedule
 from seqvae.monitors.reading import Reading
+from seqvae.monitors.rules import Thresholds
+from seqvae.verdicts import VERDICTS, advice_on, describe_change
 from tests.support.made_curves import (
     ALWAYS,
     CADENCES,
@@ -577,45 +578,34 @@ def test_a_run_of_no_known_length_is_judged_by_its_readings(total_steps):
 # --- Advice ---------------------------------------------------------------------------------------------------------------
 
 
-NAMES: list[VerdictName] = [
-    "healthy",
-    "warming_up",
-    "collapsing",
-    "collapsed",
-    "decoder_ignores_z",
-    "partly_collapsed",
-    "not_variational",
-    "diverged",
-    "cannot_tell",
-]
-SITUATIONS = [
-    Situation(healthy, steered, cyclical, weight)
+SITUATIONS: list[dict[str, Any]] = [
+    {"has_been_healthy": healthy, "is_steered": steered, "is_cyclical": cyclical, "kl_weight": weight}
     for healthy in (False, True)
     for steered in (False, True)
     for cyclical in (False, True)
-    for weight in (None, 0.2, 1.0)
+    for weight in (None, 0.2, 1.0, 30.0)
 ]
 WITH_A_VALUE = re.compile(r"^(--\w+ [\w.]+)(?: \(|$)")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", VERDICTS)
 def test_advice_names_flags_that_the_training_commands_have(name):
     known = flags_of(TrainingSettings)
-    lines = {line for situation in SITUATIONS for line in advice_on(name, situation, active=4)}
+    lines = {line for situation in SITUATIONS for line in advice_on(name, **situation, active=4)}
     assert {flag for line in lines for flag in re.findall(r"--(\w+)", line)} <= known.keys()
     for line in lines:
         if (words := WITH_A_VALUE.match(line)) and "--init_from" not in line:
             parse_command_line(TrainingSettings, words[1].split(), prog="test", description="")
 
 
-@pytest.mark.parametrize("name", ["collapsing", "collapsed", "decoder_ignores_z", "not_variational", "diverged"])
+@pytest.mark.parametrize("name", [name for name, kind in VERDICTS.items() if kind.is_alarm])
 def test_every_alarm_comes_with_advice(name):
-    assert all(advice_on(name, situation, active=4) for situation in SITUATIONS)
+    assert all(advice_on(name, **situation, active=4) for situation in SITUATIONS)
 
 
 def test_advice_names_nothing_that_is_in_force_or_has_no_say():
     def flags(name, **situation):
-        return re.findall(r"--\w+", " ".join(advice_on(name, Situation(**situation), active=4)))
+        return re.findall(r"--\w+", " ".join(advice_on(name, **situation, active=4)))
 
     assert flags("collapsed", is_steered=True) == ["--free_bits", "--word_dropout"]
     assert flags("collapsed", is_cyclical=True) == ["--free_bits", "--word_dropout", "--target_kl"]
@@ -632,7 +622,7 @@ def test_what_was_healthy_can_be_gone_back_to():
 @pytest.mark.parametrize("curve", KINDS, ids=lambda curve: curve.__name__)
 def test_a_change_of_verdict_is_one_line(curve):
     watched = watch(curve)
-    line = line_of(watched.last, "cannot_tell", STEPS)
+    line = describe_change(watched.last, "cannot_tell", STEPS)
     assert "\n" not in line
     assert line.startswith(f"step 1,000: {watched.last.name.replace('_', ' ')}")
     assert all(line.count(advice.partition(" (")[0]) >= 1 for advice in watched.last.advice)

@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import CSVLogger
 from seqvae.files import read_rows
 from seqvae.monitors import PosteriorMetricsMonitor, Reading, StepOutputs, read_readings
 from seqvae.monitors.callback import planned_steps, steps_between_readings
-from seqvae.monitors.detection.detector import Detector
+from seqvae.monitors.detector import Detector
 from seqvae.monitors.reading import to_row
 from tests.support.tiny_vaes import (
     LATENT,

@@ -14,7 +14,7 @@ from seqvae.monitors import StepOutputs, Verdict, formulas, read_readings
 from seqvae.monitors.contract import check_step_outputs, step_outputs_of
 from seqvae.monitors.decoder_use import DecoderUse, decoder_use, posterior_of, z_of_another
 from seqvae.monitors.publish import Publisher
-from seqvae.monitors.reading import NAME, from_row, line_of, to_row
+from seqvae.monitors.reading import NAME, describe_reading, from_row, to_row
 from seqvae.monitors.window import MICRO_BATCHES, LastRows, PosteriorWindow, read, take_reading
 from tests.support.tiny_vaes import TinyVAE, make_batches
 
@@ -326,8 +326,10 @@ def test_of_a_large_latent_fewer_posteriors_are_read_evenly_and_the_reading_says
 
 def test_a_line_says_what_is_known():
     reading = read(torch.ones(1, 2), torch.zeros(1, 2), step=1200, epoch=0)
-    assert line_of(reading) == "posterior: step 1,200  rate 1.00  MI 0.00 of at most 0.00  active units ?/2"
-    assert line_of(reading._replace(kl_weight=0.5, decoder_use=2.0)).endswith("decoder use 2.00  KL weight 0.50")
+    assert describe_reading(reading) == "posterior: step 1,200  rate 1.00  MI 0.00 of at most 0.00  active units ?/2"
+    assert describe_reading(reading._replace(kl_weight=0.5, decoder_use=2.0)).endswith(
+        "decoder use 2.00  KL weight 0.50"
+    )
 
 
 # --- The file -------------------------------------------------------------------------------------------------------

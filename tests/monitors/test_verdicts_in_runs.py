@@ -8,10 +8,10 @@ import torch
 
 from seqvae.files import JsonLines, read_rows
 from seqvae.monitors import PosteriorCollapsed, Verdict
-from seqvae.monitors.detection.detector import Detector
-from seqvae.monitors.detection.findings import VerdictName, line_of
+from seqvae.monitors.detector import Detector
 from seqvae.training.callbacks.checkpoint import Checkpoints
 from seqvae.training.run_directory.checkpoint_file import HEALTHY, LAST
+from seqvae.verdicts import describe_change
 from tests.support.foreign_vaes import LSTMVAE, QUIET, AskedImageVAE, Sentences, pictures, q_of
 from tests.support.scripted_vaes import (
     LONG,
@@ -50,13 +50,13 @@ def test_each_change_of_verdict_is_an_event_and_a_line_and_the_last_is_said_agai
     assert list(dict.fromkeys(["cannot_tell", *(change["verdict"] for change in changes)])) == STORY
     assert [change["was"] for change in changes] == ["cannot_tell", *(change["verdict"] for change in changes[:-1])]
     *lines, last = capsys.readouterr().out.splitlines()
-    assert lines == [f"posterior: {line_of(*change_in(change))}" for change in changes]
+    assert lines == [f"posterior: {describe_change(*change_in(change))}" for change in changes]
     assert last.startswith(
         f"posterior: collapsed since step {step_of('collapsed', tmp_path)}: the decoder models the data"
     )
 
 
-def change_in(change: dict[str, Any]) -> tuple[Verdict, VerdictName | None, int]:
+def change_in(change: dict[str, Any]) -> tuple[Verdict, str | None, int]:
     """What a line tells of an event; that nothing was known before is not worth a word."""
     names = {"name": "verdict", **{name: name for name in Verdict._fields[1:]}}
     verdict = Verdict(**{name: change[key] for name, key in names.items() if key in change})

@@ -2,16 +2,14 @@
 
 import re
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 
 from seqvae.config.run import Watch
 from seqvae.config.training import OptimizedSettings, ReferenceSettings
-from seqvae.monitors.detection.detector import Situation, advice_on
-from seqvae.monitors.detection.findings import VerdictName
-from seqvae.monitors.detection.thresholds import OF_SEQUENCES, OF_STEPS
 from seqvae.monitors.reading import Reading
+from seqvae.monitors.rules import OF_SEQUENCES, OF_STEPS
+from seqvae.verdicts import VERDICTS, advice_on
 from tests.support.documents import ROOT, tables, text_of
 
 PAGE = ROOT / "docs" / "monitoring.md"
@@ -82,9 +80,9 @@ def test_every_number_of_a_reading_is_explained():
 
 def test_every_verdict_stands_with_the_remedies_that_it_proposes():
     shown = rows("Verdicts")
-    assert set(shown) == {f"`{name}`" for name in get_args(VerdictName)}
-    for name in get_args(VerdictName):
-        flags = re.findall(r"--\w+", " ".join(advice_on(name, Situation(), active=3)))
+    assert set(shown) == {f"`{name}`" for name in VERDICTS}
+    for name in VERDICTS:
+        flags = re.findall(r"--\w+", " ".join(advice_on(name, active=3)))
         assert {flag for flag in flags if flag not in shown[f"`{name}`"]} == set(), name
 
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from seqvae.monitors.detection.detector import Detector, KLSchedule
-from seqvae.monitors.detection.findings import ALARMS, Verdict
+from seqvae.monitors.detector import Detector, KLSchedule
 from seqvae.monitors.reading import Reading, Scope
+from seqvae.verdicts import VERDICTS, Verdict
 
 STEPS = 1000
 """Optimizer steps of most synthetic runs."""
@@ -102,7 +102,7 @@ class Watched(NamedTuple):
 
     @property
     def alarms(self) -> list[tuple[int, str]]:
-        return [(step, name) for step, name in self.changes if name in ALARMS]
+        return [(step, name) for step, name in self.changes if VERDICTS[name].is_alarm]
 
     def first(self, name: str) -> int:
         """Return the step of the first such verdict."""
