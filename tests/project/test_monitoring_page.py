@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from seqvae.config.run import Watch
+from seqvae.config.monitoring import Watch
 from seqvae.config.training import OptimizedSettings, ReferenceSettings
 from seqvae.monitors.reading import Reading
 from seqvae.monitors.rules import OF_SEQUENCES, OF_STEPS
@@ -97,7 +97,7 @@ def test_how_closely_is_what_the_commands_say(command, watch, fast):
     lines = list(rows_in_order("How closely to watch"))
     at = next(place for place, line in enumerate(lines) if f"`{command}`" in line)
     for line, asked in ((lines[at], watch), (lines[at + 1], fast)):
-        assert numbers(line)[:3] == [asked.every_n_steps, asked.plot_every_n_steps, asked.window]
+        assert numbers(line)[:3] == [asked.monitor_every_n_steps, asked.plot_every_n_steps, asked.monitor_window]
         assert said_of_probes(asked) in line
 
 
