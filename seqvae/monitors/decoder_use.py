@@ -46,7 +46,7 @@ class Probeable(Protocol):
 
 
 @runtime_checkable
-class TellsPosterior(Protocol):
+class ComputesPosterior(Protocol):
     """What a module may offer beside it: cheaper than a `training_step`, and without side effects."""
 
     def posterior_of(self, batch: Any) -> tuple[Tensor, ...]:
@@ -98,7 +98,7 @@ def decoder_use(module: Probeable, batch: Any, posterior: StepOutputs) -> Decode
     return DecoderUse(lost_B.sum(), lost_B.square().sum(), counted_B.sum())
 
 
-def posterior_of(module: TellsPosterior, batch: Any) -> StepOutputs:
+def posterior_of(module: ComputesPosterior, batch: Any) -> StepOutputs:
     """Return the posteriors that the module computes, checked."""
     returned = module.posterior_of(batch)
     name = f"{type(module).__name__}.posterior_of"
@@ -179,7 +179,7 @@ class DecoderProbe:
 
     def _choose(self, trainer: Trainer, module: LightningModule) -> Iterator[Any]:
         """Yield batches in which sequences can exchange their latents, until there are enough."""
-        if not (isinstance(module, TellsPosterior) or module.automatic_optimization):
+        if not (isinstance(module, ComputesPosterior) or module.automatic_optimization):
             # A step of manual optimisation moves the weights: it cannot be taken to learn a posterior.
             if self.probe_batch is not None:
                 raise ValueError(
@@ -207,7 +207,7 @@ class DecoderProbe:
                 return
 
     def _posterior(self, trainer: Trainer, module: LightningModule, batch: Any) -> StepOutputs:
-        if isinstance(module, TellsPosterior):
+        if isinstance(module, ComputesPosterior):
             return posterior_of(module, batch)
         named = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
         with _leaving_no_trace(trainer, module):

@@ -124,7 +124,7 @@ class Publisher:
         except OSError as error:
             if error.errno not in DISK_FULL:
                 self._report_failure(str(error))
-            elif not self._patience.bears(str(error.strerror)):
+            elif not self._patience.should_retry(str(error.strerror)):
                 raise
             return
         self._patience.succeeded()
