@@ -2,7 +2,7 @@
 
     Trainer(callbacks=[PosteriorMetricsMonitor(update_frequency=100)])
 
-In: what `training_step` returns (`contract.py` says what). Out: what `publish.py` publishes, and `.verdict`. Training itself is
+In: what `training_step` returns (see `contract.py`). Out: what `publish.py` publishes, and `.verdict`. Training itself is
 the same with and without it, unless the monitor is to stop a run that has collapsed.
 """
 
@@ -32,7 +32,7 @@ CHECKPOINT = "collapsed.ckpt"
 
 
 class PosteriorCollapsed(SystemExit):
-    """Raised out of `Trainer.fit` once a checkpoint is saved. Ends a script with exit code 7.
+    """The end of a run whose posterior collapsed, raised once a checkpoint is saved: a script ends with exit code 7.
 
     Processes that a Trainer spawned (`strategy="ddp_spawn"`) end with that code, too, but torch reports it in an exception of its
     own, `ProcessExitedException`.
@@ -117,17 +117,11 @@ class PosteriorMetricsMonitor(Callback):
         self.probe_every_n_readings = probe_every_n_readings
         self.probe_batch = probe_batch
         self.read_outputs = read_outputs
-        self.reading: Reading | None = None
-        """The latest."""
-        self._loaded: dict[str, Any] | None = None
-        """The detector's state in a checkpoint."""
-        self._publisher: Publisher | None = None
-        """In the first process, while a run goes on."""
-        self._begin()
+        self._begin(world_size=1)
 
     @property
     def verdict(self) -> Verdict:
-        """The one in force."""
+        """The verdict in force."""
         return self._detector.verdict
 
     def is_unharmed(self) -> bool:
@@ -144,10 +138,8 @@ class PosteriorMetricsMonitor(Callback):
         end = ", stops when the posterior has collapsed" if self.on_collapse == "stop" else ""
         if not self.probe_decoder:
             return f"{reading}, without decoder use{end}"
-        nth = {None: "on suspicion", 1: "at each reading"}
-        probed = nth.get(
-            self.probe_every_n_readings, f"at one reading in {self.probe_every_n_readings} and on suspicion"
-        )
+        nth = self.probe_every_n_readings
+        probed = {None: "on suspicion", 1: "at each reading"}.get(nth, f"at one reading in {nth} and on suspicion")
         return f"{reading}, decoder use {probed}{end}"
 
     # --- A run ------------------------------------------------------------------------------------------------------
@@ -164,22 +156,18 @@ class PosteriorMetricsMonitor(Callback):
         self._probes = self.probe_decoder and isinstance(pl_module, Probeable)
         schedule = KLSchedule(self._last_step)
         if isinstance(pl_module, KnowsKLSchedule):
-            if pl_module.kl_weight_at(0) is None:
-                schedule = schedule._replace(is_steered=True)
-            else:
-                schedule = schedule._replace(weight_at=lambda step: float(pl_module.kl_weight_at(step) or 0.0))
+            is_steered = pl_module.kl_weight_at(0) is None
+            weight_at = None if is_steered else lambda step: float(pl_module.kl_weight_at(step) or 0.0)
+            schedule = KLSchedule(self._last_step, weight_at, is_steered)
         self._detector = Detector(self.thresholds, self.window_size, schedule, can_probe=self._probes)
         if self._loaded is not None:
             self._detector.load_state_dict(self._loaded)
         if trainer.is_global_zero:
             draws = self.plot_frequency is not None
             self._publisher = Publisher(self._directory, trainer.loggers, verbose=self.verbose, draws=draws)
-            self._publisher.start_after(
-                trainer.global_step,
-                self.verdict,
-                unprobed=type(pl_module).__name__ if self.probe_decoder and not self._probes else None,
-                stops=self.on_collapse == "stop",
-            )
+            unprobed = type(pl_module).__name__ if self.probe_decoder and not self._probes else None
+            stops = self.on_collapse == "stop"
+            self._publisher.start_after(trainer.global_step, self.verdict, unprobed=unprobed, stops=stops)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -265,21 +253,25 @@ class PosteriorMetricsMonitor(Callback):
 
     # --- Parts ------------------------------------------------------------------------------------------------------
 
-    def _begin(self, world_size: int = 1) -> None:
+    def _begin(self, world_size: int) -> None:
         """Begin a run. The capacity is shared out, so that N, and with it log N, is the same for any number of processes."""
-        self.reading = None
+        self.reading: Reading | None = None
+        """The latest."""
         self._window = PosteriorWindow(-(-self.posteriors // world_size))
         self._decoder = DecoderProbe(self.read_outputs, self.probe_batch)
         self._detector = Detector(self.thresholds, self.window_size)
-        self._loaded = None
-        self._publisher = None
+        self._loaded: dict[str, Any] | None = None
+        """The detector's state in a checkpoint."""
+        self._publisher: Publisher | None = None
+        """In the first process, while a run goes on."""
 
     def _stop(self, trainer: Trainer) -> None:
         """Save and end the run. All processes come here at the same step, since all have the same readings."""
         savers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, SavesLast)]
-        are_saved = [saver.save_last(trainer) for saver in savers]
-        saved = "is saved" if all(are_saved) else "could not be saved"
-        if not savers:
+        if savers:
+            are_saved = [saver.save_last(trainer) for saver in savers]
+            saved = "is saved" if all(are_saved) else "could not be saved"
+        else:
             path = self._directory / CHECKPOINT
             trainer.save_checkpoint(path)
             saved = f"is saved as {path}"
@@ -322,7 +314,8 @@ def planned_steps(trainer: Trainer) -> int | None:
 
 
 def steps_between_readings(update_frequency: int, last_step: int | None) -> int:
-    """
+    """Return `update_frequency`, or less where a run is short.
+
     >>> steps_between_readings(100, None), steps_between_readings(100, 1_000), steps_between_readings(100, 20)
     (100, 20, 1)
     """
@@ -336,9 +329,7 @@ def is_due(step: int, before: int, every_n_steps: int, last_step: int | None) ->
 
     `before` is the step of the last time.
 
-    >>> [step for step in (1, 3, 5, 6, 7, 9) if is_due(step, before=step - 2, every_n_steps=4, last_step=7)]
+    >>> [step for step in (3, 5, 6, 7, 9) if is_due(step, before=step - 2, every_n_steps=4, last_step=7)]
     [5, 7, 9]
     """
-    if step == before:
-        return False
-    return step // every_n_steps > before // every_n_steps or step == last_step
+    return step != before and (step // every_n_steps > before // every_n_steps or step == last_step)

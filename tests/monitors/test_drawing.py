@@ -77,6 +77,20 @@ def test_of_a_traceback_the_last_line_is_told_once(tmp_path, painter, instead):
     assert told == ["ImportError: no matplotlib", None, None, None]
 
 
+def test_a_process_that_fails_without_a_word_is_told_of_by_its_exit_code(tmp_path, painter, instead):
+    instead("exit 3")
+    assert painter.start(tmp_path)
+    painter.finish()
+    assert painter.failure() == "it ended with exit code 3"
+
+
+def test_what_a_process_that_succeeds_writes_is_no_failure(tmp_path, painter, instead):
+    instead("echo careful >&2")
+    assert painter.start(tmp_path)
+    painter.finish()
+    assert painter.failure() is None
+
+
 def test_a_drawing_that_hangs_is_ended(tmp_path, painter, instead):
     instead("exec sleep 60")
     assert painter.start(tmp_path)
