@@ -35,17 +35,15 @@ class ValidationSettings:
     """Optimizer steps between two checkpoints; default: one after each validation."""
 
     def __post_init__(self) -> None:
+        refuse_below(0, self, "val_check_interval", "limit_val_batches", "sanity_checks")
         for name in ("val_check_interval", "limit_val_batches"):
             value = getattr(self, name)
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"--{name} must be 0 or more, got {value}")
             if isinstance(value, float) and value > 1:
                 raise ValueError(f"--{name} is a fraction up to 1.0 or a whole number, got {value}")
         if self.val_check_interval == 0:
             raise ValueError("--val_check_interval must be above 0, got 0; --limit_val_batches 0 validates not at all")
         if self.limit_val_batches == 0 and self.early_stopping_patience is not None:
             raise ValueError("--early_stopping_patience needs validations, but --limit_val_batches is 0")
-        refuse_below(0, self, "sanity_checks")
         refuse_below(1, self, "early_stopping_patience", "checkpoint_every_n_steps")
 
     @property
@@ -100,14 +98,15 @@ class RunSettings:
         refuse_below(1, self, "max_epochs", "max_steps", "log_every_n_steps")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"--seed must be 0 or more and below 2^32, got {self.seed}")
-        if self.run_name is not None and (not self.run_name.strip(". ") or set(self.run_name) & set("/\\\0")):
-            raise ValueError(f"--run_name must be the name of a directory, not a path, got {self.run_name!r}")
-        if self.run_name is not None and self.run_name[0] in "-~":  # as a path it would be a flag, or somebody's home
-            raise ValueError(f"--run_name must not begin with - or ~, got {self.run_name!r}")
-        if self.run_name is not None and (reason := why_no_path(self.run_name)):
-            raise ValueError(f"--run_name {reason}")
-        if self.run_name is not None and len(self.run_name.encode()) > 255:
-            raise ValueError("--run_name is longer than the 255 bytes that a directory's name may have")
+        if (name := self.run_name) is not None:
+            if not name.strip(". ") or set(name) & set("/\\\0"):
+                raise ValueError(f"--run_name must be the name of a directory, not a path, got {name!r}")
+            if name[0] in "-~":  # as a path it would be a flag, or a home directory
+                raise ValueError(f"--run_name must not begin with - or ~, got {name!r}")
+            if reason := why_no_path(name):
+                raise ValueError(f"--run_name {reason}")
+            if len(name.encode()) > 255:
+                raise ValueError("--run_name is longer than the 255 bytes that a directory's name may have")
         refuse_no_paths(self, "output_dir", "resume", "init_from", "log_dir")
         if self.init_from is not None and self.resume not in ("auto", "never"):
             raise ValueError("--init_from and --resume with a path exclude each other: weights alone, or the whole run")
@@ -125,8 +124,8 @@ class RunSettings:
 
 
 def refuse_below(least: int, group: object, *names: str) -> None:
-    """Refuse values of these fields that are below `least`, in the words of the flags."""
+    """Refuse values of these fields that are below `least` or not finite, in the words of the flags."""
     for name in names:
         value = getattr(group, name)
-        if value is not None and value < least:
+        if value is not None and not least <= value < float("inf"):
             raise ValueError(f"--{name} must be {least} or more, got {value}")

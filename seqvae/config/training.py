@@ -54,10 +54,7 @@ class ObjectiveSettings:
     """Weight of the classification loss, in nats per labelled sequence, where the data have labels."""
 
     def __post_init__(self) -> None:
-        for name in ("beta", "kl_warmup", "kl_cycle", "free_bits", "label_weight"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < float("inf"):
-                raise ValueError(f"--{name} must be 0 or more, got {value}")
+        refuse_below(0, self, "beta", "kl_warmup", "kl_cycle", "free_bits", "label_weight")
         if self.kl_cycle == 0:
             raise ValueError("--kl_cycle must be above 0, got 0")
         if self.kl_schedule == "cyclical" and self.kl_warmup > self.kl_cycle > 1:
@@ -100,9 +97,7 @@ class OptimizerSettings:
     def __post_init__(self) -> None:
         if self.lr is not None and not 0 < self.lr < float("inf"):
             raise ValueError(f"--lr must be above 0, got {self.lr}")
-        for name in ("warmup", "weight_decay", "gradient_clip"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"--{name} must be 0 or more, got {getattr(self, name)}")
+        refuse_below(0, self, "warmup", "weight_decay", "gradient_clip")
         refuse_below(1, self, "gradient_accumulation_steps")
 
     def rate(self, tokens_per_step: float) -> float:

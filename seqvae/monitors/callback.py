@@ -60,7 +60,7 @@ class SavesLast(Protocol):
 
 
 class PosteriorMetricsMonitor(Callback):
-    """Reads and judges the posterior while a model trains.
+    """The callback that reads and judges the posterior while a model trains.
 
     Under several processes all see the same reading, made of `posteriors` posteriors of all of them, and the first one writes.
     """
@@ -118,6 +118,18 @@ class PosteriorMetricsMonitor(Callback):
         self.probe_batch = probe_batch
         self.read_outputs = read_outputs
         self._begin(world_size=1)
+
+    def _begin(self, world_size: int) -> None:
+        """Begin a run. The capacity is shared out, so that N, and with it log N, is the same for any number of processes."""
+        self.reading: Reading | None = None
+        """The latest."""
+        self._window = PosteriorWindow(-(-self.posteriors // world_size))
+        self._decoder = DecoderProbe(self.read_outputs, self.probe_batch)
+        self._detector = Detector(self.thresholds, self.window_size)
+        self._loaded: dict[str, Any] | None = None
+        """The detector's state in a checkpoint."""
+        self._publisher: Publisher | None = None
+        """In the first process, while a run goes on."""
 
     @property
     def verdict(self) -> Verdict:
@@ -252,18 +264,6 @@ class PosteriorMetricsMonitor(Callback):
             self._window.load_state_dict({name: value[trainer.global_rank] for name, value in windows.items()})
 
     # --- Parts ------------------------------------------------------------------------------------------------------
-
-    def _begin(self, world_size: int) -> None:
-        """Begin a run. The capacity is shared out, so that N, and with it log N, is the same for any number of processes."""
-        self.reading: Reading | None = None
-        """The latest."""
-        self._window = PosteriorWindow(-(-self.posteriors // world_size))
-        self._decoder = DecoderProbe(self.read_outputs, self.probe_batch)
-        self._detector = Detector(self.thresholds, self.window_size)
-        self._loaded: dict[str, Any] | None = None
-        """The detector's state in a checkpoint."""
-        self._publisher: Publisher | None = None
-        """In the first process, while a run goes on."""
 
     def _stop(self, trainer: Trainer) -> None:
         """Save and end the run. All processes come here at the same step, since all have the same readings."""

@@ -47,7 +47,7 @@ class Probeable(Protocol):
 
 @runtime_checkable
 class ComputesPosterior(Protocol):
-    """What a module may offer beside it: cheaper than a `training_step`, and without side effects."""
+    """What a module may offer besides: its posteriors, cheaper than by a `training_step` and without side effects."""
 
     def posterior_of(self, batch: Any) -> tuple[Tensor, ...]:
         """Return mean and log-variance, (B, Z) or (B, S, Z), and, if there is padding, a mask, (B,) or (B, S).
@@ -151,7 +151,7 @@ def undisturbed(module: nn.Module, device: torch.device, precision: AbstractCont
 
 
 class DecoderProbe:
-    """Probes one run's module. A new run takes a new one."""
+    """The probe of one run's module. A new run takes a new one."""
 
     def __init__(self, read_outputs: ReadOutputs, probe_batch: Any = None) -> None:
         self.read_outputs = read_outputs
@@ -163,7 +163,7 @@ class DecoderProbe:
         """Return this process's share of the sums; all processes have to probe.
 
         What the others find on fixed batches does not count, as these may be the same for all. They probe nevertheless: a module
-        may wait for its like in the other processes.
+        may wait for the other processes.
         """
         assert isinstance(module, Probeable)
         precision = trainer.precision_plugin.forward_context()

@@ -111,7 +111,7 @@ class Pending(NamedTuple):
 
 
 class Detector:
-    """Judges the readings of one run."""
+    """The judge of one run's readings."""
 
     def __init__(
         self,
@@ -180,9 +180,8 @@ class Detector:
             self._unupheld += 1
         # A verdict that no reading has agreed with for long ends, though the readings do not agree on anything else either.
         patience = VERDICTS["cannot_tell"].patience
-        is_forsaken = self._unupheld > 2 * patience.readings and step - self._upheld_at > patience.share_of_run * (
-            self.schedule.total_steps or 0
-        )
+        longest = patience.share_of_run * (self.schedule.total_steps or 0)
+        is_forsaken = self._unupheld > 2 * patience.readings and step - self._upheld_at > longest
         if finding.name == before:
             self._pronounce(finding, self.verdict.since_step)
         elif self._is_enough(self._pending, step):

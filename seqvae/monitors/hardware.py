@@ -39,7 +39,7 @@ class Spent(NamedTuple):
 
 
 class Machine:
-    """The machine that this process runs on. Tests have their own."""
+    """The machine that this process runs on; tests replace it."""
 
     def now(self) -> float:
         return time.perf_counter()
@@ -94,7 +94,7 @@ Shape = Sequence[int]
 
 
 class FlopCount:
-    """Counts FLOPs between `begin` and `end`, which may stand in different functions of one thread."""
+    """A count of the FLOPs between `begin` and `end`, which may stand in different functions of one thread."""
 
     def __init__(self) -> None:
         self._counter: FlopCounterMode | None = None

@@ -25,7 +25,7 @@ REMADE = ("verdict", "stopped")
 
 
 class Publisher:
-    """Publishes one run, in its directory."""
+    """The publisher of one run, in its directory."""
 
     def __init__(self, directory: Path, loggers: list[Logger], *, verbose: bool, draws: bool) -> None:
         self.directory = directory
@@ -39,19 +39,19 @@ class Publisher:
         self._reported_failures: set[str] = set()
 
     def start_after(self, step: int, in_force: Verdict, *, unprobed: str | None, stops: bool) -> None:
-        """Prepare the files of a run that starts after `step`, and say what is unusual about it.
+        """Prepare the files of a run that starts after `step`, and print what is unusual about it.
 
         Readings and verdicts beyond the step will be made again; what others wrote into events.jsonl stays. Of that very step,
         too, a verdict goes that is not in force: a run found it as it broke off, behind its last checkpoint.
         `unprobed` names a module whose decoder use should be read and cannot; `stops`: a collapse ends the run.
         """
+
+        def will_be_remade(row: dict[str, Any]) -> bool:
+            is_beyond = row["step"] > step or (row["step"] == step and row.get("verdict") != in_force.name)
+            return row.get("event") in REMADE and is_beyond
+
         self._readings.start_after(step)
-        self._events.drop(
-            lambda row: (
-                row.get("event") in REMADE
-                and (row["step"] > step or (row["step"] == step and row.get("verdict") != in_force.name))
-            )
-        )
+        self._events.drop(will_be_remade)
         if unprobed is not None:
             message = (
                 f"{unprobed} has no nll_given_z(batch, z), so decoder use is not read, and a decoder that ignores z behind a "
@@ -100,7 +100,7 @@ class Publisher:
         )
 
     def end(self, verdict: Verdict | None) -> None:
-        """Say how a run ends (None: no step of it returned a posterior); raise an error for lines that cannot be written."""
+        """Print how a run ends (None: no step of it returned a posterior); raise an error for lines that cannot be written."""
         if verdict is None:
             print("posterior: nothing was read, since no training_step returned one", flush=True)
         else:

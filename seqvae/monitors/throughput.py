@@ -255,7 +255,7 @@ class ThroughputMonitor(Callback):
             flops_per_second=flops,
             share_of_peak=None if flops is None or self._peak is None else flops / self._peak,
         )
-        rounded = {
+        rounded: dict[str, Any] = {
             name: float(f"{value:.{DIGITS}g}")
             for name, value in exact._asdict().items()
             if name != "step" and value is not None

@@ -51,8 +51,6 @@ class LastRows:
     """
 
     def __init__(self, capacity: int) -> None:
-        if capacity < 1:
-            raise ValueError(f"there must be room for 1 row or more, got {capacity}")
         self.capacity = capacity
         self._blocks: deque[Tensor] = deque()
         self._held = 0
@@ -66,9 +64,9 @@ class LastRows:
 
     @property
     def rows_CW(self) -> Tensor | None:
-        """In float32, on the device of the last push, the oldest first. Rows that were never pushed are 0 and stand before them.
+        """The rows in float32, on the device of the last push, the oldest first; None before the first push.
 
-        None before the first push.
+        Rows that were never pushed are 0 and stand before them.
         """
         if not self._blocks:
             return None
@@ -91,13 +89,13 @@ class PosteriorWindow:
 
     @property
     def posteriors(self) -> LastRows:
-        """Rows: Z means, Z log-variances, 1 or 0 for real or padding."""
+        """Rows of Z means, Z log-variances, and 1 or 0 for real or padding."""
         self._take_in_waiting()
         return self._posteriors
 
     @property
     def nll(self) -> LastRows:
-        """Rows: nats, 1 or 0 for real or padding. Stays empty where a module does not return its NLL."""
+        """Rows of nats, and 1 or 0 for real or padding; empty where a module does not return its NLL."""
         self._take_in_waiting()
         return self._nll
 
@@ -154,9 +152,8 @@ class PosteriorWindow:
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on from the state of a window of the same capacity."""
         capacity = self._posteriors.capacity
-        if len(state["posteriors"]) != capacity:
-            raise ValueError(f"the state holds {len(state['posteriors'])} rows, this window {capacity}")
         self._waiting = []
         self._posteriors, self._nll = LastRows(capacity), LastRows(capacity)
         self._posteriors.push(state["posteriors"])
@@ -167,7 +164,7 @@ class PosteriorWindow:
 
 
 def real_rows(rows_NW: Tensor) -> Tensor:
-    """Leave out the rows whose last number says that they are padding, and that number. Waits for a device."""
+    """Return the rows whose last number is not 0, as that of padding is, without that number. Waits for a device."""
     return rows_NW[rows_NW[:, -1] > 0, :-1]
 
 

@@ -268,7 +268,7 @@ def assert_alike(two: Reading, one: Reading) -> None:
         ({"probe_decoder": False, "update_frequency": 20}, 10_000, "every 20 steps, without decoder use"),
     ],
 )
-def test_a_monitor_says_in_a_line_what_it_will_do(options, total_steps, words):
+def test_a_monitor_describes_itself_in_a_line(options, total_steps, words):
     assert PosteriorMetricsMonitor(**options).describe(total_steps).endswith(words)
 
 

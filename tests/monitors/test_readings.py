@@ -316,7 +316,7 @@ def test_four_thousand_dimensions_read_exactly_zero_at_collapse():
     assert reading.mutual_information == pytest.approx(0, abs=1e-9)
 
 
-def test_of_a_large_latent_fewer_posteriors_are_read_evenly_and_the_reading_says_how_many():
+def test_of_a_large_latent_fewer_posteriors_are_read_evenly_and_the_reading_counts_them():
     mean_NZ = torch.arange(1024.0)[:, None] * torch.ones(4096)
     reading = read(mean_NZ, torch.zeros(1024, 4096), step=1, epoch=0)
     assert reading.posteriors == 256
@@ -324,7 +324,7 @@ def test_of_a_large_latent_fewer_posteriors_are_read_evenly_and_the_reading_says
     assert reading.variance_of_means[0] == pytest.approx(float(mean_NZ[::4, 0].var()), rel=1e-5)
 
 
-def test_a_line_says_what_is_known():
+def test_a_line_holds_what_is_known():
     reading = read(torch.ones(1, 2), torch.zeros(1, 2), step=1200, epoch=0)
     assert describe_reading(reading) == "posterior: step 1,200  rate 1.00  MI 0.00 of at most 0.00  active units ?/2"
     assert describe_reading(reading._replace(kl_weight=0.5, decoder_use=2.0)).endswith(
