@@ -184,7 +184,7 @@ class PosteriorMetricsMonitor(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if not outputs and (pl_module.automatic_optimization or self._window.posteriors.rows_CW is not None):
+        if not outputs and (pl_module.automatic_optimization or self._window.rows() is not None):
             return  # training_step left this batch out
         step_outputs = check_step_outputs(pl_module, self.read_outputs(pl_module, outputs, batch))
         self._window.push(
@@ -259,7 +259,7 @@ class PosteriorMetricsMonitor(Callback):
             return
         self._loaded = state["detector"]
         windows = state["windows"]
-        expected = (trainer.world_size, self._window.posteriors.capacity)
+        expected = (trainer.world_size, self._window.capacity)
         if windows and windows["posteriors"].shape[:2] == expected:
             self._window.load_state_dict({name: value[trainer.global_rank] for name, value in windows.items()})
 

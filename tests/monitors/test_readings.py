@@ -39,8 +39,14 @@ def test_a_ring_holds_the_last_rows_whatever_the_sizes_of_the_pushes(capacity, s
 
 def contents(window: PosteriorWindow) -> Tensor:
     """Real posteriors: means, then log-variances."""
-    assert window.posteriors.rows_CW is not None
-    return window.posteriors.rows_CW[window.posteriors.rows_CW[:, -1] > 0, :-1]
+    posteriors_CW, _ = rows_of(window)
+    return posteriors_CW[posteriors_CW[:, -1] > 0, :-1]
+
+
+def rows_of(window: PosteriorWindow) -> tuple[Tensor, Tensor]:
+    rows = window.rows()
+    assert rows is not None
+    return rows
 
 
 def test_padding_is_taken_in_and_left_out_at_the_reading():
@@ -79,8 +85,7 @@ def test_of_many_posteriors_every_nth_is_taken_and_each_in_its_turn():
 def test_a_micro_batch_never_fills_more_than_its_share(shape, capacity):
     window = PosteriorWindow(capacity)
     window.push(torch.ones(*shape, 1), torch.ones(*shape, 1), None, torch.ones(shape[0]))
-    assert window.nll.rows_CW is not None
-    assert 1 <= int(window.nll.rows_CW.sum(dim=0)[1]) <= max(1, capacity // MICRO_BATCHES)
+    assert 1 <= int(rows_of(window)[1].sum(dim=0)[1]) <= max(1, capacity // MICRO_BATCHES)
     assert 1 <= len(contents(window)) <= max(1, capacity // MICRO_BATCHES)
 
 
@@ -111,7 +116,8 @@ def test_a_window_holds_no_more_memory_than_its_rows_and_a_micro_batch_need():
     window = PosteriorWindow(20)
     for size in (3, 50, 1, 2, 3, 4_000, 4, 5, 6):
         window.push(torch.ones(size, 2), torch.ones(size, 2), None, torch.ones(size))
-        for rows, width in ((window.posteriors, 5), (window.nll, 2)):
+        rows_of(window)  # takes in what waits
+        for rows, width in ((window._posteriors, 5), (window._nll, 2)):
             assert sum(block.untyped_storage().nbytes() for block in rows._blocks) <= (20 + 6) * width * 4
 
 
@@ -151,8 +157,7 @@ def test_a_window_keeps_no_graph():
         torch.zeros(2, 3, requires_grad=True) * 2, torch.zeros(2, 3), None, torch.zeros(2, requires_grad=True) * 2
     )
     assert not any(part.requires_grad for part in window.real_posteriors())
-    assert window.nll.rows_CW is not None
-    assert not window.nll.rows_CW.requires_grad
+    assert not rows_of(window)[1].requires_grad
 
 
 def test_a_window_knows_whether_its_real_posteriors_are_finite():
