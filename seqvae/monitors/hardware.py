@@ -29,12 +29,12 @@ GIB = 2**30
 class Spent(NamedTuple):
     """Clocks: seconds since an arbitrary moment, or differences of these."""
 
-    wall: float
-    process: float
+    wall: float = 0.0
+    process: float = 0.0
     """CPU time of this process: all its threads, but no other process that it started."""
-    machine_busy: float
+    machine_busy: float = 0.0
     """CPU time of all processes of the machine. This and the next stay 0 where they are not known."""
-    machine_total: float
+    machine_total: float = 0.0
     """The same with the time that cores were idle."""
 
 

@@ -63,7 +63,7 @@ class TrainingTime:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._sum = Spent(0.0, 0.0, 0.0, 0.0)
+        self._sum = Spent()
         self._waited = 0.0
         self._running_since: Spent | None = None
         self._waiting_since: float | None = None
@@ -100,7 +100,7 @@ class TrainingTime:
         """Return what the lap spent, and the seconds of it that were waited; begin the next lap."""
         self.pause()
         lap, waited = self._sum, self._waited
-        self._sum, self._waited = Spent(0.0, 0.0, 0.0, 0.0), 0.0
+        self._sum, self._waited = Spent(), 0.0
         self.begin()
         return lap, waited
 
