@@ -104,9 +104,9 @@ def callbacks(settings: TrainingSettings) -> "list[Callback]":
     if watch is None:  # --disable_metrics_monitoring
         return []
     monitor = PosteriorMetricsMonitor(  # values: without, or with --fast_detection
-        update_frequency=watch.every_n_steps,  # 100, or 200 steps between two readings: one device sync each
+        update_frequency=watch.monitor_every_n_steps,  # 100, or 200 steps between two readings: one device sync each
         plot_frequency=watch.plot_every_n_steps,  # 1000, or 2000: figures are drawn by another process
-        window_size=watch.window,  # 50, or 50 readings that a trend is judged on
+        window_size=watch.monitor_window,  # 50, or 50 readings that a trend is judged on
         probe_every_n_readings=watch.probe_every_n_readings,  # 4, or None: only to confirm a suspicion
         on_collapse=settings.monitoring.on_collapse,
     )

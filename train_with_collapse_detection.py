@@ -95,9 +95,9 @@ def callbacks(settings: TrainingSettings) -> "list[Callback]":
     if watch is None:  # --disable_metrics_monitoring
         return []
     monitor = PosteriorMetricsMonitor(  # values: without, or with --fast_detection
-        update_frequency=watch.every_n_steps,  # 20, or 50 steps between two readings
+        update_frequency=watch.monitor_every_n_steps,  # 20, or 50 steps between two readings
         plot_frequency=watch.plot_every_n_steps,  # 200, or 500: figures are drawn by another process
-        window_size=watch.window,  # 100, or 100 readings that a trend is judged on
+        window_size=watch.monitor_window,  # 100, or 100 readings that a trend is judged on
         probe_every_n_readings=watch.probe_every_n_readings,  # 1, or None: at each reading, or only to confirm a suspicion
         on_collapse=settings.monitoring.on_collapse,
         verbose=not settings.monitoring.fast_detection,  # print each reading

@@ -138,11 +138,11 @@ def _errors_of_a_call() -> Iterator[None]:
         yield
     except SystemExit as end:
         from seqvae.monitors import PosteriorCollapsed
-        from seqvae.monitors.detection.findings import line_of
+        from seqvae.verdicts import describe_change
 
         if not isinstance(end, PosteriorCollapsed):
             raise
-        raise CollapsedError(line_of(end.verdict, None, end.verdict.since_step)) from end
+        raise CollapsedError(describe_change(end.verdict, None, end.verdict.since_step)) from end
     except Stopped as stop:
         if stop.number == signal.SIGINT:
             raise KeyboardInterrupt(str(stop)) from stop

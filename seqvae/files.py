@@ -197,11 +197,11 @@ class Patience:
         self._since = 0.0
 
     @property
-    def is_tried(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether the last try failed."""
         return self._tries > 0
 
-    def bears(self, reason: str) -> bool:
+    def should_retry(self, reason: str) -> bool:
         """Return whether to try again after a failure; the first one in a row is reported."""
         if self._tries == 0:
             self._since = self._now()
@@ -223,17 +223,17 @@ class PatientFile:
         """`heading` is what a file without a line begins with."""
         self.path = path
         self.heading = heading
-        self.waiting: list[str] = []
+        self.unwritten: list[str] = []
         """Lines that could not be written yet."""
         self._patience = Patience(path.name, now=now)
 
     def append(self, line: str) -> None:
         """Write a line and close the file: a checkpoint never comes after a line that is neither written nor waiting."""
-        self.waiting.append(line)
+        self.unwritten.append(line)
         try:
             self._write()
         except OSError as error:
-            if not self._patience.bears(str(error.strerror)):
+            if not self._patience.should_retry(str(error.strerror)):
                 raise
         else:
             self._patience.succeeded()
@@ -245,7 +245,7 @@ class PatientFile:
 
     def finish(self) -> None:
         """Write lines that still wait, or raise the error: a run must not end well without them."""
-        if self.waiting:
+        if self.unwritten:
             self._write()
 
     def _write(self) -> None:
@@ -261,7 +261,7 @@ class PatientFile:
                     whole = begin
                 if whole < end:
                     file.truncate(whole)
-                rest = memoryview("".join([*([] if whole else [self.heading]), *self.waiting]).encode())
+                rest = memoryview("".join([*([] if whole else [self.heading]), *self.unwritten]).encode())
                 try:
                     while rest:
                         rest = rest[file.write(rest) :]
@@ -270,7 +270,7 @@ class PatientFile:
                     raise
         except OSError as error:  # a failed write does not know its path
             raise OSError(error.errno, error.strerror, str(self.path)) from None
-        self.waiting.clear()
+        self.unwritten.clear()
 
 
 # Locks on files, which the operating system releases when their holder ends, however it ends. `filelock` closes them in forked

@@ -19,8 +19,8 @@ from lightning import Callback, LightningModule, Trainer
 
 from benchmarks.measure import machine, make_parser, median, print_table
 from seqvae.cli.command_line import parse_command_line
-from seqvae.config.run import MonitoringSettings, Watch
-from seqvae.config.training import OptimizedSettings, ReferenceSettings, TrainingSettings
+from seqvae.config.monitoring import OPTIMIZED_FAST_WATCH, OPTIMIZED_WATCH, REFERENCE_WATCH, Watch
+from seqvae.config.training import OptimizedSettings, TrainingSettings
 from seqvae.console import set_up_output, share_machine
 from seqvae.errors import run_command
 from seqvae.monitors import PosteriorMetricsMonitor
@@ -45,9 +45,9 @@ class Mode(NamedTuple):
 
 
 MODES = {
-    "default": Mode(OptimizedSettings.WATCH, 1.0),
-    "fast": Mode(OptimizedSettings.FAST_WATCH, 0.5),
-    "closest": Mode(ReferenceSettings.WATCH, 5.0),
+    "default": Mode(OPTIMIZED_WATCH, 1.0),
+    "fast": Mode(OPTIMIZED_FAST_WATCH, 0.5),
+    "closest": Mode(REFERENCE_WATCH, 5.0),
 }
 
 
@@ -138,8 +138,7 @@ def main() -> None:
 def run(settings: TrainingSettings, modes: Sequence[str], stop_after: int | None = None) -> dict[str, Any]:
     rows = []
     for mode in modes:
-        watch = MODES[mode].watch
-        clock = Clock(PosteriorMetricsMonitor(**MonitoringSettings().monitor_arguments(watch, watch)), stop_after)
+        clock = Clock(PosteriorMetricsMonitor(**MODES[mode].watch.monitor_arguments()), stop_after)
         with (
             patch.object(Publisher, "draw", clock.figures(Publisher.draw)),
             patch.object(Publisher, "finish", clock.figures(Publisher.finish)),

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from seqvae.config.training import ObjectiveSettings
-from seqvae.monitors.detection.detector import Detector, KLSchedule
-from seqvae.monitors.detection.findings import ALARMS, Verdict, VerdictName
-from seqvae.monitors.detection.thresholds import Thresholds
+from seqvae.monitors.detector import Detector, KLSchedule
 from seqvae.monitors.reading import Reading, from_row
+from seqvae.monitors.rules import Thresholds
 from seqvae.training.schedules import scheduled_kl_weight
+from seqvae.verdicts import VERDICTS, Verdict
 
 # --- The truth: limits that were set before any verdict on the scored half was seen -----------------------------------
 
@@ -74,7 +74,7 @@ def measured_from(stored: Mapping[str, Any]) -> Measured:
 class Truth(NamedTuple):
     """What a run came to."""
 
-    right: tuple[VerdictName, ...]
+    right: tuple[str, ...]
     """Verdicts that are right at its end. None of them: the run lies between the limits ("grey"), and is listed but not scored."""
     why: str
 
@@ -84,7 +84,7 @@ class Truth(NamedTuple):
 
     @property
     def is_sick(self) -> bool:
-        return any(name in ALARMS for name in self.right)
+        return any(VERDICTS[name].is_alarm for name in self.right)
 
 
 def truth_of(measured: Measured | None, seed_error: float = 0.0) -> Truth:
@@ -196,7 +196,7 @@ class Call(NamedTuple):
     """The verdict in force after a reading."""
 
     step: int
-    name: VerdictName
+    name: str
     evidence: str
 
 
@@ -259,7 +259,7 @@ class Rule:
         return False
 
     def judge(self, reading: Reading) -> Verdict:
-        name: VerdictName = "collapsed" if self.is_collapsed(reading) else "healthy"
+        name: str = "collapsed" if self.is_collapsed(reading) else "healthy"
         self.verdict = self.verdict._replace(name=name, since_step=reading.step)
         return self.verdict
 
@@ -309,12 +309,12 @@ class Outcome(NamedTuple):
 
     @property
     def alarms(self) -> list[Call]:
-        return [call for call in self.replayed.calls if call.name in ALARMS]
+        return [call for call in self.replayed.calls if VERDICTS[call.name].is_alarm]
 
     @property
     def is_found(self) -> bool:
         """Whether an alarm is in force at the end, of whatever kind."""
-        return bool(self.replayed.calls) and self.replayed.calls[-1].name in ALARMS
+        return bool(self.replayed.calls) and VERDICTS[self.replayed.calls[-1].name].is_alarm
 
     @property
     def is_right_at_end(self) -> bool:

@@ -7,10 +7,11 @@ python -m examples.own_model --data_dir my_data     # tokens or text, with the f
 import sys
 
 import torch
+from lightning import Callback
 
 from examples.own_model.model import BagToGRU
 from seqvae.cli.command_line import parse_command_line
-from seqvae.config.run import Watch
+from seqvae.config.monitoring import OPTIMIZED_WATCH
 from seqvae.config.training import TrainingSettings
 from seqvae.console import set_up_output
 from seqvae.errors import UsageError, run_command
@@ -18,7 +19,6 @@ from seqvae.monitors import PosteriorMetricsMonitor
 from seqvae.training.fit import fit, make_data
 
 PROG = "python -m examples.own_model"
-WATCH = Watch(every_n_steps=100, plot_every_n_steps=1000, window=50, probe_every_n_readings=4)
 
 
 def main() -> None:
@@ -29,9 +29,12 @@ def main() -> None:
         raise UsageError(f"BagToGRU is a model of tokens, but these are {description.kind}: choose other data")
     torch.manual_seed(settings.run.seed)  # the network is drawn here, not in fit
     network = BagToGRU(description.vocabulary_size)
-    watch = settings.monitoring
-    monitor = PosteriorMetricsMonitor(**watch.monitor_arguments(WATCH, when_fast=WATCH))
-    fit(settings, [] if watch.disable_metrics_monitoring else [monitor], network=network)
+    monitors: list[Callback] = []
+    watch = settings.monitoring.watch(OPTIMIZED_WATCH, when_fast=OPTIMIZED_WATCH)
+    if watch is not None:  # else --disable_metrics_monitoring
+        on_collapse = settings.monitoring.on_collapse
+        monitors = [PosteriorMetricsMonitor(**watch.monitor_arguments(), on_collapse=on_collapse)]
+    fit(settings, monitors, network=network)
 
 
 if __name__ == "__main__":

@@ -176,10 +176,14 @@ class CommandLine(Generic[Settings]):
         hints, defaults = get_type_hints(type(group)), values_of(group)
         alternatives = {name: _alternatives(name, hints[name]) for name in defaults if name not in skip}
         self._parser.add_class_arguments(type(group), default=group, skip=set(skip))
-        texts = {action.dest: action.help or "" for action in self._parser._actions}
+        texts: dict[str, str] = {}
+        help_values = getattr(group, "HELP_VALUES", {})  # for the names in braces
+        for action in self._parser._actions:
+            if action.dest in alternatives:
+                action.help = " ".join((action.help or "").split()).format(**help_values)
+                texts[action.dest] = action.help
         return {
-            name: Flag(name, *alternatives[name], defaults[name], " ".join(texts[name].split()), theme_of(group))
-            for name in alternatives
+            name: Flag(name, *alternatives[name], defaults[name], texts[name], theme_of(group)) for name in alternatives
         }
 
     def print_help(self) -> None:

@@ -1,4 +1,4 @@
-"""The settings of a run: how it is validated and saved, how it is watched, how long it is and where it goes.
+"""The settings of a run: how it is validated and saved, how long it is and where it goes.
 
 Imports nothing heavy, since `--help` imports it.
 """
@@ -6,12 +6,9 @@ Imports nothing heavy, since `--help` imports it.
 import re
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 from seqvae.files import refuse_no_paths, why_no_path
-
-FEWEST_IN_WINDOW = 12
-"""Fewest readings in which a trend can be seen."""
 
 _DURATION = re.compile(r"(?:(\d+):)?(\d+):(\d+):(\d+)")
 
@@ -38,80 +35,21 @@ class ValidationSettings:
     """Optimizer steps between two checkpoints; default: one after each validation."""
 
     def __post_init__(self) -> None:
+        refuse_below(0, self, "val_check_interval", "limit_val_batches", "sanity_checks")
         for name in ("val_check_interval", "limit_val_batches"):
             value = getattr(self, name)
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"--{name} must be 0 or more, got {value}")
             if isinstance(value, float) and value > 1:
                 raise ValueError(f"--{name} is a fraction up to 1.0 or a whole number, got {value}")
         if self.val_check_interval == 0:
             raise ValueError("--val_check_interval must be above 0, got 0; --limit_val_batches 0 validates not at all")
         if self.limit_val_batches == 0 and self.early_stopping_patience is not None:
             raise ValueError("--early_stopping_patience needs validations, but --limit_val_batches is 0")
-        refuse_below(0, self, "sanity_checks")
         refuse_below(1, self, "early_stopping_patience", "checkpoint_every_n_steps")
 
     @property
     def is_on_all(self) -> bool:
         """Whether each validation goes through all batches; the whole number 1 is one batch."""
         return isinstance(self.limit_val_batches, float) and self.limit_val_batches == 1
-
-
-class Watch(NamedTuple):
-    """How closely a recipe watches the posterior where no flag says otherwise."""
-
-    every_n_steps: int
-    """Optimizer steps between two readings."""
-    plot_every_n_steps: int
-    window: int
-    """Readings that trends are judged on."""
-    probe_every_n_readings: int | None
-    """How often the decoder is probed; None: only to confirm a suspicion."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MonitoringSettings:
-    """Monitoring"""
-
-    fast_detection: bool = False
-    """Watch the posterior half as often or less, print nothing between verdicts, and probe whether the decoder uses the latent
-    only to confirm a suspicion."""
-
-    disable_metrics_monitoring: bool = False
-    """Do not watch at all, whatever the other flags say: a collapse is then neither seen nor named, and throughput.jsonl is not
-    written."""
-
-    monitor_every_n_steps: int | None = None
-    """Optimizer steps between two readings of the posterior; default: 100, with --fast_detection 200
-    (train_with_collapse_detection.py: 20, 50). A short run is read more often, so that it has 50 readings."""
-
-    plot_every_n_steps: int | None = None
-    """Optimizer steps between two drawings of the monitor's figures, by a process of their own; default: 1,000, with
-    --fast_detection 2,000 (train_with_collapse_detection.py: 200, 500). A run's end is always drawn."""
-
-    monitor_window: int | None = None
-    """Readings that trends are judged on, 12 or more; default: 50 (train_with_collapse_detection.py: 100)."""
-
-    on_collapse: Literal["warn", "stop"] = "warn"
-    """What happens when the posterior has collapsed, or the decoder ignores it: one line says so, or the run saves a checkpoint
-    and ends with exit code 7."""
-
-    def __post_init__(self) -> None:
-        refuse_below(1, self, "monitor_every_n_steps", "plot_every_n_steps")
-        refuse_below(FEWEST_IN_WINDOW, self, "monitor_window")
-        if self.disable_metrics_monitoring and self.on_collapse == "stop":
-            raise ValueError("--on_collapse stop needs the monitor, which --disable_metrics_monitoring switches off")
-
-    def monitor_arguments(self, watch: Watch, when_fast: Watch) -> dict[str, Any]:
-        """What a command's monitor is made with, by the names of its arguments; `watch` and `when_fast` are the command's."""
-        mine = when_fast if self.fast_detection else watch
-        return {
-            "update_frequency": self.monitor_every_n_steps or mine.every_n_steps,
-            "plot_frequency": self.plot_every_n_steps or mine.plot_every_n_steps,
-            "window_size": self.monitor_window or mine.window,
-            "probe_every_n_readings": mine.probe_every_n_readings,
-            "on_collapse": self.on_collapse,
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,14 +98,15 @@ class RunSettings:
         refuse_below(1, self, "max_epochs", "max_steps", "log_every_n_steps")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"--seed must be 0 or more and below 2^32, got {self.seed}")
-        if self.run_name is not None and (not self.run_name.strip(". ") or set(self.run_name) & set("/\\\0")):
-            raise ValueError(f"--run_name must be the name of a directory, not a path, got {self.run_name!r}")
-        if self.run_name is not None and self.run_name[0] in "-~":  # as a path it would be a flag, or somebody's home
-            raise ValueError(f"--run_name must not begin with - or ~, got {self.run_name!r}")
-        if self.run_name is not None and (reason := why_no_path(self.run_name)):
-            raise ValueError(f"--run_name {reason}")
-        if self.run_name is not None and len(self.run_name.encode()) > 255:
-            raise ValueError("--run_name is longer than the 255 bytes that a directory's name may have")
+        if (name := self.run_name) is not None:
+            if not name.strip(". ") or set(name) & set("/\\\0"):
+                raise ValueError(f"--run_name must be the name of a directory, not a path, got {name!r}")
+            if name[0] in "-~":  # as a path it would be a flag, or a home directory
+                raise ValueError(f"--run_name must not begin with - or ~, got {name!r}")
+            if reason := why_no_path(name):
+                raise ValueError(f"--run_name {reason}")
+            if len(name.encode()) > 255:
+                raise ValueError("--run_name is longer than the 255 bytes that a directory's name may have")
         refuse_no_paths(self, "output_dir", "resume", "init_from", "log_dir")
         if self.init_from is not None and self.resume not in ("auto", "never"):
             raise ValueError("--init_from and --resume with a path exclude each other: weights alone, or the whole run")
@@ -185,8 +124,8 @@ class RunSettings:
 
 
 def refuse_below(least: int, group: object, *names: str) -> None:
-    """Refuse values of these fields that are below `least`, in the words of the flags."""
+    """Refuse values of these fields that are below `least` or not finite, in the words of the flags."""
     for name in names:
         value = getattr(group, name)
-        if value is not None and value < least:
+        if value is not None and not least <= value < float("inf"):
             raise ValueError(f"--{name} must be {least} or more, got {value}")

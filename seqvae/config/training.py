@@ -1,7 +1,8 @@
 """The settings of objective, optimizer and devices, and those of a whole training run with its two recipes.
 
-The groups of the data are in `seqvae/config/data.py`, that of the model in `seqvae/config/model.py`, those of a run's length,
-monitoring and place in `seqvae/config/run.py`. Imports nothing heavy, since `--help` imports it.
+The groups of the data are in `seqvae/config/data.py`, that of the model in `seqvae/config/model.py`, that of monitoring in
+`seqvae/config/monitoring.py`, those of a run's length, validation and place in `seqvae/config/run.py`. Imports nothing heavy,
+since `--help` imports it.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +11,15 @@ from typing import ClassVar, Literal
 
 from seqvae.config.data import BatchSettings, CacheSettings, LengthSettings, LoadingSettings, SourceSettings
 from seqvae.config.model import ModelSettings
-from seqvae.config.run import MonitoringSettings, RunSettings, ValidationSettings, Watch, refuse_below
+from seqvae.config.monitoring import (
+    OPTIMIZED_FAST_WATCH,
+    OPTIMIZED_WATCH,
+    REFERENCE_FAST_WATCH,
+    REFERENCE_WATCH,
+    MonitoringSettings,
+    Watch,
+)
+from seqvae.config.run import RunSettings, ValidationSettings, refuse_below
 
 RATE_TOKENS = 8_000
 """Tokens of an optimizer step that --lr is stated for, where --scale_lr scales it."""
@@ -45,10 +54,7 @@ class ObjectiveSettings:
     """Weight of the classification loss, in nats per labelled sequence, where the data have labels."""
 
     def __post_init__(self) -> None:
-        for name in ("beta", "kl_warmup", "kl_cycle", "free_bits", "label_weight"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < float("inf"):
-                raise ValueError(f"--{name} must be 0 or more, got {value}")
+        refuse_below(0, self, "beta", "kl_warmup", "kl_cycle", "free_bits", "label_weight")
         if self.kl_cycle == 0:
             raise ValueError("--kl_cycle must be above 0, got 0")
         if self.kl_schedule == "cyclical" and self.kl_warmup > self.kl_cycle > 1:
@@ -91,14 +97,15 @@ class OptimizerSettings:
     def __post_init__(self) -> None:
         if self.lr is not None and not 0 < self.lr < float("inf"):
             raise ValueError(f"--lr must be above 0, got {self.lr}")
-        for name in ("warmup", "weight_decay", "gradient_clip"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"--{name} must be 0 or more, got {getattr(self, name)}")
+        refuse_below(0, self, "warmup", "weight_decay", "gradient_clip")
         refuse_below(1, self, "gradient_accumulation_steps")
 
     def rate(self, tokens_per_step: float) -> float:
-        """The highest learning rate in force. The default goes with the fourth root of a small step's tokens: sets whose steps
-        are of 80 tokens learnt best at a third of what is best for 8,000."""
+        """Return the highest learning rate in force.
+
+        The default goes with the fourth root of a small step's tokens: sets whose steps are of 80 tokens learnt best at a third of
+        what is best for 8,000.
+        """
         share = tokens_per_step / RATE_TOKENS
         if self.scale_lr:
             return (self.lr or DEFAULT_RATE) * share
@@ -187,24 +194,17 @@ class TrainingSettings:
 
     @property
     def watch(self) -> Watch | None:
-        """How closely this run watches its posterior: the flags, or else the recipe; None: not at all."""
-        recipe = self.FAST_WATCH if self.monitoring.fast_detection else self.WATCH
-        if recipe is None or self.monitoring.disable_metrics_monitoring:
+        """How closely this run watches its posterior; None: not at all."""
+        if self.WATCH is None or self.FAST_WATCH is None:
             return None
-        return Watch(
-            every_n_steps=self.monitoring.monitor_every_n_steps or recipe.every_n_steps,
-            plot_every_n_steps=self.monitoring.plot_every_n_steps or recipe.plot_every_n_steps,
-            window=self.monitoring.monitor_window or recipe.window,
-            probe_every_n_readings=recipe.probe_every_n_readings,
-        )
+        return self.monitoring.watch(self.WATCH, self.FAST_WATCH)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizedSettings(TrainingSettings):
     """The recommended recipe, which train_optimized.py explains: fast, and watched now and then."""
 
-    WATCH = Watch(every_n_steps=100, plot_every_n_steps=1000, window=50, probe_every_n_readings=4)
-    FAST_WATCH = Watch(every_n_steps=200, plot_every_n_steps=2000, window=50, probe_every_n_readings=None)
+    WATCH, FAST_WATCH = OPTIMIZED_WATCH, OPTIMIZED_FAST_WATCH
 
     optimizer: OptimizerSettings = field(default_factory=partial(OptimizerSettings, gradient_accumulation_steps=2))
     compute: ComputeSettings = field(default_factory=partial(ComputeSettings, precision="16-mixed"))
@@ -217,8 +217,7 @@ class OptimizedSettings(TrainingSettings):
 class ReferenceSettings(TrainingSettings):
     """The plain recipe, which train_with_collapse_detection.py explains: without measures for speed, watched closely."""
 
-    WATCH = Watch(every_n_steps=20, plot_every_n_steps=200, window=100, probe_every_n_readings=1)
-    FAST_WATCH = Watch(every_n_steps=50, plot_every_n_steps=500, window=100, probe_every_n_readings=None)
+    WATCH, FAST_WATCH = REFERENCE_WATCH, REFERENCE_FAST_WATCH
     VERBOSE_WATCH = True
 
     batches: BatchSettings = field(default_factory=partial(BatchSettings, batch_size=4, bucketing=False))

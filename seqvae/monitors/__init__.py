@@ -1,40 +1,41 @@
 """Lightning callbacks that read a variational posterior, judge it, and measure a run's speed.
 
-Any Lightning project can use them: of the rest of the package they import `files`, `text` and `errors` alone.
+Any Lightning project can use them: of the rest of the package they import `files`, `text`, `verdicts` and `errors` alone.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from seqvae.monitors.detection.findings import Verdict
-from seqvae.monitors.detection.thresholds import Thresholds
 from seqvae.monitors.reading import Reading, read_readings
+from seqvae.monitors.rules import Thresholds
+from seqvae.verdicts import Verdict
 
 if TYPE_CHECKING:
     from seqvae.monitors.callback import PosteriorCollapsed as PosteriorCollapsed
     from seqvae.monitors.callback import PosteriorMetricsMonitor as PosteriorMetricsMonitor
     from seqvae.monitors.contract import Counts as Counts
     from seqvae.monitors.contract import StepOutputs as StepOutputs
+    from seqvae.monitors.decoder_use import ComputesPosterior as ComputesPosterior
     from seqvae.monitors.decoder_use import OffersProbeBatches as OffersProbeBatches
     from seqvae.monitors.decoder_use import Probeable as Probeable
-    from seqvae.monitors.decoder_use import TellsPosterior as TellsPosterior
     from seqvae.monitors.throughput import Throughput as Throughput
     from seqvae.monitors.throughput import ThroughputMonitor as ThroughputMonitor
 
 _NEED_TORCH = {
+    "ComputesPosterior": ".decoder_use",
     "Counts": ".contract",
     "OffersProbeBatches": ".decoder_use",
     "PosteriorCollapsed": ".callback",
     "PosteriorMetricsMonitor": ".callback",
     "Probeable": ".decoder_use",
     "StepOutputs": ".contract",
-    "TellsPosterior": ".decoder_use",
     "Throughput": ".throughput",
     "ThroughputMonitor": ".throughput",
 }
 """Names whose modules import torch and Lightning, which takes seconds: drawing figures and reading a run do without."""
 
 __all__ = [
+    "ComputesPosterior",
     "Counts",
     "OffersProbeBatches",
     "PosteriorCollapsed",
@@ -42,7 +43,6 @@ __all__ = [
     "Probeable",
     "Reading",
     "StepOutputs",
-    "TellsPosterior",
     "Thresholds",
     "Throughput",
     "ThroughputMonitor",

@@ -2,7 +2,7 @@
 
     Trainer(callbacks=[PosteriorMetricsMonitor(update_frequency=100)])
 
-In: what `training_step` returns (`contract.py` says what). Out: what `publish.py` publishes, and `.verdict`. Training itself is
+In: what `training_step` returns (see `contract.py`). Out: what `publish.py` publishes, and `.verdict`. Training itself is
 the same with and without it, unless the monitor is to stop a run that has collapsed.
 """
 
@@ -16,12 +16,12 @@ from torch import Tensor
 
 from seqvae.monitors.contract import ReadOutputs, check_step_outputs, step_outputs_of
 from seqvae.monitors.decoder_use import DecoderProbe, Probeable
-from seqvae.monitors.detection.detector import FEWEST_IN_WINDOW, Detector, KLSchedule
-from seqvae.monitors.detection.findings import COLLAPSES, UNHARMED, Verdict
-from seqvae.monitors.detection.thresholds import Thresholds
+from seqvae.monitors.detector import FEWEST_IN_WINDOW, Detector, KLSchedule
 from seqvae.monitors.publish import Publisher
 from seqvae.monitors.reading import Reading
+from seqvae.monitors.rules import Thresholds
 from seqvae.monitors.window import PosteriorWindow, take_reading, with_decoder_use
+from seqvae.verdicts import VERDICTS, Verdict
 
 DRAWING_SECONDS, HURRIED_SECONDS = 30.0, 4.0
 """How long a run's end waits for figures; the second where a signal ended it, and will not be sent twice."""
@@ -32,7 +32,7 @@ CHECKPOINT = "collapsed.ckpt"
 
 
 class PosteriorCollapsed(SystemExit):
-    """Raised out of `Trainer.fit` once a checkpoint is saved. Ends a script with exit code 7.
+    """The end of a run whose posterior collapsed, raised once a checkpoint is saved: a script ends with exit code 7.
 
     Processes that a Trainer spawned (`strategy="ddp_spawn"`) end with that code, too, but torch reports it in an exception of its
     own, `ProcessExitedException`.
@@ -60,7 +60,7 @@ class SavesLast(Protocol):
 
 
 class PosteriorMetricsMonitor(Callback):
-    """Reads and judges the posterior while a model trains.
+    """The callback that reads and judges the posterior while a model trains.
 
     Under several processes all see the same reading, made of `posteriors` posteriors of all of them, and the first one writes.
     """
@@ -117,22 +117,28 @@ class PosteriorMetricsMonitor(Callback):
         self.probe_every_n_readings = probe_every_n_readings
         self.probe_batch = probe_batch
         self.read_outputs = read_outputs
+        self._begin(world_size=1)
+
+    def _begin(self, world_size: int) -> None:
+        """Begin a run. The capacity is shared out, so that N, and with it log N, is the same for any number of processes."""
         self.reading: Reading | None = None
         """The latest."""
+        self._window = PosteriorWindow(-(-self.posteriors // world_size))
+        self._decoder = DecoderProbe(self.read_outputs, self.probe_batch)
+        self._detector = Detector(self.thresholds, self.window_size)
         self._loaded: dict[str, Any] | None = None
         """The detector's state in a checkpoint."""
         self._publisher: Publisher | None = None
         """In the first process, while a run goes on."""
-        self._begin()
 
     @property
     def verdict(self) -> Verdict:
-        """The one in force."""
+        """The verdict in force."""
         return self._detector.verdict
 
     def is_unharmed(self) -> bool:
         """Whether a checkpoint saved now is worth going back to."""
-        return self.verdict.name in UNHARMED
+        return VERDICTS[self.verdict.name].is_unharmed
 
     def describe(self, total_steps: int) -> str:
         """Describe the monitor for the header of a run of `total_steps` optimizer steps."""
@@ -144,10 +150,8 @@ class PosteriorMetricsMonitor(Callback):
         end = ", stops when the posterior has collapsed" if self.on_collapse == "stop" else ""
         if not self.probe_decoder:
             return f"{reading}, without decoder use{end}"
-        nth = {None: "on suspicion", 1: "at each reading"}
-        probed = nth.get(
-            self.probe_every_n_readings, f"at one reading in {self.probe_every_n_readings} and on suspicion"
-        )
+        nth = self.probe_every_n_readings
+        probed = {None: "on suspicion", 1: "at each reading"}.get(nth, f"at one reading in {nth} and on suspicion")
         return f"{reading}, decoder use {probed}{end}"
 
     # --- A run ------------------------------------------------------------------------------------------------------
@@ -164,27 +168,23 @@ class PosteriorMetricsMonitor(Callback):
         self._probes = self.probe_decoder and isinstance(pl_module, Probeable)
         schedule = KLSchedule(self._last_step)
         if isinstance(pl_module, KnowsKLSchedule):
-            if pl_module.kl_weight_at(0) is None:
-                schedule = schedule._replace(is_steered=True)
-            else:
-                schedule = schedule._replace(weight_at=lambda step: float(pl_module.kl_weight_at(step) or 0.0))
+            is_steered = pl_module.kl_weight_at(0) is None
+            weight_at = None if is_steered else lambda step: float(pl_module.kl_weight_at(step) or 0.0)
+            schedule = KLSchedule(self._last_step, weight_at, is_steered)
         self._detector = Detector(self.thresholds, self.window_size, schedule, can_probe=self._probes)
         if self._loaded is not None:
             self._detector.load_state_dict(self._loaded)
         if trainer.is_global_zero:
             draws = self.plot_frequency is not None
             self._publisher = Publisher(self._directory, trainer.loggers, verbose=self.verbose, draws=draws)
-            self._publisher.start_after(
-                trainer.global_step,
-                self.verdict,
-                unprobed=type(pl_module).__name__ if self.probe_decoder and not self._probes else None,
-                stops=self.on_collapse == "stop",
-            )
+            unprobed = type(pl_module).__name__ if self.probe_decoder and not self._probes else None
+            stops = self.on_collapse == "stop"
+            self._publisher.start_after(trainer.global_step, self.verdict, unprobed=unprobed, stops=stops)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if not outputs and (pl_module.automatic_optimization or self._window.posteriors.rows_CW is not None):
+        if not outputs and (pl_module.automatic_optimization or self._window.rows() is not None):
             return  # training_step left this batch out
         step_outputs = check_step_outputs(pl_module, self.read_outputs(pl_module, outputs, batch))
         self._window.push(
@@ -213,7 +213,7 @@ class PosteriorMetricsMonitor(Callback):
             if self.plot_frequency is not None and step - self._step_drawn >= self.plot_frequency:
                 self._step_drawn = step
                 self._publisher.draw(self._window, step)
-        if self.on_collapse == "stop" and verdict.name in COLLAPSES and before not in COLLAPSES:
+        if self.on_collapse == "stop" and VERDICTS[verdict.name].is_collapse and not VERDICTS[before].is_collapse:
             self._stop(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -259,27 +259,19 @@ class PosteriorMetricsMonitor(Callback):
             return
         self._loaded = state["detector"]
         windows = state["windows"]
-        expected = (trainer.world_size, self._window.posteriors.capacity)
+        expected = (trainer.world_size, self._window.capacity)
         if windows and windows["posteriors"].shape[:2] == expected:
             self._window.load_state_dict({name: value[trainer.global_rank] for name, value in windows.items()})
 
     # --- Parts ------------------------------------------------------------------------------------------------------
 
-    def _begin(self, world_size: int = 1) -> None:
-        """Begin a run. The capacity is shared out, so that N, and with it log N, is the same for any number of processes."""
-        self.reading = None
-        self._window = PosteriorWindow(-(-self.posteriors // world_size))
-        self._decoder = DecoderProbe(self.read_outputs, self.probe_batch)
-        self._detector = Detector(self.thresholds, self.window_size)
-        self._loaded = None
-        self._publisher = None
-
     def _stop(self, trainer: Trainer) -> None:
         """Save and end the run. All processes come here at the same step, since all have the same readings."""
         savers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, SavesLast)]
-        are_saved = [saver.save_last(trainer) for saver in savers]
-        saved = "is saved" if all(are_saved) else "could not be saved"
-        if not savers:
+        if savers:
+            are_saved = [saver.save_last(trainer) for saver in savers]
+            saved = "is saved" if all(are_saved) else "could not be saved"
+        else:
             path = self._directory / CHECKPOINT
             trainer.save_checkpoint(path)
             saved = f"is saved as {path}"
@@ -322,7 +314,8 @@ def planned_steps(trainer: Trainer) -> int | None:
 
 
 def steps_between_readings(update_frequency: int, last_step: int | None) -> int:
-    """
+    """Return `update_frequency`, or less where a run is short.
+
     >>> steps_between_readings(100, None), steps_between_readings(100, 1_000), steps_between_readings(100, 20)
     (100, 20, 1)
     """
@@ -336,9 +329,7 @@ def is_due(step: int, before: int, every_n_steps: int, last_step: int | None) ->
 
     `before` is the step of the last time.
 
-    >>> [step for step in (1, 3, 5, 6, 7, 9) if is_due(step, before=step - 2, every_n_steps=4, last_step=7)]
+    >>> [step for step in (3, 5, 6, 7, 9) if is_due(step, before=step - 2, every_n_steps=4, last_step=7)]
     [5, 7, 9]
     """
-    if step == before:
-        return False
-    return step // every_n_steps > before // every_n_steps or step == last_step
+    return step != before and (step // every_n_steps > before // every_n_steps or step == last_step)

@@ -46,8 +46,8 @@ class Probeable(Protocol):
 
 
 @runtime_checkable
-class TellsPosterior(Protocol):
-    """What a module may offer beside it: cheaper than a `training_step`, and without side effects."""
+class ComputesPosterior(Protocol):
+    """What a module may offer besides: its posteriors, cheaper than by a `training_step` and without side effects."""
 
     def posterior_of(self, batch: Any) -> tuple[Tensor, ...]:
         """Return mean and log-variance, (B, Z) or (B, S, Z), and, if there is padding, a mask, (B,) or (B, S).
@@ -98,7 +98,7 @@ def decoder_use(module: Probeable, batch: Any, posterior: StepOutputs) -> Decode
     return DecoderUse(lost_B.sum(), lost_B.square().sum(), counted_B.sum())
 
 
-def posterior_of(module: TellsPosterior, batch: Any) -> StepOutputs:
+def posterior_of(module: ComputesPosterior, batch: Any) -> StepOutputs:
     """Return the posteriors that the module computes, checked."""
     returned = module.posterior_of(batch)
     name = f"{type(module).__name__}.posterior_of"
@@ -151,7 +151,7 @@ def undisturbed(module: nn.Module, device: torch.device, precision: AbstractCont
 
 
 class DecoderProbe:
-    """Probes one run's module. A new run takes a new one."""
+    """The probe of one run's module. A new run takes a new one."""
 
     def __init__(self, read_outputs: ReadOutputs, probe_batch: Any = None) -> None:
         self.read_outputs = read_outputs
@@ -163,7 +163,7 @@ class DecoderProbe:
         """Return this process's share of the sums; all processes have to probe.
 
         What the others find on fixed batches does not count, as these may be the same for all. They probe nevertheless: a module
-        may wait for its like in the other processes.
+        may wait for the other processes.
         """
         assert isinstance(module, Probeable)
         precision = trainer.precision_plugin.forward_context()
@@ -179,7 +179,7 @@ class DecoderProbe:
 
     def _choose(self, trainer: Trainer, module: LightningModule) -> Iterator[Any]:
         """Yield batches in which sequences can exchange their latents, until there are enough."""
-        if not (isinstance(module, TellsPosterior) or module.automatic_optimization):
+        if not (isinstance(module, ComputesPosterior) or module.automatic_optimization):
             # A step of manual optimisation moves the weights: it cannot be taken to learn a posterior.
             if self.probe_batch is not None:
                 raise ValueError(
@@ -207,7 +207,7 @@ class DecoderProbe:
                 return
 
     def _posterior(self, trainer: Trainer, module: LightningModule, batch: Any) -> StepOutputs:
-        if isinstance(module, TellsPosterior):
+        if isinstance(module, ComputesPosterior):
             return posterior_of(module, batch)
         named = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
         with _leaving_no_trace(trainer, module):

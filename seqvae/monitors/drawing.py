@@ -24,7 +24,7 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB
 
 
 class Drawing:
-    """Runs one process at a time that draws a run directory, at the lowest priority."""
+    """One process at a time that draws a run directory, at the lowest priority."""
 
     def __init__(self, module: str = FIGURES) -> None:
         """`module` is what draws: `python -m module DIR`."""
@@ -75,6 +75,7 @@ class Drawing:
         return reason
 
     def _is_busy(self) -> bool:
+        """Whether a drawing goes on. Keeps the last line of one that has failed as the reason."""
         if self._process is None:
             return False
         code = self._process.poll()
@@ -83,7 +84,10 @@ class Drawing:
         with self._process as ended:
             output = ended.stderr.read() if ended.stderr else ""
         self._process = None
-        self._reason = reason_of(code, output)
+        self._reason = None
+        if code != 0:
+            lines = [line.strip() for line in output.split("\n") if line.strip()]
+            self._reason = lines[-1][:REASON_WIDTH] if lines else f"it ended with exit code {code}"
         return False
 
 
@@ -114,18 +118,6 @@ def begin(directory: Path, module: str = FIGURES, *, is_urgent: bool = False) ->
     if sys.platform != "win32" and not is_urgent:
         os.setpriority(os.PRIO_PROCESS, process.pid, LEAST_URGENT)
     return process
-
-
-def reason_of(exit_code: int, output: str) -> str | None:
-    """Return the last line that a process wrote before it failed.
-
-    >>> reason_of(1, "Traceback\\nOSError: no space left\\n"), reason_of(-9, ""), reason_of(0, "careful")
-    ('OSError: no space left', 'it ended with exit code -9', None)
-    """
-    if exit_code == 0:
-        return None
-    lines = [line.strip() for line in output.split("\n") if line.strip()]
-    return lines[-1][:REASON_WIDTH] if lines else f"it ended with exit code {exit_code}"
 
 
 def save_posteriors(directory: str | Path, mean_NZ: np.ndarray, logvar_NZ: np.ndarray, step: int) -> None:

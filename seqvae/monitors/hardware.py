@@ -29,17 +29,17 @@ GIB = 2**30
 class Spent(NamedTuple):
     """Clocks: seconds since an arbitrary moment, or differences of these."""
 
-    wall: float
-    process: float
+    wall: float = 0.0
+    process: float = 0.0
     """CPU time of this process: all its threads, but no other process that it started."""
-    machine_busy: float
+    machine_busy: float = 0.0
     """CPU time of all processes of the machine. This and the next stay 0 where they are not known."""
-    machine_total: float
+    machine_total: float = 0.0
     """The same with the time that cores were idle."""
 
 
 class Machine:
-    """The machine that this process runs on. Tests have their own."""
+    """The machine that this process runs on; tests replace it."""
 
     def now(self) -> float:
         return time.perf_counter()
@@ -94,7 +94,7 @@ Shape = Sequence[int]
 
 
 class FlopCount:
-    """Counts FLOPs between `begin` and `end`, which may stand in different functions of one thread."""
+    """A count of the FLOPs between `begin` and `end`, which may stand in different functions of one thread."""
 
     def __init__(self) -> None:
         self._counter: FlopCounterMode | None = None

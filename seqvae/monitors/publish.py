@@ -13,11 +13,10 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 
 from seqvae.files import DISK_FULL, JsonLines, Patience
-from seqvae.monitors.detection.findings import COLLAPSES, Verdict, VerdictName, spoken
-from seqvae.monitors.detection.findings import line_of as line_of_verdict
 from seqvae.monitors.drawing import PLOTS, Drawing, save_posteriors
-from seqvae.monitors.reading import NAME, Reading, line_of
+from seqvae.monitors.reading import NAME, Reading, describe_reading
 from seqvae.monitors.window import PosteriorWindow
+from seqvae.verdicts import VERDICTS, Verdict, describe_change, readable
 
 EVENTS = "events.jsonl"
 NOT_PROBED = "decoder_not_asked"
@@ -26,7 +25,7 @@ REMADE = ("verdict", "stopped")
 
 
 class Publisher:
-    """Publishes one run, in its directory."""
+    """The publisher of one run, in its directory."""
 
     def __init__(self, directory: Path, loggers: list[Logger], *, verbose: bool, draws: bool) -> None:
         self.directory = directory
@@ -40,19 +39,19 @@ class Publisher:
         self._reported_failures: set[str] = set()
 
     def start_after(self, step: int, in_force: Verdict, *, unprobed: str | None, stops: bool) -> None:
-        """Prepare the files of a run that starts after `step`, and say what is unusual about it.
+        """Prepare the files of a run that starts after `step`, and print what is unusual about it.
 
         Readings and verdicts beyond the step will be made again; what others wrote into events.jsonl stays. Of that very step,
         too, a verdict goes that is not in force: a run found it as it broke off, behind its last checkpoint.
         `unprobed` names a module whose decoder use should be read and cannot; `stops`: a collapse ends the run.
         """
+
+        def will_be_remade(row: dict[str, Any]) -> bool:
+            is_beyond = row["step"] > step or (row["step"] == step and row.get("verdict") != in_force.name)
+            return row.get("event") in REMADE and is_beyond
+
         self._readings.start_after(step)
-        self._events.drop(
-            lambda row: (
-                row.get("event") in REMADE
-                and (row["step"] > step or (row["step"] == step and row.get("verdict") != in_force.name))
-            )
-        )
+        self._events.drop(will_be_remade)
         if unprobed is not None:
             message = (
                 f"{unprobed} has no nll_given_z(batch, z), so decoder use is not read, and a decoder that ignores z behind a "
@@ -61,9 +60,9 @@ class Publisher:
             if not any(row.get("event") == NOT_PROBED for row in self._events.rows()):  # a resumed run has this event
                 self._event(NOT_PROBED, step, said=message)
             print(f"posterior: {message}", flush=True)
-        if stops and in_force.name in COLLAPSES:
+        if stops and VERDICTS[in_force.name].is_collapse:
             print(
-                f"posterior: {spoken(in_force.name)} since step {in_force.since_step:,}; the run continues nevertheless, and "
+                f"posterior: {readable(in_force.name)} since step {in_force.since_step:,}; the run continues nevertheless, and "
                 "stops only if it collapses again after another verdict",
                 flush=True,
             )
@@ -80,32 +79,32 @@ class Publisher:
         for logger in self.loggers:
             logger.log_metrics(metrics, step=reading.step)
         if self.verbose:
-            print(line_of(reading), flush=True)
+            print(describe_reading(reading), flush=True)
 
-    def change(self, verdict: Verdict, before: VerdictName, step: int) -> None:
+    def change(self, verdict: Verdict, before: str, step: int) -> None:
         """Publish the verdict, if it is another one than before."""
         if verdict.name == before:
             return
         fields = verdict._asdict() | {"numbers": dict(verdict.numbers)}
         self._event("verdict", step, verdict=fields.pop("name"), was=before, **fields)
         was = None if before == "cannot_tell" else before
-        print(f"posterior: {line_of_verdict(verdict, was, step)}", flush=True)
+        print(f"posterior: {describe_change(verdict, was, step)}", flush=True)
 
     def stopped(self, verdict: Verdict, step: int, saved: str) -> None:
         """Publish that the collapse ends the run."""
         self._event("stopped", step, verdict=verdict.name)
         print(
-            f"posterior: {spoken(verdict.name)}: stopped after step {step:,}, which {saved}",
+            f"posterior: {readable(verdict.name)}: stopped after step {step:,}, which {saved}",
             file=sys.stderr,
             flush=True,
         )
 
     def end(self, verdict: Verdict | None) -> None:
-        """Say how a run ends (None: no step of it returned a posterior); raise an error for lines that cannot be written."""
+        """Print how a run ends (None: no step of it returned a posterior); raise an error for lines that cannot be written."""
         if verdict is None:
             print("posterior: nothing was read, since no training_step returned one", flush=True)
         else:
-            since = f"{spoken(verdict.name)} since step {verdict.since_step:,}"
+            since = f"{readable(verdict.name)} since step {verdict.since_step:,}"
             print(f"posterior: {since}: {verdict.evidence}", flush=True)
         self._readings.finish()
         self._events.finish()
@@ -125,7 +124,7 @@ class Publisher:
         except OSError as error:
             if error.errno not in DISK_FULL:
                 self._report_failure(str(error))
-            elif not self._patience.bears(str(error.strerror)):
+            elif not self._patience.should_retry(str(error.strerror)):
                 raise
             return
         self._patience.succeeded()

@@ -1,6 +1,6 @@
 """A reading: what a run's posteriors say at one optimizer step, as plain numbers, and the rows of posterior.jsonl.
 
-`window.py` takes readings; `detection/` judges them. No torch here, so that code which only looks at readings does without.
+`window.py` takes readings; `detector.py` judges them. No torch here, so that code which only looks at readings does without.
 """
 
 import math
@@ -46,7 +46,7 @@ class Reading(NamedTuple):
     """Its standard error over the sequences that were probed; NaN of one sequence."""
 
 
-def line_of(reading: Reading) -> str:
+def describe_reading(reading: Reading) -> str:
     """Describe a reading in one line."""
     parts = [
         f"step {reading.step:,}",

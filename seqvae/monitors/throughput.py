@@ -59,11 +59,11 @@ class Throughput(NamedTuple):
 
 
 class TrainingTime:
-    """Adds up what training spends, lap by lap, and how much of the time it waits for data. Pauses count for nothing."""
+    """Sums of what training spends, lap by lap, and of the time that it waits for data. Pauses count for nothing."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._sum = Spent(0.0, 0.0, 0.0, 0.0)
+        self._sum = Spent()
         self._waited = 0.0
         self._running_since: Spent | None = None
         self._waiting_since: float | None = None
@@ -100,13 +100,13 @@ class TrainingTime:
         """Return what the lap spent, and the seconds of it that were waited; begin the next lap."""
         self.pause()
         lap, waited = self._sum, self._waited
-        self._sum, self._waited = Spent(0.0, 0.0, 0.0, 0.0), 0.0
+        self._sum, self._waited = Spent(), 0.0
         self.begin()
         return lap, waited
 
 
 class ThroughputMonitor(Callback):
-    """Stands last among the callbacks, so that what others do in a step counts as the step."""
+    """Measures the speed of a run. It stands last among the callbacks, so that what others do in a step counts as the step."""
 
     def __init__(
         self,
@@ -134,17 +134,8 @@ class ThroughputMonitor(Callback):
         self.throughput: Throughput | None = None
         """The latest."""
         self._peak: float | None = None
-        self._flop_count = FlopCount()
-        self._has_counted = False
-        self._begin_session()
-
-    def _begin_session(self) -> None:
         self._time = TrainingTime(self.machine)
-        self._micro_batches = 0
-        self._sum = NO_STEPS
-        self._flops_of_batch: int | None = None
-        self._flops = 0
-        self._steps_of_flops: Tensor | int = 0
+        self._flop_count = FlopCount()
 
     def describe(self, total_steps: int) -> str:
         """Describe the monitor for the header of a run of `total_steps` optimizer steps."""
@@ -165,9 +156,13 @@ class ThroughputMonitor(Callback):
             self._peak = product_peak(device, dtype)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin_session()
-        self._has_counted = False
         self.throughput = None
+        self._time = TrainingTime(self.machine)
+        self._micro_batches = 0
+        self._has_counted = False
+        self._sum = NO_STEPS
+        self._flops, self._flops_of_batch = 0, 0
+        self._steps_of_flops: Tensor | int = 0
         self._last_step = planned_steps(trainer)
         self._step_reported = trainer.global_step
         self._file = JsonLines(Path(self.log_dir or trainer.default_root_dir) / NAME)
@@ -185,12 +180,12 @@ class ThroughputMonitor(Callback):
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if pl_module.automatic_optimization:  # else there may be more to come
-            self._end_flop_count()
+            self._flops_of_batch += self._flop_count.end() or 0
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._end_flop_count()
+        flops, self._flops_of_batch = self._flops_of_batch + (self._flop_count.end() or 0), 0
         if outputs or not self._has_counted:
             counts = check_counts(pl_module, self.count(pl_module, outputs, batch))
             self._has_counted = True
@@ -201,10 +196,9 @@ class ThroughputMonitor(Callback):
         else:
             self._time.go_on()
             self._sum = Counts(*(total + more for total, more in zip(self._sum, counts, strict=True)))  # on its device
-            if self._flops_of_batch is not None:
-                self._flops += self._flops_of_batch
+            if flops:
+                self._flops += flops
                 self._steps_of_flops = self._steps_of_flops + counts.real
-                self._flops_of_batch = None
             if is_due(trainer.global_step, self._step_reported, self.every_n_steps, self._last_step):
                 self._report(trainer)
         self._time.wait()
@@ -231,11 +225,6 @@ class ThroughputMonitor(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._flop_count.end()
 
-    def _end_flop_count(self) -> None:
-        flops = self._flop_count.end()
-        if flops is not None:
-            self._flops_of_batch = flops
-
     # --- Reports ----------------------------------------------------------------------------------------------------
 
     def _report(self, trainer: Trainer) -> None:
@@ -251,25 +240,28 @@ class ThroughputMonitor(Callback):
         self._sum = NO_STEPS
         lap, waited = self._time.end_lap()
         flops = own_real / lap.wall * self._flops / steps_of_flops if self._flops and steps_of_flops else None
-        exact = {
-            "seconds": lap.wall,
-            "real_steps_per_second": real / lap.wall,
-            "sequences_per_second": sequences / lap.wall,
-            "padding_share": 1 - real / padded if padded else math.nan,
-            "waiting_share": waited / lap.wall,
-            "cpu_utilisation": lap.process / lap.wall / machine.cores(),
-            "machine_cpu_utilisation": lap.machine_busy / lap.machine_total if lap.machine_total else None,
-            "gpu_utilisation": machine.gpu_utilisation(device),
-            "peak_memory_gib": machine.peak_memory_gib(),
-            "gpu_peak_memory_gib": machine.gpu_peak_memory_gib(device),
-            "flops_per_second": flops,
-            "share_of_peak": None if flops is None or self._peak is None else flops / self._peak,
+        exact = Throughput(
+            step=step,
+            seconds=lap.wall,
+            real_steps_per_second=real / lap.wall,
+            sequences_per_second=sequences / lap.wall,
+            padding_share=1 - real / padded if padded else math.nan,
+            waiting_share=waited / lap.wall,
+            cpu_utilisation=lap.process / lap.wall / machine.cores(),
+            machine_cpu_utilisation=lap.machine_busy / lap.machine_total if lap.machine_total else None,
+            gpu_utilisation=machine.gpu_utilisation(device),
+            peak_memory_gib=machine.peak_memory_gib(),
+            gpu_peak_memory_gib=machine.gpu_peak_memory_gib(device),
+            flops_per_second=flops,
+            share_of_peak=None if flops is None or self._peak is None else flops / self._peak,
+        )
+        rounded: dict[str, Any] = {
+            name: float(f"{value:.{DIGITS}g}")
+            for name, value in exact._asdict().items()
+            if name != "step" and value is not None
         }
-        rounded = {name: None if value is None else float(f"{value:.{DIGITS}g}") for name, value in exact.items()}
-        row: dict[str, Any] = {"step": step, **rounded}
-        self.throughput = Throughput(**row)
+        self.throughput = exact._replace(**rounded)
         if trainer.is_global_zero:
-            self._file.append(row)
-            metrics = {f"throughput/{name}": value for name, value in rounded.items() if value is not None}
+            self._file.append({"step": step, **rounded})
             for logger in trainer.loggers:
-                logger.log_metrics(metrics, step=step)
+                logger.log_metrics({f"throughput/{name}": value for name, value in rounded.items()}, step=step)

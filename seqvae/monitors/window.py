@@ -51,8 +51,6 @@ class LastRows:
     """
 
     def __init__(self, capacity: int) -> None:
-        if capacity < 1:
-            raise ValueError(f"there must be room for 1 row or more, got {capacity}")
         self.capacity = capacity
         self._blocks: deque[Tensor] = deque()
         self._held = 0
@@ -66,9 +64,9 @@ class LastRows:
 
     @property
     def rows_CW(self) -> Tensor | None:
-        """In float32, on the device of the last push, the oldest first. Rows that were never pushed are 0 and stand before them.
+        """The rows in float32, on the device of the last push, the oldest first; None before the first push.
 
-        None before the first push.
+        Rows that were never pushed are 0 and stand before them.
         """
         if not self._blocks:
             return None
@@ -82,24 +80,13 @@ class PosteriorWindow:
     """The posteriors that a reading is made of, and the reconstruction NLL of as many sequences."""
 
     def __init__(self, capacity: int = 1024) -> None:
+        self.capacity = capacity
         self.scope: Scope = "sequence"
         self._posteriors, self._nll = LastRows(capacity), LastRows(capacity)
         self._waiting: list[tuple[tuple[Tensor, Tensor, Tensor | None, Tensor | None], list[int]]] = []
         """Micro-batches as they were handed over, with the versions of their tensors, which grow when these change in place."""
         self._most = max(1, capacity // MICRO_BATCHES)
         self._pushes = 0
-
-    @property
-    def posteriors(self) -> LastRows:
-        """Rows: Z means, Z log-variances, 1 or 0 for real or padding."""
-        self._take_in_waiting()
-        return self._posteriors
-
-    @property
-    def nll(self) -> LastRows:
-        """Rows: nats, 1 or 0 for real or padding. Stays empty where a module does not return its NLL."""
-        self._take_in_waiting()
-        return self._nll
 
     def push(self, mean: Tensor, logvar: Tensor, mask: Tensor | None = None, nll_B: Tensor | None = None) -> None:
         """Take in (B, Z), or (B, S, Z); `mask`, (B,) or (B, S), is true for what is real."""
@@ -131,34 +118,41 @@ class PosteriorWindow:
         every = -(-len(rows) // self._most)
         return rows if every <= 1 else rows[self._pushes % every :: every]
 
+    def rows(self) -> tuple[Tensor, Tensor] | None:
+        """Return the last rows of posteriors and of NLLs; None before the first push.
+
+        A posterior's row is Z means, Z log-variances, and 1 or 0 for real or padding; that of an NLL is nats, and 1 or 0. A module
+        that does not return its NLL has none of these.
+        """
+        self._take_in_waiting()
+        posteriors_CW, nll_CW = self._posteriors.rows_CW, self._nll.rows_CW
+        if posteriors_CW is None:
+            return None
+        return posteriors_CW, posteriors_CW.new_zeros((0, 2)) if nll_CW is None else nll_CW
+
     def real_posteriors(self) -> tuple[Tensor, Tensor]:
         """Return means and log-variances, (N, Z), on the CPU. A window that nothing was pushed to has none."""
-        rows_CW = self.posteriors.rows_CW
-        assert rows_CW is not None, "nothing was pushed"
-        mean_NZ, logvar_NZ = real_rows(rows_CW.cpu()).chunk(2, dim=1)  # sync: at drawings and at a run's end
+        rows = self.rows()
+        assert rows is not None, "nothing was pushed"
+        mean_NZ, logvar_NZ = real_rows(rows[0].cpu()).chunk(2, dim=1)  # sync: at drawings and at a run's end
         return mean_NZ, logvar_NZ
 
     def is_finite(self) -> bool:
         """Whether no posterior holds NaN or infinity."""
-        return self.posteriors.rows_CW is None or all(bool(part.isfinite().all()) for part in self.real_posteriors())
+        return self.rows() is None or all(bool(part.isfinite().all()) for part in self.real_posteriors())
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return all that later readings depend on; empty before the first push. Tensors only, so that it can be gathered."""
-        posteriors_CW, nll_CW = self.posteriors.rows_CW, self.nll.rows_CW
-        if posteriors_CW is None:
+        rows = self.rows()
+        if rows is None:
             return {}
-        return {
-            "posteriors": posteriors_CW,
-            "nll": posteriors_CW.new_zeros((0, 2)) if nll_CW is None else nll_CW,
-            "numbers": torch.tensor((self._pushes, int(self.scope == "step"))),
-        }
+        numbers = torch.tensor((self._pushes, int(self.scope == "step")))
+        return {"posteriors": rows[0], "nll": rows[1], "numbers": numbers}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        capacity = self._posteriors.capacity
-        if len(state["posteriors"]) != capacity:
-            raise ValueError(f"the state holds {len(state['posteriors'])} rows, this window {capacity}")
+        """Go on from the state of a window of the same capacity."""
         self._waiting = []
-        self._posteriors, self._nll = LastRows(capacity), LastRows(capacity)
+        self._posteriors, self._nll = LastRows(self.capacity), LastRows(self.capacity)
         self._posteriors.push(state["posteriors"])
         if len(state["nll"]):
             self._nll.push(state["nll"])
@@ -167,7 +161,7 @@ class PosteriorWindow:
 
 
 def real_rows(rows_NW: Tensor) -> Tensor:
-    """Leave out the rows whose last number says that they are padding, and that number. Waits for a device."""
+    """Return the rows whose last number is not 0, as that of padding is, without that number. Waits for a device."""
     return rows_NW[rows_NW[:, -1] > 0, :-1]
 
 
@@ -183,10 +177,9 @@ def take_reading(
 
     One wait for the device in all of it; the formulas then run in float64 on the CPU (3 ms for 1,024 x 16).
     """
-    posteriors_CW, nll_CW = window.posteriors.rows_CW, window.nll.rows_CW
-    assert posteriors_CW is not None, "a window that nothing was pushed to has nothing to read"
-    if nll_CW is None:
-        nll_CW = posteriors_CW.new_zeros((0, 2))
+    rows = window.rows()
+    assert rows is not None, "a window that nothing was pushed to has nothing to read"
+    posteriors_CW, nll_CW = rows
     extras = [0.0 if kl_weight is None else kl_weight, *(use or (0.0, 0.0, 0.0))]
     extras_E = torch.stack([torch.as_tensor(value).detach().to(posteriors_CW) for value in extras])
     parts = [posteriors_CW.flatten(), nll_CW.flatten(), extras_E]

@@ -57,6 +57,7 @@ from seqvae.reports.read_run import (
     whole,
 )
 from seqvae.text import brief, clip, percent, visible
+from seqvae.verdicts import VERDICTS, Tone, tone_of
 
 LINEAR_BELOW = 0.1
 """Nats. Estimates scatter around 0 by about as much once a posterior has collapsed; what is healthy stands decades above."""
@@ -73,25 +74,18 @@ SINGLE = "o"
 
 
 class Look(NamedTuple):
-    """The bar of a verdict, its hatch, and the band behind the curves where there is trouble; darker is worse."""
+    """The bar of verdicts of one tone, its hatch, and the band behind the curves where there is trouble; darker is worse."""
 
     bar: str
     hatch: str | None
     behind: str | None
 
 
-FINE_LOOK, WAITING_LOOK = Look(LIGHT, None, None), Look(RULE, None, None)
-THREATENED_LOOK, LOST_LOOK = Look(THREATENED, "///", THREATENED_BEHIND), Look(LOST, None, LOST_BEHIND)
-LOOKS = {
-    "cannot_tell": WAITING_LOOK,
-    "warming_up": WAITING_LOOK,
-    "healthy": FINE_LOOK,
-    "partly_collapsed": THREATENED_LOOK,
-    "collapsing": THREATENED_LOOK,
-    "collapsed": LOST_LOOK,
-    "decoder_ignores_z": LOST_LOOK,
-    "not_variational": LOST_LOOK,
-    "diverged": LOST_LOOK,
+LOOKS: dict[Tone, Look] = {
+    "open": Look(RULE, None, None),
+    "good": Look(LIGHT, None, None),
+    "fair": Look(THREATENED, "///", THREATENED_BEHIND),
+    "bad": Look(LOST, None, LOST_BEHIND),
 }
 
 
@@ -130,7 +124,7 @@ def timeline(medium: Medium, history: History) -> Chart:
     """Draw rate, mutual information and decoder use over the run, the verdicts and the KL weight."""
     bands = bands_of(history.steps_R, history.verdicts)
     met = dict.fromkeys(band.verdict for band in bands)
-    rows = [*(name for name in LOOKS if name in met), *(name for name in met if name not in LOOKS)]
+    rows = [*(name for name in VERDICTS if name in met), *(name for name in met if name not in VERDICTS)]
     is_weighted = bool(np.isfinite(history.kl_weight_R).any())
     heights = [3.4 if medium.has_words else 3.6]
     heights += [medium.row * len(rows) + 0.08] * bool(rows) + [0.75 if medium.has_words else 1.0] * is_weighted
@@ -143,7 +137,7 @@ def timeline(medium: Medium, history: History) -> Chart:
     _over_steps(curves, history)
     right = curves.get_xlim()[1]
     for band in bands:
-        behind = LOOKS.get(band.verdict, WAITING_LOOK).behind
+        behind = LOOKS[tone_of(band.verdict)].behind
         if behind:
             curves.axvspan(band.start, min(band.end, right), color=behind, linewidth=0, zorder=0)
     steps_R, rate_R, information_R = history.steps_R, history.rate_R, history.mutual_information_R
@@ -207,7 +201,7 @@ def _draw_decoder_use(axes: Axes, history: History) -> None:
 def _draw_verdicts(axes: Axes, bands: Sequence[Band], rows: Sequence[str]) -> None:
     right = axes.get_xlim()[1]
     for place, name in enumerate(rows):
-        look = LOOKS.get(name, WAITING_LOOK)
+        look = LOOKS[tone_of(name)]
         spans = [(band.start, min(band.end, right) - band.start) for band in bands if band.verdict == name]
         axes.broken_barh(
             spans, (place - 0.36, 0.72), facecolor=look.bar, edgecolor=GREY, linewidth=0.5, hatch=look.hatch

@@ -5,40 +5,11 @@ In: a `Run`. Out: a `Story`. The posterior's verdict is the monitor's own; how a
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from seqvae.reports.read_run import Row, Run, column, number, text, texts, whole
 from seqvae.text import brief, duration
-
-Tone = Literal["good", "fair", "bad", "open"]
-
-TONES: dict[str, Tone] = {
-    "healthy": "good",
-    "partly_collapsed": "fair",
-    "collapsing": "fair",
-    "collapsed": "bad",
-    "decoder_ignores_z": "bad",
-    "not_variational": "bad",
-    "diverged": "bad",
-}
-"""Of verdicts; all others leave it open."""
-
-SENTENCES = {
-    "healthy": "The latent carries something, and the decoder uses it",
-    "partly_collapsed": "Most latent dimensions are dead, and the rest carry everything",
-    "collapsing": "The latent is collapsing: what it carries is going",
-    "collapsed": "The posterior has collapsed: the decoder does without the latent",
-    "decoder_ignores_z": "The decoder ignores the latent, although its rate is paid",
-    "not_variational": "The posteriors are next to points: this is no longer a variational model",
-    "diverged": "Training diverged: it came to NaN or infinity",
-    "warming_up": "Too early to judge: the KL weight is still rising",
-    "cannot_tell": "The readings do not decide yet whether the latent is used",
-}
-USED = "and the decoder uses it"
-"""What the evidence for healthy says where the decoder's answer was clear."""
-UNCERTAIN_USE = "The latent carries something; whether the decoder uses it is not known for certain"
-NOT_MONITORED = "The posterior was not monitored: whether it has collapsed is not known"
-NOT_READ = "The posterior has not been read yet"
+from seqvae.verdicts import USE_UNKNOWN_SENTENCE, VERDICTS, Tone, readable, sentence_of, tone_of
 
 GIVEN_UP = (
     "Monitoring was switched off (--disable_metrics_monitoring), which gives up the rate, the mutual information and the decoder "
@@ -78,18 +49,13 @@ def story_of(run: Run, now: float) -> Story:
     verdict = (named if is_older and named else text(event, "verdict") or named) or None
     state = state_of(run, end, now)
     if end is not None and end["event"] in ("failed", "diverged"):
-        before = f" Until then the verdict was: {spoken(verdict)}." if verdict not in (None, "diverged") else ""
+        before = f" Until then the verdict was: {readable(verdict)}." if verdict and verdict != "diverged" else ""
         why = f"{text(end, 'said') or 'Its message was not kept.'}{before}"
         if end["event"] == "failed":
             remedy = ("Mend what the error names; the same command then goes on from the last checkpoint.",)
             return Story("bad", "failed", "The run was ended by an error", why, remedy, state)
-        remedies = (
-            "a lower --lr",
-            "a longer --warmup",
-            "a lower --gradient_clip",
-            "--precision 32-true, if it is another",
-        )
-        return Story("bad", "diverged", SENTENCES["diverged"], why, remedies, state)
+        diverged = VERDICTS["diverged"]
+        return Story(diverged.tone, diverged.name, diverged.sentence, why, diverged.remedies, state)
     if verdict is None:
         return _without_verdict(run, state)
     if text(event, "verdict") != verdict:
@@ -98,12 +64,12 @@ def story_of(run: Run, now: float) -> Story:
     when = f"{'Since' if verdict != 'diverged' else 'At'} step {since:,}: " if since else ""
     doomed = f" If nothing changes, nothing will be left by step {dead_by:,}." if dead_by else ""
     why = f"{when}{evidence}.{doomed}" if evidence else "The monitor's last reading says so; its evidence is not there."
-    is_uncertain = verdict == "healthy" and USED not in evidence
-    sentence = UNCERTAIN_USE if is_uncertain else SENTENCES.get(verdict, spoken(verdict))
+    is_uncertain = verdict == "healthy" and VERDICTS["healthy"].reason not in evidence
+    sentence = USE_UNKNOWN_SENTENCE if is_uncertain else sentence_of(verdict)
     advice = tuple(texts(event, "advice")[:6])
     if not advice:
         advice = _go_on(run) if end is None or verdict != "healthy" else _after_a_healthy_run(run)
-    return Story(TONES.get(verdict, "open"), spoken(verdict), sentence, why, advice, state)
+    return Story(tone_of(verdict), readable(verdict), sentence, why, advice, state)
 
 
 def end_of(events: Sequence[Row]) -> Row | None:
@@ -136,15 +102,6 @@ def state_of(run: Run, end: Row | None, now: float) -> str:
     return f"Ended at {place}."
 
 
-def spoken(name: str | None) -> str:
-    """Return a verdict as people say it.
-
-    >>> spoken("decoder_ignores_z"), spoken(None)
-    ('decoder ignores z', 'not watched')
-    """
-    return "not watched" if name is None else name.replace("_", " ")
-
-
 def moment(seconds: float) -> str:
     """Return a time in seconds since 1970 as a date.
 
@@ -162,9 +119,11 @@ def _without_verdict(run: Run, state: str) -> Story:
         known = f" The last validation's KL is {brief(kl)} nats per sequence"
         known += ", which is as little as a collapsed posterior has." if is_faint else "."
     if run.is_monitored:
-        return Story("open", "no reading", NOT_READ, f"There is no reading so far.{known}", _go_on(run), state)
+        sentence, why = "The posterior has not been read yet", f"There is no reading so far.{known}"
+        return Story("open", "no reading", sentence, why, _go_on(run), state)
+    sentence = "The posterior was not monitored: whether it has collapsed is not known"
     again = "Train again without --disable_metrics_monitoring (--fast_detection costs next to nothing) to know."
-    return Story("fair" if is_faint else "open", "not watched", NOT_MONITORED, f"{GIVEN_UP}.{known}", (again,), state)
+    return Story("fair" if is_faint else "open", "not watched", sentence, f"{GIVEN_UP}.{known}", (again,), state)
 
 
 def _go_on(run: Run) -> tuple[str, ...]:

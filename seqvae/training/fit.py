@@ -367,9 +367,9 @@ def make_monitors(settings: TrainingSettings) -> list[Callback]:
     if watch is None:
         return []
     monitor = PosteriorMetricsMonitor(
-        update_frequency=watch.every_n_steps,
+        update_frequency=watch.monitor_every_n_steps,
         plot_frequency=watch.plot_every_n_steps,
-        window_size=watch.window,
+        window_size=watch.monitor_window,
         probe_every_n_readings=watch.probe_every_n_readings,
         on_collapse=settings.monitoring.on_collapse,
         verbose=settings.VERBOSE_WATCH and not settings.monitoring.fast_detection,

@@ -22,7 +22,8 @@ from benchmarks.speed.ablation_loading import Fetched, Source, write_source
 from benchmarks.speed.ablation_measures import MAIN, MEASURES, Goal, Variant, ladder, plain_variant, without
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.data import CacheSettings, LengthSettings, LoadingSettings, SourceSettings
-from seqvae.config.run import MonitoringSettings, ValidationSettings
+from seqvae.config.monitoring import MonitoringSettings
+from seqvae.config.run import ValidationSettings
 from seqvae.config.training import OptimizedSettings, OptimizerSettings, ReferenceSettings, TrainingSettings
 from seqvae.config.yaml_files import to_flat_dict
 from seqvae.data.cache import SequenceData, open_cache, prepare_cache

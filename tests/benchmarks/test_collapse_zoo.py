@@ -44,8 +44,8 @@ from benchmarks.detection.zoo_scoring import (
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.training import ObjectiveSettings, TrainingSettings
 from seqvae.models.vae import SequenceVAE
-from seqvae.monitors.detection.findings import Verdict, VerdictName
 from seqvae.monitors.reading import Reading, to_row
+from seqvae.verdicts import Verdict
 from tests.support.small_models import DESCRIPTIONS, SMALL, make_batch
 
 # --- The runs ---------------------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ def test_a_rule_keeps_its_verdict_when_a_run_breaks_off() -> None:
 # --- Score ------------------------------------------------------------------------------------------------------------
 
 
-def outcome(right: tuple[VerdictName, ...], *names: VerdictName, full_from: int | None = 0) -> Outcome:
+def outcome(right: tuple[str, ...], *names: str, full_from: int | None = 0) -> Outcome:
     calls = tuple(Call(10 * place, name, "") for place, name in enumerate(names, start=1))
     truth = truth_of(None)._replace(right=right)
     return Outcome("made up", truth, Replayed(calls, probed=1), 100, full_from)
@@ -387,7 +387,7 @@ def test_a_right_call_that_was_taken_back_does_not_count_as_the_first() -> None:
 
 
 def test_a_run_that_starts_dead_is_timed_from_its_start_and_an_annealed_one_from_its_full_weight() -> None:
-    names: tuple[VerdictName, ...] = ("healthy", "healthy", "healthy", "collapsed")
+    names: tuple[str, ...] = ("healthy", "healthy", "healthy", "collapsed")
     scores = score([outcome(("collapsed",), *names), outcome(("collapsed",), *names, full_from=20)])
     assert (scores.dead_at_start, scores.most_readings_dead_at_start) == (1, 4)
     assert (scores.annealed, scores.most_readings_after_annealing) == (1, 2)

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from seqvae.monitors import PosteriorMetricsMonitor
-from tests.support.foreign_vaes import QUIET, AskedImageVAE, TellingImageVAE, pictures, watched
+from tests.support.foreign_vaes import QUIET, PosteriorImageVAE, ProbeableImageVAE, pictures, watched
 from tests.support.tiny_vaes import make_trainer
 
 pytestmark = QUIET
 
 
-class CountingVAE(TellingImageVAE):
+class CountingVAE(PosteriorImageVAE):
     """Notes the size of each batch that its decoder is probed with."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ def test_probes_take_given_batches_or_offered_ones_or_the_first_of_validation_or
     assert module.sizes[::2] == module.sizes[1::2] == expected  # each is probed twice, with its own z and another's
 
 
-class ManualVAE(AskedImageVAE):
+class ManualVAE(ProbeableImageVAE):
     """Takes its optimizer steps itself."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ def test_a_module_that_optimizes_by_hand_cannot_be_probed_with_a_given_batch_alo
 
 
 def test_a_step_that_fails_in_a_probe_names_the_monitor_and_the_remedy(tmp_path):
-    class Strict(AskedImageVAE):
+    class Strict(ProbeableImageVAE):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             if not torch.is_grad_enabled():
                 raise RuntimeError("this step needs gradients")
@@ -123,7 +123,7 @@ def test_a_step_that_fails_in_a_probe_names_the_monitor_and_the_remedy(tmp_path)
     assert "Give Strict a method posterior_of(batch)" in note
 
 
-class MeanVAE(AskedImageVAE):
+class MeanVAE(ProbeableImageVAE):
     """Returns one NLL for all sequences."""
 
     def nll_given_z(self, batch: Any, z: Tensor) -> Tensor:

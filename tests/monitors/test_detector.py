@@ -3,18 +3,21 @@
 import json
 import math
 import re
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from seqvae.cli.command_line import parse_command_line
+from seqvae.config import monitoring
 from seqvae.config.flags import flags_of
 from seqvae.config.training import TrainingSettings
-from seqvae.monitors.detection.detector import FEWEST_IN_WINDOW, Detector, KLSchedule, Situation, advice_on
-from seqvae.monitors.detection.findings import VerdictName, line_of
-from seqvae.monitors.detection.thresholds import Thresholds
+from seqvae.monitors.detector import FEWEST_IN_WINDOW, Detector, KLSchedule
 from seqvae.monitors.reading import Reading
+from seqvae.monitors.rules import OF_SEQUENCES, Thresholds
+from seqvae.reports import story
+from seqvae.verdicts import VERDICTS, advice_on, describe_change
 from tests.support.made_curves import (
     ALWAYS,
     CADENCES,
@@ -50,7 +53,7 @@ def test_a_healthy_run_is_called_so_once_and_nothing_else(cadence):
 
 
 @at_each_cadence
-def test_nothing_is_said_of_a_collapse_while_the_kl_weight_rises(cadence):
+def test_no_collapse_is_reported_while_the_kl_weight_rises(cadence):
     watched = watch(dead, cadence, LINEAR)
     assert {verdict.name for step, verdict in watched.verdicts if step <= 190} == {"warming_up"}
     assert watched.last.name == "collapsed"
@@ -74,7 +77,7 @@ def test_a_run_that_annealing_kills_is_called_within_ten_readings_of_the_full_we
 
 
 @at_each_cadence
-def test_a_fall_that_leads_to_nothing_is_collapsing_and_tells_when_it_will_be_dead(cadence):
+def test_a_fall_that_leads_to_nothing_is_collapsing_and_predicts_when_it_will_be_dead(cadence):
     watched = watch(falling, cadence)
     dead_by = {step: verdict.dead_by_step for step, verdict in watched.verdicts if verdict.name == "collapsing"}
     assert min(dead_by) < 400
@@ -361,9 +364,9 @@ def test_an_answer_without_a_finite_error_is_none(use, error):
     assert "decoder use" not in watched.last.evidence
 
 
-def test_a_decoder_that_cannot_be_probed_is_never_said_to_ignore_z():
+def test_a_decoder_that_cannot_be_probed_is_never_judged_to_ignore_z():
     watched = watch(ignored, can_probe=False)
-    assert (watched.asked, {verdict.name for _, verdict in watched.verdicts}) == ([], {"cannot_tell"})
+    assert (watched.probed, {verdict.name for _, verdict in watched.verdicts}) == ([], {"cannot_tell"})
 
 
 @pytest.mark.parametrize(("curve", "expected"), [(healthy, "healthy"), (dead, "collapsed"), (falling, "collapsed")])
@@ -380,7 +383,7 @@ def test_clear_information_is_enough_unless_the_decoder_is_found_not_to_use_it(u
     assert watched.last.name == expected
 
 
-def test_a_run_is_not_said_to_use_a_latent_that_was_not_probed():
+def test_evidence_claims_no_use_of_a_latent_that_was_not_probed():
     assert "whether the decoder uses it" in watch(healthy, can_probe=False).last.evidence
     assert "the decoder uses it" in watch(healthy).last.evidence
 
@@ -396,6 +399,11 @@ def test_thresholds_of_ones_own_are_in_force():
     for step in range(10, 500, 10):
         detector.judge(reading(step, rate=0.2, use=0.2, use_error=0.01))
     assert detector.verdict.name == "healthy"
+
+
+def test_numbers_that_stand_in_two_layers_are_the_same():
+    assert monitoring.FEWEST_IN_WINDOW == FEWEST_IN_WINDOW
+    assert OF_SEQUENCES.faint_rate == story.FAINT_RATE
 
 
 @pytest.mark.parametrize("lowest", [0.0, -1.0, math.nan])
@@ -454,9 +462,9 @@ def test_no_reading_ends_a_run(readings, total_steps, weight_at, is_steered, win
 # --- Asking the decoder -------------------------------------------------------------------------------------------------
 
 
-def test_a_long_healthy_run_asks_once_in_ten_readings():
+def test_a_long_healthy_run_is_probed_once_in_ten_readings():
     watched = watch(healthy, Cadence(2, None), KLSchedule(2000), steps=2000)
-    later = [step for step in watched.asked if step > watched.first("healthy")]
+    later = [step for step in watched.probed if step > watched.first("healthy")]
     readings = (2000 - watched.first("healthy")) // 2
     assert readings / 11 <= len(later) <= readings / 10
 
@@ -466,13 +474,13 @@ def test_a_long_healthy_run_asks_once_in_ten_readings():
 def test_no_verdict_on_the_decoder_comes_without_a_fresh_answer(curve, every_n_steps):
     watched = watch(curve, Cadence(every_n_steps, None), LINEAR)
     settled = ("healthy", "collapsed", "decoder_ignores_z", "partly_collapsed")
-    assert {step for step, name in watched.changes if name in settled} <= set(watched.asked)
+    assert {step for step, name in watched.changes if name in settled} <= set(watched.probed)
 
 
 def test_there_is_no_probe_while_its_result_would_change_nothing():
     warming = watch(dead, Cadence(10, None), LINEAR)
-    assert min(warming.asked) > 190
-    assert watch(lambda step: reading(step, rate=math.nan, information=math.nan), Cadence(10, None)).asked == []
+    assert min(warming.probed) > 190
+    assert watch(lambda step: reading(step, rate=math.nan, information=math.nan), Cadence(10, None)).probed == []
 
 
 # --- What is known of the KL weight -------------------------------------------------------------------------------------
@@ -517,7 +525,7 @@ def test_a_weight_of_which_nothing_is_known_counts_as_full(schedule):
     assert watched.first("collapsed") <= 140
 
 
-def test_a_verdict_that_no_reading_upholds_is_given_up():
+def test_a_verdict_that_no_reading_upholds_ends():
     """Healthy for 300 steps, and then the rate goes up and down across the line to faint, with nothing used."""
 
     def torn(step):
@@ -555,17 +563,17 @@ def test_a_steered_weight_is_judged_at_once_and_not_advised_again():
 
 
 def test_a_schedule_is_evaluated_only_when_a_run_starts():
-    asked = []
+    evaluated = []
 
     def weight_at(step):
-        asked.append(step)
+        evaluated.append(step)
         return 1.0
 
     detector = Detector(schedule=KLSchedule(STEPS, weight_at))
-    before = len(asked)
+    before = len(evaluated)
     for step in range(10, STEPS, 10):
         detector.judge(dead(step))
-    assert len(asked) == before
+    assert len(evaluated) == before
 
 
 @pytest.mark.parametrize("total_steps", [None, 0, 1])
@@ -577,45 +585,34 @@ def test_a_run_of_no_known_length_is_judged_by_its_readings(total_steps):
 # --- Advice ---------------------------------------------------------------------------------------------------------------
 
 
-NAMES: list[VerdictName] = [
-    "healthy",
-    "warming_up",
-    "collapsing",
-    "collapsed",
-    "decoder_ignores_z",
-    "partly_collapsed",
-    "not_variational",
-    "diverged",
-    "cannot_tell",
-]
-SITUATIONS = [
-    Situation(healthy, steered, cyclical, weight)
+SITUATIONS: list[dict[str, Any]] = [
+    {"has_been_healthy": healthy, "is_steered": steered, "is_cyclical": cyclical, "kl_weight": weight}
     for healthy in (False, True)
     for steered in (False, True)
     for cyclical in (False, True)
-    for weight in (None, 0.2, 1.0)
+    for weight in (None, 0.2, 1.0, 30.0)
 ]
 WITH_A_VALUE = re.compile(r"^(--\w+ [\w.]+)(?: \(|$)")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", VERDICTS)
 def test_advice_names_flags_that_the_training_commands_have(name):
     known = flags_of(TrainingSettings)
-    lines = {line for situation in SITUATIONS for line in advice_on(name, situation, active=4)}
+    lines = {line for situation in SITUATIONS for line in advice_on(name, **situation, active=4)}
     assert {flag for line in lines for flag in re.findall(r"--(\w+)", line)} <= known.keys()
     for line in lines:
         if (words := WITH_A_VALUE.match(line)) and "--init_from" not in line:
             parse_command_line(TrainingSettings, words[1].split(), prog="test", description="")
 
 
-@pytest.mark.parametrize("name", ["collapsing", "collapsed", "decoder_ignores_z", "not_variational", "diverged"])
+@pytest.mark.parametrize("name", [name for name, kind in VERDICTS.items() if kind.is_alarm])
 def test_every_alarm_comes_with_advice(name):
-    assert all(advice_on(name, situation, active=4) for situation in SITUATIONS)
+    assert all(advice_on(name, **situation, active=4) for situation in SITUATIONS)
 
 
 def test_advice_names_nothing_that_is_in_force_or_has_no_say():
     def flags(name, **situation):
-        return re.findall(r"--\w+", " ".join(advice_on(name, Situation(**situation), active=4)))
+        return re.findall(r"--\w+", " ".join(advice_on(name, **situation, active=4)))
 
     assert flags("collapsed", is_steered=True) == ["--free_bits", "--word_dropout"]
     assert flags("collapsed", is_cyclical=True) == ["--free_bits", "--word_dropout", "--target_kl"]
@@ -632,7 +629,7 @@ def test_what_was_healthy_can_be_gone_back_to():
 @pytest.mark.parametrize("curve", KINDS, ids=lambda curve: curve.__name__)
 def test_a_change_of_verdict_is_one_line(curve):
     watched = watch(curve)
-    line = line_of(watched.last, "cannot_tell", STEPS)
+    line = describe_change(watched.last, "cannot_tell", STEPS)
     assert "\n" not in line
     assert line.startswith(f"step 1,000: {watched.last.name.replace('_', ' ')}")
     assert all(line.count(advice.partition(" (")[0]) >= 1 for advice in watched.last.advice)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from seqvae.config.training import ObjectiveSettings
-from seqvae.monitors.detection.detector import KLSchedule
+from seqvae.monitors.detector import KLSchedule
 from seqvae.monitors.reading import Reading
 from seqvae.training.schedules import scheduled_kl_weight
 from tests.support.made_curves import DEFAULT, STEPS, THROTTLED, Cadence, Curve, Watched, interpolated, reading, watch

@@ -55,19 +55,19 @@ def test_a_run_elsewhere_is_drawn_at_the_lowest_priority(tmp_path, monkeypatch, 
     }
 
 
-def test_a_directory_without_readings_is_told_of(tmp_path, painter):
+def test_a_directory_without_readings_is_reported(tmp_path, painter):
     painter.start(tmp_path / "nowhere")
     painter.finish(PATIENT_SECONDS)
     assert painter.failure().endswith(f"No such file or directory: '{tmp_path}/nowhere/posterior.jsonl'")
 
 
-def test_a_process_that_cannot_be_started_is_told_of(tmp_path, monkeypatch, painter):
+def test_a_process_that_cannot_be_started_is_reported(tmp_path, monkeypatch, painter):
     monkeypatch.setattr(drawing, "sys", SimpleNamespace(executable=str(tmp_path / "python"), path=[], platform="linux"))
     assert not painter.start(tmp_path)
     assert "No such file" in painter.failure()
 
 
-def test_of_a_traceback_the_last_line_is_told_once(tmp_path, painter, instead):
+def test_of_a_traceback_the_last_line_is_reported_once(tmp_path, painter, instead):
     instead("printf 'Traceback\\nImportError: no matplotlib\\n' >&2; exit 1")
     told = []
     for _ in range(2):
@@ -75,6 +75,20 @@ def test_of_a_traceback_the_last_line_is_told_once(tmp_path, painter, instead):
         painter.finish()
         told += [painter.failure(), painter.failure()]
     assert told == ["ImportError: no matplotlib", None, None, None]
+
+
+def test_a_process_that_fails_without_a_word_is_reported_by_its_exit_code(tmp_path, painter, instead):
+    instead("exit 3")
+    assert painter.start(tmp_path)
+    painter.finish()
+    assert painter.failure() == "it ended with exit code 3"
+
+
+def test_what_a_process_that_succeeds_writes_is_no_failure(tmp_path, painter, instead):
+    instead("echo careful >&2")
+    assert painter.start(tmp_path)
+    painter.finish()
+    assert painter.failure() is None
 
 
 def test_a_drawing_that_hangs_is_ended(tmp_path, painter, instead):

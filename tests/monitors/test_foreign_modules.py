@@ -20,10 +20,10 @@ from seqvae.monitors.contract import step_outputs_of
 from tests.support.foreign_vaes import (
     LSTMVAE,
     QUIET,
-    AskedImageVAE,
     ImageVAE,
+    PosteriorImageVAE,
+    ProbeableImageVAE,
     Sentences,
-    TellingImageVAE,
     pictures,
     q_of,
     watched,
@@ -103,7 +103,7 @@ def noise_like(mean: Tensor) -> Tensor:
     return torch.randn(mean.shape, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("make", [AskedImageVAE, TellingImageVAE])
+@pytest.mark.parametrize("make", [ProbeableImageVAE, PosteriorImageVAE])
 def test_the_decoder_use_of_pictures_is_read_with_nll_given_z_alone_or_with_posterior_of(make, tmp_path):
     module = make()
     reading = watched(tmp_path, module, [pictures(80, 16), pictures(40, 40)], PosteriorMetricsMonitor())
@@ -126,7 +126,7 @@ def test_the_decoder_use_of_an_lstm_is_read_with_nll_given_z_alone(per_step, tmp
     assert reading.decoder_use_error == pytest.approx(np.std(expected, ddof=1) / math.sqrt(32), rel=1e-3)
 
 
-class DeafVAE(AskedImageVAE):
+class DeafVAE(ProbeableImageVAE):
     def likelihood(self, x: Tensor, z: Tensor) -> Tensor:
         return super().likelihood(x, 0 * z)
 
@@ -135,7 +135,7 @@ def test_a_module_that_has_learnt_the_factor_reads_so_and_a_deaf_decoder_reads_z
     loaders = [pictures(512, 32), pictures(64, 32)]
     trained, deaf = (
         watched(tmp_path, module, loaders, PosteriorMetricsMonitor(posteriors=256), max_steps=150)
-        for module in (AskedImageVAE(), DeafVAE())
+        for module in (ProbeableImageVAE(), DeafVAE())
     )
     assert trained.decoder_use is not None
     assert trained.decoder_use_error is not None
@@ -165,7 +165,7 @@ class Spy(CSVLogger):
             self.calls.append((own, step))
 
 
-class DirectLoggingVAE(AskedImageVAE):
+class DirectLoggingVAE(ProbeableImageVAE):
     """Goes to the logger itself."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -206,13 +206,13 @@ def shuffled_pictures() -> Any:
 @pytest.mark.parametrize(
     ("make", "read", "loaders"),
     [
-        (AskedImageVAE, step_outputs_of, shuffled_pictures),
-        (TellingImageVAE, step_outputs_of, shuffled_pictures),
+        (ProbeableImageVAE, step_outputs_of, shuffled_pictures),
+        (PosteriorImageVAE, step_outputs_of, shuffled_pictures),
         (DirectLoggingVAE, step_outputs_of, shuffled_pictures),
         (LSTMVAE, q_of, lambda: [Sentences(4, 8), Sentences(2, 8)]),
-        (AskedImageVAE, step_outputs_of, lambda: [pictures(64, 16, shuffle=True)]),
+        (ProbeableImageVAE, step_outputs_of, lambda: [pictures(64, 16, shuffle=True)]),
     ],
-    ids=["asked", "telling", "logging", "lstm", "no validation"],
+    ids=["nll_given_z alone", "posterior_of too", "logging", "lstm", "no validation"],
 )
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_a_run_is_the_same_to_the_last_bit_with_and_without_the_monitor(make, read, loaders, precision, tmp_path):
@@ -225,7 +225,7 @@ def test_a_run_is_the_same_to_the_last_bit_with_and_without_the_monitor(make, re
 def test_the_fixed_batches_are_the_same_whenever_they_are_chosen_from_a_shuffled_validation(tmp_path):
     probed: list[Tensor] = []
 
-    class Noting(TellingImageVAE):
+    class Noting(PosteriorImageVAE):
         def nll_given_z(self, batch: Any, z: Tensor) -> Tensor:
             probed.append(batch[1])
             return super().nll_given_z(batch, z)

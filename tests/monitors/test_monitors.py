@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import CSVLogger
 from seqvae.files import read_rows
 from seqvae.monitors import PosteriorMetricsMonitor, Reading, StepOutputs, read_readings
 from seqvae.monitors.callback import planned_steps, steps_between_readings
-from seqvae.monitors.detection.detector import Detector
+from seqvae.monitors.detector import Detector
 from seqvae.monitors.reading import to_row
 from tests.support.tiny_vaes import (
     LATENT,
@@ -268,7 +268,7 @@ def assert_alike(two: Reading, one: Reading) -> None:
         ({"probe_decoder": False, "update_frequency": 20}, 10_000, "every 20 steps, without decoder use"),
     ],
 )
-def test_a_monitor_says_in_a_line_what_it_will_do(options, total_steps, words):
+def test_a_monitor_describes_itself_in_a_line(options, total_steps, words):
     assert PosteriorMetricsMonitor(**options).describe(total_steps).endswith(words)
 
 

@@ -14,7 +14,7 @@ from seqvae.monitors import StepOutputs, Verdict, formulas, read_readings
 from seqvae.monitors.contract import check_step_outputs, step_outputs_of
 from seqvae.monitors.decoder_use import DecoderUse, decoder_use, posterior_of, z_of_another
 from seqvae.monitors.publish import Publisher
-from seqvae.monitors.reading import NAME, from_row, line_of, to_row
+from seqvae.monitors.reading import NAME, describe_reading, from_row, to_row
 from seqvae.monitors.window import MICRO_BATCHES, LastRows, PosteriorWindow, read, take_reading
 from tests.support.tiny_vaes import TinyVAE, make_batches
 
@@ -39,8 +39,14 @@ def test_a_ring_holds_the_last_rows_whatever_the_sizes_of_the_pushes(capacity, s
 
 def contents(window: PosteriorWindow) -> Tensor:
     """Real posteriors: means, then log-variances."""
-    assert window.posteriors.rows_CW is not None
-    return window.posteriors.rows_CW[window.posteriors.rows_CW[:, -1] > 0, :-1]
+    posteriors_CW, _ = rows_of(window)
+    return posteriors_CW[posteriors_CW[:, -1] > 0, :-1]
+
+
+def rows_of(window: PosteriorWindow) -> tuple[Tensor, Tensor]:
+    rows = window.rows()
+    assert rows is not None
+    return rows
 
 
 def test_padding_is_taken_in_and_left_out_at_the_reading():
@@ -79,8 +85,7 @@ def test_of_many_posteriors_every_nth_is_taken_and_each_in_its_turn():
 def test_a_micro_batch_never_fills_more_than_its_share(shape, capacity):
     window = PosteriorWindow(capacity)
     window.push(torch.ones(*shape, 1), torch.ones(*shape, 1), None, torch.ones(shape[0]))
-    assert window.nll.rows_CW is not None
-    assert 1 <= int(window.nll.rows_CW.sum(dim=0)[1]) <= max(1, capacity // MICRO_BATCHES)
+    assert 1 <= int(rows_of(window)[1].sum(dim=0)[1]) <= max(1, capacity // MICRO_BATCHES)
     assert 1 <= len(contents(window)) <= max(1, capacity // MICRO_BATCHES)
 
 
@@ -111,7 +116,8 @@ def test_a_window_holds_no_more_memory_than_its_rows_and_a_micro_batch_need():
     window = PosteriorWindow(20)
     for size in (3, 50, 1, 2, 3, 4_000, 4, 5, 6):
         window.push(torch.ones(size, 2), torch.ones(size, 2), None, torch.ones(size))
-        for rows, width in ((window.posteriors, 5), (window.nll, 2)):
+        rows_of(window)  # takes in what waits
+        for rows, width in ((window._posteriors, 5), (window._nll, 2)):
             assert sum(block.untyped_storage().nbytes() for block in rows._blocks) <= (20 + 6) * width * 4
 
 
@@ -151,8 +157,7 @@ def test_a_window_keeps_no_graph():
         torch.zeros(2, 3, requires_grad=True) * 2, torch.zeros(2, 3), None, torch.zeros(2, requires_grad=True) * 2
     )
     assert not any(part.requires_grad for part in window.real_posteriors())
-    assert window.nll.rows_CW is not None
-    assert not window.nll.rows_CW.requires_grad
+    assert not rows_of(window)[1].requires_grad
 
 
 def test_a_window_knows_whether_its_real_posteriors_are_finite():
@@ -316,7 +321,7 @@ def test_four_thousand_dimensions_read_exactly_zero_at_collapse():
     assert reading.mutual_information == pytest.approx(0, abs=1e-9)
 
 
-def test_of_a_large_latent_fewer_posteriors_are_read_evenly_and_the_reading_says_how_many():
+def test_of_a_large_latent_fewer_posteriors_are_read_evenly_and_the_reading_counts_them():
     mean_NZ = torch.arange(1024.0)[:, None] * torch.ones(4096)
     reading = read(mean_NZ, torch.zeros(1024, 4096), step=1, epoch=0)
     assert reading.posteriors == 256
@@ -324,10 +329,12 @@ def test_of_a_large_latent_fewer_posteriors_are_read_evenly_and_the_reading_says
     assert reading.variance_of_means[0] == pytest.approx(float(mean_NZ[::4, 0].var()), rel=1e-5)
 
 
-def test_a_line_says_what_is_known():
+def test_a_line_holds_what_is_known():
     reading = read(torch.ones(1, 2), torch.zeros(1, 2), step=1200, epoch=0)
-    assert line_of(reading) == "posterior: step 1,200  rate 1.00  MI 0.00 of at most 0.00  active units ?/2"
-    assert line_of(reading._replace(kl_weight=0.5, decoder_use=2.0)).endswith("decoder use 2.00  KL weight 0.50")
+    assert describe_reading(reading) == "posterior: step 1,200  rate 1.00  MI 0.00 of at most 0.00  active units ?/2"
+    assert describe_reading(reading._replace(kl_weight=0.5, decoder_use=2.0)).endswith(
+        "decoder use 2.00  KL weight 0.50"
+    )
 
 
 # --- The file -------------------------------------------------------------------------------------------------------

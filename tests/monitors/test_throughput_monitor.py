@@ -408,7 +408,7 @@ def step_through(
 # --- The machine ----------------------------------------------------------------------------------------------------
 
 
-def test_the_real_machine_tells_what_it_spends():
+def test_the_real_machine_measures_what_it_spends():
     machine, start = Machine(), Machine().spent()
     while machine.spent().process < start.process + 0.05:
         """At work."""
@@ -419,7 +419,7 @@ def test_the_real_machine_tells_what_it_spends():
 
 
 @pytest.mark.parametrize(("package", "expected"), [("pynvml", 0.37), ("another", None)])
-def test_a_gpu_tells_its_utilisation_where_the_package_for_it_is_installed(monkeypatch, package, expected):
+def test_the_utilisation_of_a_gpu_is_known_where_the_package_for_it_is_installed(monkeypatch, package, expected):
     calls: list[torch.device] = []
 
     def utilisation(device: torch.device) -> int:
@@ -600,7 +600,7 @@ def test_the_peak_is_the_median_of_a_few_products():
         ({"every_n_steps": 1, "measure_peak": False}, 50, "speed, waiting, padding and memory every step"),
     ],
 )
-def test_a_monitor_says_in_a_line_what_it_will_do(options, total_steps, words):
+def test_a_monitor_describes_itself_in_a_line(options, total_steps, words):
     assert ThroughputMonitor(**options).describe(total_steps) == words
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqvae.config.training import ObjectiveSettings
-from seqvae.monitors.detection.detector import KLSchedule, why_not_full
-from seqvae.monitors.detection.findings import log_trend
+from seqvae.monitors.detector import KLSchedule, why_not_full
+from seqvae.monitors.rules import log_trend
 from seqvae.training.schedules import scheduled_kl_weight
 
 STEPS = list(range(0, 120, 10))
@@ -42,6 +42,9 @@ def test_a_trend_that_leads_elsewhere_never_arrives():
 
 def test_a_trend_that_leads_beyond_all_numbers_has_a_level_nevertheless():
     assert math.isfinite(log_trend([0, 1, 2, 3], [1.0, 1e299, 1e299, 1e299], floor=0.01).level)
+    from_infinity = log_trend([0, 9, 18, 29, 35], [math.inf, 1e300, math.inf, 1.0, 0.01], floor=0.01)
+    assert from_infinity.level > 0
+    assert not math.isnan(from_infinity.steps_until(0.2))
 
 
 def test_one_reading_is_no_trend():

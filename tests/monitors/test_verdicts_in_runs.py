@@ -8,11 +8,11 @@ import torch
 
 from seqvae.files import JsonLines, read_rows
 from seqvae.monitors import PosteriorCollapsed, Verdict
-from seqvae.monitors.detection.detector import Detector
-from seqvae.monitors.detection.findings import VerdictName, line_of
+from seqvae.monitors.detector import Detector
 from seqvae.training.callbacks.checkpoint import Checkpoints
 from seqvae.training.run_directory.checkpoint_file import HEALTHY, LAST
-from tests.support.foreign_vaes import LSTMVAE, QUIET, AskedImageVAE, Sentences, pictures, q_of
+from seqvae.verdicts import describe_change
+from tests.support.foreign_vaes import LSTMVAE, QUIET, ProbeableImageVAE, Sentences, pictures, q_of
 from tests.support.scripted_vaes import (
     LONG,
     SaveAtSteps,
@@ -44,19 +44,19 @@ def warned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- What is said and written ---------------------------------------------------------------------------------------
 
 
-def test_each_change_of_verdict_is_an_event_and_a_line_and_the_last_is_said_again_at_the_end(tmp_path, capsys):
+def test_each_change_of_verdict_is_an_event_and_a_line_and_the_last_is_repeated_at_the_end(tmp_path, capsys):
     watch(tmp_path, quiet())
     changes = verdicts_of(tmp_path)
     assert list(dict.fromkeys(["cannot_tell", *(change["verdict"] for change in changes)])) == STORY
     assert [change["was"] for change in changes] == ["cannot_tell", *(change["verdict"] for change in changes[:-1])]
     *lines, last = capsys.readouterr().out.splitlines()
-    assert lines == [f"posterior: {line_of(*change_in(change))}" for change in changes]
+    assert lines == [f"posterior: {describe_change(*change_in(change))}" for change in changes]
     assert last.startswith(
         f"posterior: collapsed since step {step_of('collapsed', tmp_path)}: the decoder models the data"
     )
 
 
-def change_in(change: dict[str, Any]) -> tuple[Verdict, VerdictName | None, int]:
+def change_in(change: dict[str, Any]) -> tuple[Verdict, str | None, int]:
     """What a line tells of an event; that nothing was known before is not worth a word."""
     names = {"name": "verdict", **{name: name for name in Verdict._fields[1:]}}
     verdict = Verdict(**{name: change[key] for name, key in names.items() if key in change})
@@ -115,7 +115,7 @@ def test_a_script_with_on_collapse_stop_ends_with_code_7_and_a_checkpoint_to_go_
     assert verdicts_of(tmp_path) == verdicts_of(warned)
 
 
-def test_a_run_that_goes_on_although_it_has_collapsed_says_so_first(tmp_path, capsys):
+def test_a_run_that_goes_on_although_it_has_collapsed_reports_that_first(tmp_path, capsys):
     with pytest.raises(PosteriorCollapsed):
         watch(tmp_path, quiet(on_collapse="stop"))
     step = step_of("collapsed", tmp_path)
@@ -210,7 +210,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_run_broken_anywhere_tells_the_story_of_an_unbroken_one(way, tmp_path):
+def test_a_run_broken_anywhere_repeats_the_story_of_an_unbroken_one(way, tmp_path):
     """Saved before, at and after each change of verdict."""
     options: dict[str, Any] = {"accumulate_grad_batches": 2}
     watch(tmp_path, quiet(**WAYS[way]), **options)
@@ -244,7 +244,7 @@ def test_what_is_not_offered_is_one_event_also_of_a_run_that_goes_on(tmp_path, c
 # --- Other people's modules -----------------------------------------------------------------------------------------
 
 
-class WeighedImageVAE(AskedImageVAE):
+class WeighedImageVAE(ProbeableImageVAE):
     """With a KL weight of the test's choice."""
 
     weighs = 1.0

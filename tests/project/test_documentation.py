@@ -86,7 +86,7 @@ DEFINITIONS = {
     ("data.md", "Three kinds of sequence"): "a dimension, D = 1",
     ("monitoring.md", "What a reading says"): "fields of Thresholds",
     ("monitoring.md", "Verdicts"): "fields of Thresholds, and flags",
-    ("monitoring.md", "How closely to watch"): "what the commands' Watch says",
+    ("monitoring.md", "How closely to watch"): "what `seqvae/config/monitoring.py` says",
     ("reliability.md", "What happens, and what the run does"): "exit codes and limits; each row names its test",
     ("reliability.md", "Security"): "a limit on files; each row names its test",
     ("results.md", "Models on held-out data"): "how large the sets are",

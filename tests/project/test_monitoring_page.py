@@ -2,16 +2,14 @@
 
 import re
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 
-from seqvae.config.run import Watch
+from seqvae.config.monitoring import Watch
 from seqvae.config.training import OptimizedSettings, ReferenceSettings
-from seqvae.monitors.detection.detector import Situation, advice_on
-from seqvae.monitors.detection.findings import VerdictName
-from seqvae.monitors.detection.thresholds import OF_SEQUENCES, OF_STEPS
 from seqvae.monitors.reading import Reading
+from seqvae.monitors.rules import OF_SEQUENCES, OF_STEPS
+from seqvae.verdicts import VERDICTS, advice_on
 from tests.support.documents import ROOT, tables, text_of
 
 PAGE = ROOT / "docs" / "monitoring.md"
@@ -66,7 +64,7 @@ def test_half_is_written_as_half():
     assert "more than half" in rows("Verdicts")["`partly_collapsed`"]
 
 
-def test_lines_of_a_latent_of_each_step_are_told():
+def test_lines_of_a_latent_of_each_step_are_on_the_page():
     tenth = ("faint_rate", "restless_rate", "faint_dimension", "paid_rate")
     changed = {name: getattr(T, name) / 10 for name in tenth} | {"clear_information": 0.2, "faint_information": 0.1}
     assert vars(replace(T, **changed)) == pytest.approx(vars(OF_STEPS))
@@ -82,9 +80,9 @@ def test_every_number_of_a_reading_is_explained():
 
 def test_every_verdict_stands_with_the_remedies_that_it_proposes():
     shown = rows("Verdicts")
-    assert set(shown) == {f"`{name}`" for name in get_args(VerdictName)}
-    for name in get_args(VerdictName):
-        flags = re.findall(r"--\w+", " ".join(advice_on(name, Situation(), active=3)))
+    assert set(shown) == {f"`{name}`" for name in VERDICTS}
+    for name in VERDICTS:
+        flags = re.findall(r"--\w+", " ".join(advice_on(name, active=3)))
         assert {flag for flag in flags if flag not in shown[f"`{name}`"]} == set(), name
 
 
@@ -98,9 +96,13 @@ def test_every_verdict_stands_with_the_remedies_that_it_proposes():
 def test_how_closely_is_what_the_commands_say(command, watch, fast):
     lines = list(rows_in_order("How closely to watch"))
     at = next(place for place, line in enumerate(lines) if f"`{command}`" in line)
-    for line, asked in ((lines[at], watch), (lines[at + 1], fast)):
-        assert numbers(line)[:3] == [asked.every_n_steps, asked.plot_every_n_steps, asked.window]
-        assert said_of_probes(asked) in line
+    for line, expected in ((lines[at], watch), (lines[at + 1], fast)):
+        assert numbers(line)[:3] == [
+            expected.monitor_every_n_steps,
+            expected.plot_every_n_steps,
+            expected.monitor_window,
+        ]
+        assert words_on_probes(expected) in line
 
 
 def rows_in_order(heading: str) -> list[str]:
@@ -112,7 +114,7 @@ def numbers(line: str) -> list[int]:
     return [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", line)]
 
 
-def said_of_probes(watch: Watch) -> str:
+def words_on_probes(watch: Watch) -> str:
     return {1: "at each reading", 4: "at each fourth, and on suspicion", None: "on suspicion"}[
         watch.probe_every_n_readings
     ]

@@ -5,7 +5,6 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
 from xml.etree import ElementTree
 
 import matplotlib.image
@@ -16,7 +15,6 @@ from matplotlib import colormaps
 from matplotlib.colors import to_rgb
 
 from seqvae.monitors import formulas
-from seqvae.monitors.detection.findings import VerdictName
 from seqvae.monitors.drawing import save_posteriors
 from seqvae.reports.charts import (
     CHARTS_OF_POSTERIORS,
@@ -40,6 +38,7 @@ from seqvae.reports.charts import (
 from seqvae.reports.draw import main
 from seqvae.reports.figures import COLOUR_MAP, CSS_VARIABLES, new_figure, page_figure
 from seqvae.reports.read_run import MOST_ROWS, read_history, read_posteriors, thin
+from seqvae.verdicts import VERDICTS
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -212,7 +211,7 @@ def test_verdicts_are_in_force_until_the_next():
 
 
 def test_every_verdict_has_its_look():
-    assert set(LOOKS) == set(get_args(VerdictName))
+    assert set(LOOKS) == {kind.tone for kind in VERDICTS.values()}
 
 
 def test_the_kl_is_that_of_the_formulas():
@@ -253,7 +252,7 @@ def test_the_colour_map_only_gets_lighter():
 
 
 def test_bands_behind_the_curves_get_darker_as_things_get_worse():
-    lightness = [np.mean(to_rgb(LOOKS[name].behind or "white")) for name in ("healthy", "collapsing", "collapsed")]
+    lightness = [np.mean(to_rgb(LOOKS[tone].behind or "white")) for tone in ("good", "fair", "bad")]
     assert lightness[0] > lightness[1] + 0.03 > lightness[2] + 0.06
 
 

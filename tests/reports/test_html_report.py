@@ -5,8 +5,9 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from seqvae.reports.compare import comparison_page, path_of
 from seqvae.reports.html import MOST_BYTES, differing_settings, report_page, survived_rows
 from seqvae.reports.read_run import csv_rows, read_run
 from seqvae.reports.story import end_of, story_of
+from seqvae.verdicts import VERDICTS, VerdictKind
 from tests.support.hostile import NAMES
 from tests.support.report_runs import STEPS, event, finished, make_run, reading, write, write_rows
 
@@ -75,6 +77,16 @@ def test_each_verdict_has_its_sentence_its_evidence_and_its_advice(verdict, tone
     assert story.sentence.startswith(sentence)
     assert story.why == "Since step 480: rate 2.5."
     assert (story.next[0] == "--free_bits 0.25 (the first nats of each dimension are free)") == (verdict != "healthy")
+
+
+def test_an_entry_in_the_table_of_verdicts_is_all_that_a_report_needs(tmp_path, monkeypatch):
+    run = read_run(make_run(tmp_path / "a", verdict="fast_asleep"))
+    story = story_of(run, NOW)
+    assert (story.tone, story.sentence) == ("open", 'This version of seqvae does not know the verdict "fast asleep"')
+    entry = replace(VERDICTS["collapsed"], name="fast_asleep", sentence="It sleeps")
+    monkeypatch.setitem(cast(dict[str, VerdictKind], VERDICTS), "fast_asleep", entry)
+    story = story_of(run, NOW)
+    assert (story.tone, story.sentence) == ("bad", "It sleeps")
 
 
 def test_that_the_decoder_uses_the_latent_is_said_where_it_is_known(tmp_path):

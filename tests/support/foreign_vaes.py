@@ -78,14 +78,14 @@ class ImageVAE(lightning.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.01)
 
 
-class AskedImageVAE(ImageVAE):
+class ProbeableImageVAE(ImageVAE):
     """An image VAE whose decoder can be evaluated at any z."""
 
     def nll_given_z(self, batch: Any, z: Tensor) -> Tensor:
         return self.likelihood(batch[0], z)
 
 
-class TellingImageVAE(AskedImageVAE):
+class PosteriorImageVAE(ProbeableImageVAE):
     """An image VAE whose encoder can be evaluated, too."""
 
     def posterior_of(self, batch: Any) -> tuple[Tensor, ...]:

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from seqvae.monitors.detection.detector import Detector, KLSchedule
-from seqvae.monitors.detection.findings import ALARMS, Verdict
+from seqvae.monitors.detector import Detector, KLSchedule
 from seqvae.monitors.reading import Reading, Scope
+from seqvae.verdicts import VERDICTS, Verdict
 
 STEPS = 1000
 """Optimizer steps of most synthetic runs."""
@@ -86,7 +86,7 @@ class Watched(NamedTuple):
     detector: Detector
     verdicts: list[tuple[int, Verdict]]
     """(step, the verdict in force after its reading)."""
-    asked: list[int]
+    probed: list[int]
     """Steps at which the detector requested decoder use."""
 
     @property
@@ -102,7 +102,7 @@ class Watched(NamedTuple):
 
     @property
     def alarms(self) -> list[tuple[int, str]]:
-        return [(step, name) for step, name in self.changes if name in ALARMS]
+        return [(step, name) for step, name in self.changes if VERDICTS[name].is_alarm]
 
     def first(self, name: str) -> int:
         """Return the step of the first such verdict."""
@@ -126,15 +126,15 @@ def watch(
     can_probe: bool = True,
 ) -> Watched:
     detector = Detector(None, cadence.window, schedule, can_probe=can_probe)
-    verdicts, asked = [], []
+    verdicts, probed = [], []
     for one in offered(curve, cadence, steps):
         if detector.wants_decoder_use(one):
             one = curve(one.step)
-            asked.append(one.step)
+            probed.append(one.step)
         if not can_probe:
             one = one._replace(decoder_use=None, decoder_use_error=None)
         verdicts.append((one.step, detector.judge(one)))
-    return Watched(detector, verdicts, asked)
+    return Watched(detector, verdicts, probed)
 
 
 # --- Runs --------------------------------------------------------------------------------------------------------------

@@ -29,10 +29,10 @@ def test_lines_that_do_not_fit_wait_and_come_in_their_order(tmp_path):
         file.append("two\n")
         file.append("three\n")
         assert file.path.read_text() == "one\n"
-        assert file.waiting == ["two\n", "three\n"]
+        assert file.unwritten == ["two\n", "three\n"]
     file.append("four\n")
     assert file.path.read_text() == "one\ntwo\nthree\nfour\n"
-    assert file.waiting == []
+    assert file.unwritten == []
 
 
 def test_that_it_fails_is_said_once_and_that_it_works_again_too(tmp_path, caplog):
@@ -64,9 +64,9 @@ def test_few_tries_are_borne_however_long_they_take():
     clock = Clock()
     patience = Patience("the checkpoint", now=clock)
     for _ in range(MOST_TRIES - 1):
-        assert patience.bears("full")
+        assert patience.should_retry("full")
         clock.seconds += LEAST_SECONDS
-    assert not patience.bears("full")
+    assert not patience.should_retry("full")
 
 
 def test_a_success_in_between_begins_the_count_anew():
@@ -74,7 +74,7 @@ def test_a_success_in_between_begins_the_count_anew():
     patience = Patience("the checkpoint", now=clock)
     for _ in range(3 * MOST_TRIES):
         clock.seconds += LEAST_SECONDS
-        assert patience.bears("full")
+        assert patience.should_retry("full")
         patience.succeeded()
 
 

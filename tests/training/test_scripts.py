@@ -15,7 +15,7 @@ import train_optimized
 import train_with_collapse_detection
 from benchmarks.reliability.same_run import differences_of_runs
 from seqvae.cli.command_line import parse_command_line
-from seqvae.config.run import Watch
+from seqvae.config.monitoring import Watch
 from seqvae.config.training import OptimizedSettings, ReferenceSettings, TrainingSettings
 from seqvae.config.yaml_files import to_flat_dict
 from seqvae.data.demo import write_demo

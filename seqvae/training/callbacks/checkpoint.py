@@ -114,7 +114,7 @@ class Checkpoints(Checkpoint):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Try once more if the last try failed; a run whose end is not on disk has not ended well."""
-        if self._patience.is_tried and not self.save_last(trainer):
+        if self._patience.has_failed and not self.save_last(trainer):
             raise StorageError(
                 f"{self.directory}: the end of the run, step {trainer.global_step:,}, could not be saved; {LAST} is of an earlier "
                 "step, and whole. Make room and type the same command again."
@@ -174,7 +174,7 @@ class Checkpoints(Checkpoint):
         failure = self._write(trainer, as_best=as_best, as_last=as_last)
         failure = trainer.strategy.broadcast(failure) if several else failure
         if failure is not None:
-            goes_on = self._patience.bears(str(failure))
+            goes_on = self._patience.should_retry(str(failure))
             if not (trainer.strategy.broadcast(goes_on) if several else goes_on):
                 raise failure
             return False

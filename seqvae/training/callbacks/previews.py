@@ -85,7 +85,7 @@ class Previews(lightning.Callback):
             write_preview(Path(trainer.default_root_dir) / "samples", trainer.global_step, shown, self.description)
         except OSError as error:  # a run is worth more than its pictures
             if error.errno in DISK_FULL:
-                if not self._patience.bears(str(error.strerror)):
+                if not self._patience.should_retry(str(error.strerror)):
                     raise
             elif not self._has_reported:
                 print(harmless(f"note: samples cannot be written ({error}); training goes on without"), flush=True)

@@ -244,15 +244,15 @@ class MetricsFile:
         In a directory without the file a new one begins: a run can go on elsewhere.
         """
         rows: list[Mapping[str, object]] = []
-        self._file.waiting.clear()
+        self._file.unwritten.clear()
         if state is not None and self.path.exists():
-            self._file.waiting.extend(state["unwritten"])
+            self._file.unwritten.extend(state["unwritten"])
             # Someone else may have written here: what comes before is kept.
             with suppress(csv.Error), self.path.open(newline="", encoding="utf-8", errors="replace") as file:
                 rows.extend(islice(csv.DictReader(file), state["rows"]))
         with replace_file(self.path) as partial:
             partial.write_bytes((self._heading + self._lines(rows)).encode())
-        self._appended = len(rows) + len(self._file.waiting)
+        self._appended = len(rows) + len(self._file.unwritten)
 
     def append(self, row: Mapping[str, object]) -> None:
         """Add a row; columns that it lacks stay empty."""
@@ -265,7 +265,7 @@ class MetricsFile:
 
     def state(self) -> dict[str, Any]:
         """Return the number of rows on the disk, and the lines that did not get there."""
-        waiting = list(self._file.waiting)
+        waiting = list(self._file.unwritten)
         return {"rows": self._appended - len(waiting), "unwritten": waiting}
 
     def _lines(self, rows: Sequence[Mapping[str, object]]) -> str:

@@ -1,8 +1,8 @@
 """The detector: readings one by one in, the verdict in force out. Plain Python on numbers; no torch, no clock, no files.
 
 It waits until the KL weight is full, tells faint readings that fall or stay from those that grow, and changes its mind only
-when the readings have said something else for a while. `findings.py` says what readings look like at one moment; this module
-adds memory, and the advice. The same readings give the same verdicts, also across a checkpoint.
+when the readings have pointed elsewhere for a while. `rules.py` judges readings at one moment; this module adds memory. The same
+readings give the same verdicts, also across a checkpoint.
 """
 
 import math
@@ -10,20 +10,21 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from seqvae.monitors.detection.findings import (
+from seqvae.monitors.reading import Reading
+from seqvae.monitors.rules import (
     LONG,
-    UNHARMED,
+    OF_SEQUENCES,
+    OF_STEPS,
     Finding,
     Point,
-    Verdict,
-    VerdictName,
+    Thresholds,
     find,
     is_faint,
     point_of,
-    spoken,
 )
-from seqvae.monitors.detection.thresholds import OF_SEQUENCES, OF_STEPS, Thresholds
-from seqvae.monitors.reading import Reading
+from seqvae.verdicts import VERDICTS, Verdict, advice_on, readable
+
+# --- The KL weight ------------------------------------------------------------------------------------------------------
 
 FULL_SHARE = 0.95
 """Share of the highest weight from which on the weight counts as full: the last twentieth changes a KL by no more than that."""
@@ -75,106 +76,20 @@ def why_not_full(step: int, weights: Sequence[float | None], schedule: KLSchedul
     highest = max(known)
     if weight < FULL_SHARE * highest:
         return f"the KL weight is {weight:.3g} and has been {highest:.3g}"
-    before = known[-STEADY_READINGS - 1 : -1]
+    recent = known[-STEADY_READINGS - 1 : -1]
     rises_slowly = len(known) > STEADY_READINGS and sorted(known) == known and known[-2] < weight
-    if before and (
-        weight > (1 + STEADY_SHARE) * min(before) or (rises_slowly and weight > (1 + STEADY_SHARE) * known[0])
-    ):
+    lowest = known[:1] if rises_slowly else []
+    if recent and weight > (1 + STEADY_SHARE) * min(recent + lowest):
         return f"the KL weight is {weight:.3g} and still rising"
     return None
 
 
-# --- Advice: flags of the training commands, each with what it does, for those who have others --------------------
+# --- Memory -------------------------------------------------------------------------------------------------------------
 
-_FREE_BITS = "--free_bits 0.25 (the first nats of each dimension are free)"
-_CYCLICAL = "--kl_schedule cyclical (the KL weight starts from 0 again and again)"
-_WORD_DROPOUT = "--word_dropout 0.3 (what the decoder cannot look up it has to learn from the latent)"
-_TARGET = "--target_kl 5 (a controller holds the KL there)"
-_WEAKER = "a weaker decoder (--depth 1, a smaller --width, or --decoder parallel)"
-_FULL = "--beta 1 (the full weight of the KL)"
-_RISING = "--kl_schedule linear (a weight that rises and stays)"
-_LOWER_TARGET = "a lower --target_kl (the controller gives the KL more weight)"
-_GO_BACK = "--init_from the run's healthy.ckpt (starts from the last healthy checkpoint; with one of these)"
-
-_REMEDIES: dict[VerdictName, tuple[str, ...]] = {
-    "collapsing": (_FREE_BITS, _CYCLICAL, _WORD_DROPOUT, _TARGET),
-    "collapsed": (_FREE_BITS, _CYCLICAL, _WORD_DROPOUT, _TARGET),
-    "decoder_ignores_z": (_WORD_DROPOUT, _CYCLICAL, _WEAKER),
-    "not_variational": (_FULL, _RISING, _LOWER_TARGET, _TARGET),
-    "diverged": (
-        "a lower --lr",
-        "a longer --warmup",
-        "a lower --gradient_clip",
-        "--precision 32-true (where it is another)",
-    ),
-}
-
-HEAVY = 1.05
-"""A KL that weighs more than in the evidence lower bound is the first suspect."""
-
-
-class Situation(NamedTuple):
-    """What is known of a run beside its readings."""
-
-    has_been_healthy: bool = False
-    is_steered: bool = False
-    """--target_kl is in force, and --kl_schedule and --beta have no effect."""
-    is_cyclical: bool = False
-    """The KL weight falls again."""
-    kl_weight: float | None = None
-    """The last one that is known."""
-
-
-def advice_on(verdict: VerdictName, situation: Situation, active: int) -> tuple[str, ...]:
-    """Return what to try, the most promising first, without what is in force already or would change nothing."""
-    if verdict == "partly_collapsed":
-        return (f"--latent_size {max(active, 1)} (the number of dimensions that carry something)", _FREE_BITS)
-    weight = situation.kl_weight
-    if situation.is_steered:
-        without_effect = {_TARGET, _CYCLICAL, _RISING, _FULL}
-    else:
-        without_effect = {_LOWER_TARGET, _CYCLICAL if situation.is_cyclical else _RISING}
-        if weight is not None and weight >= 1:
-            without_effect.add(_FULL)
-    remedies = tuple(remedy for remedy in _REMEDIES.get(verdict, ()) if remedy not in without_effect)
-    if verdict in ("collapsing", "collapsed") and weight is not None and weight > HEAVY and not situation.is_steered:
-        remedies = (f"--beta 1 (the KL weighs {weight:.3g} now)", *remedies)
-    if situation.has_been_healthy and verdict in ("collapsing", "collapsed", "decoder_ignores_z"):
-        return (*remedies, _GO_BACK)
-    return remedies
-
-
-# --- Memory ------------------------------------------------------------
-
-
-class Patience(NamedTuple):
-    """How long readings have to say something new before the verdict does: all of these together."""
-
-    readings: int
-    share_of_run: float = 0.0
-    """Where the run's length is known. Readings that follow each other closely are made of the same posteriors."""
-    share_of_past: float = 0.0
-    """Share of the time under the full weight until readings began to say it. Some models fall silent while the decoder learns the
-    simplest things, and come to life after it: the later that happens, the longer it takes."""
-    steps: int = 0
-    """However many readings that are; a tenth of a run that is shorter than ten times this."""
-
-
-PATIENCE: dict[VerdictName, Patience] = {
-    "healthy": Patience(3, 0.02),
-    "partly_collapsed": Patience(3, 0.02),
-    "collapsing": Patience(3, 0.03),
-    "collapsed": Patience(5, 0.03, 0.6, 80),
-    "decoder_ignores_z": Patience(5, 0.06, 2.0, 80),
-    "not_variational": Patience(4, 0.05),
-    "diverged": Patience(2),
-    "warming_up": Patience(1),
-    "cannot_tell": Patience(8, 0.08),
-}
 LONGEST_LEAST_STEPS = 500
-"""Limit of `share_of_run`: in a long run, too, readings are soon made of other posteriors."""
+"""Limit of `Patience.share_of_run`: in a long run, too, readings are soon made of other posteriors."""
 MOST_OF_SHORT_RUN = 0.1
-"""Share of a run that `steps` can demand at most."""
+"""Share of a run that `Patience.steps` can demand at most."""
 LONGEST_PATIENCE, LONGEST_ONCE_HEALTHY = 0.15, 0.06
 """Share of a run that the past can demand at most: a model that has been alive need not come to life any more."""
 FEWEST_IN_WINDOW = LONG.readings
@@ -187,16 +102,16 @@ UNDECIDED_READINGS = 5
 
 
 class Pending(NamedTuple):
-    """What the last readings say that is not the verdict."""
+    """What the last readings point to that is not the verdict."""
 
-    name: VerdictName
+    name: str
     readings: int
     """In a row."""
     since_step: int
 
 
 class Detector:
-    """Judges the readings of one run."""
+    """The judge of one run's readings."""
 
     def __init__(
         self,
@@ -241,9 +156,10 @@ class Detector:
             return False
         if finding.contradicts:
             return True
-        if finding.name != "cannot_tell" and self._is_enough(self._pending_after(finding, reading.step), reading.step):
-            return True
-        return self._unprobed + 1 >= (UNDECIDED_READINGS if finding.name == "cannot_tell" else UNPROBED_READINGS)
+        if finding.name == "cannot_tell":
+            return self._unprobed + 1 >= UNDECIDED_READINGS
+        is_enough = self._is_enough(self._pending_after(finding, reading.step), reading.step)
+        return is_enough or self._unprobed + 1 >= UNPROBED_READINGS
 
     def judge(self, reading: Reading) -> Verdict:
         """Take in a reading; return the verdict now in force."""
@@ -258,38 +174,42 @@ class Detector:
             self._faint_since = step
         self._pending = self._pending_after(finding, step)
         before = self.verdict.name
-        if finding.name == before or {finding.name, before} <= UNHARMED:
+        if finding.name == before or (VERDICTS[finding.name].is_unharmed and VERDICTS[before].is_unharmed):
             self._upheld_at, self._unupheld = step, 0
         else:
             self._unupheld += 1
         # A verdict that no reading has agreed with for long ends, though the readings do not agree on anything else either.
-        patience = PATIENCE["cannot_tell"]
-        is_forsaken = self._unupheld > 2 * patience.readings and step - self._upheld_at > patience.share_of_run * (
-            self.schedule.total_steps or 0
-        )
+        patience = VERDICTS["cannot_tell"].patience
+        longest = patience.share_of_run * (self.schedule.total_steps or 0)
+        is_forsaken = self._unupheld > 2 * patience.readings and step - self._upheld_at > longest
         if finding.name == before:
             self._pronounce(finding, self.verdict.since_step)
         elif self._is_enough(self._pending, step):
             self._pronounce(finding, step)
         elif before != "cannot_tell" and is_forsaken:
-            why = f"the last {self._unupheld} readings were not {spoken(before)}, and do not agree on anything else"
+            why = f"the last {self._unupheld} readings were not {readable(before)}, and do not agree on anything else"
             self._pronounce(Finding("cannot_tell", f"{why}: {finding.evidence}", finding.numbers), step)
         elif before == "cannot_tell":
-            why = f"perhaps {spoken(finding.name)}, but not for long enough (since step {self._pending.since_step:,})"
+            why = f"perhaps {readable(finding.name)}, but not for long enough (since step {self._pending.since_step:,})"
             self._pronounce(Finding("cannot_tell", why, finding.numbers), self.verdict.since_step)
         return self.verdict
 
-    def diverged(self, step: int, said: str) -> Verdict:
-        """Judge a run that has ended in NaN or infinity before a reading could show it; `said` becomes the evidence."""
+    def diverged(self, step: int, evidence: str) -> Verdict:
+        """Judge a run that has ended in NaN or infinity before a reading could show it."""
         if self.verdict.name != "diverged":
-            self._pronounce(Finding("diverged", said), step)
+            self._pronounce(Finding("diverged", evidence), step)
         return self.verdict
 
     def _pronounce(self, finding: Finding, since_step: int) -> None:
-        self._has_been_healthy |= finding.name in UNHARMED
-        active, weight = (self.points[-1].active, self.points[-1].weight) if self.points else (0, None)
-        situation = Situation(self._has_been_healthy, self.schedule.is_steered, self._is_cyclical, weight)
-        advice = advice_on(finding.name, situation, active)
+        self._has_been_healthy |= VERDICTS[finding.name].is_unharmed
+        advice = advice_on(
+            finding.name,
+            active=self.points[-1].active if self.points else 0,
+            kl_weight=self.points[-1].weight if self.points else None,
+            is_steered=self.schedule.is_steered,
+            is_cyclical=self._is_cyclical,
+            has_been_healthy=self._has_been_healthy,
+        )
         self.verdict = Verdict(
             finding.name, since_step, finding.evidence, advice, finding.numbers, finding.dead_by_step
         )
@@ -324,7 +244,7 @@ class Detector:
             return False
         if pending.name == "cannot_tell" and self.verdict.name == "warming_up":
             return True
-        patience, since_step = PATIENCE[pending.name], pending.since_step
+        patience, since_step = VERDICTS[pending.name].patience, pending.since_step
         if pending.name == "collapsed" and self._faint_since is not None and self._faint_since <= self._early_until:
             since_step = self._faint_since
         steps = patience.share_of_past * max(0, since_step - self._early_until)
@@ -341,10 +261,10 @@ class Detector:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that later verdicts depend on, in types of JSON."""
+        numbers, advice = dict(self.verdict.numbers), list(self.verdict.advice)
         return {
             "points": [list(point) for point in self.points],
-            "verdict": self.verdict._asdict()
-            | {"advice": list(self.verdict.advice), "numbers": dict(self.verdict.numbers)},
+            "verdict": self.verdict._asdict() | {"advice": advice, "numbers": numbers},
             "pending": list(self._pending),
             "upheld_at": self._upheld_at,
             "unupheld": self._unupheld,

@@ -1,1 +1,0 @@
-"""Readings to verdicts: plain Python, no torch, no clock, no files."""

@@ -1,0 +1,397 @@
+"""What readings look like at one moment: points, which are what is remembered of readings, in, a `Finding` out. No memory.
+
+The rules stand in `find`, in their order: NaN (diverged); a weight that is not full (warming up); nothing to judge yet; faint
+(collapsed, unless it grows); paid for and unused (the decoder ignores z, unless that changes); used, or so clear that it may well
+be, and then nearly points (not variational), falling (collapsing), mostly dead dimensions (partly collapsed) or none of these
+(healthy). What lies between is "cannot tell", with the reason. Plain Python: no torch, no clock, no files.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
+from typing import Literal, NamedTuple
+
+from seqvae.monitors.reading import Reading
+from seqvae.verdicts import USE_UNKNOWN_REASON, VERDICTS
+
+# --- Where the lines are drawn ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thresholds:
+    """The lines between verdicts, each with its reason. Nats are per posterior, those of decoder use per sequence.
+
+    They were drawn on one half of the runs of `benchmarks/detection/collapse_zoo.py` and checked on the other. The defaults are
+    meant for all models; a latent that should carry less than half a nat needs lower ones.
+    """
+
+    faint_rate: float = 0.3
+    """A rate below this carries nothing worth a latent: the information is never more than the rate."""
+
+    restless_rate: float = 0.001
+    """Added to `faint_rate` for each dimension: training never leaves a dead one quite still."""
+
+    faint_information: float = 0.2
+    """A little above the noise that collapsed posteriors of a model in training show."""
+
+    faint_dimension: float = 0.03
+    """A dimension with this much KL is more than noise, and models that come to life late do so in one or two dimensions first."""
+
+    growth: float = 1.25
+    """A rate that grew by this factor lately is growing."""
+
+    waking: float = 1.9
+    """The same factor for the information of a model that begins to use a rate that it pays for: it scatters more than the rate."""
+
+    clear_information: float = 0.5
+    """From here on the latent tells things apart. Counts where decoder use cannot be read, or is neither clear nor gone."""
+
+    clear_use: float = 0.5
+    """From this decoder use on the decoder uses z, if it is also `clear_use_errors` standard errors away from 0."""
+
+    clear_use_errors: float = 3.0
+
+    no_use: float = 0.1
+    """Below this, or within `no_use_errors` standard errors above it, the decoder may as well not use z at all."""
+
+    no_use_errors: float = 2.0
+
+    paid_rate: float = 0.5
+    """A rate of this much that is not used is held up by something: free bits, normalised means, a fixed variance."""
+
+    dead_variance: float = 0.01
+    """A dimension whose mean varies less is dead (Burda et al. 2016)."""
+
+    many_dead: float = 0.5
+    """Share of dead dimensions from which a latent is called partly collapsed."""
+
+    narrow_variance: float = 0.02
+    """A geometric mean of the active dimensions' variances below this is nearly a point, no distribution."""
+
+    falling_share: float = 0.6
+    """A rate or an information that fell to less than this share of what it was is falling."""
+
+    slowing_share: float = 0.6
+    """A fall that has slowed down to less than this share of its slope will settle."""
+
+    agreement: float = 0.5
+    """How much the readings have to agree on a trend: the share of pairs that go one way less those that go the other."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not value > 0:
+                raise ValueError(f"{name} must be above 0, got {value}")
+
+
+OF_SEQUENCES = Thresholds()
+OF_STEPS = Thresholds(
+    faint_rate=0.03,
+    restless_rate=0.0001,
+    faint_dimension=0.003,
+    faint_information=0.1,
+    clear_information=0.2,
+    paid_rate=0.05,
+)
+"""Where steps have posteriors of their own: the rate of one is a tenth of a sequence's, or less, and its information less than
+half. Decoder use is per sequence either way."""
+
+BEGINNING, LONGEST_BEGINNING = 0.03, 500
+"""Share of a run, and steps at most, in which everything moves: the learning rate rises, and the window of posteriors fills up."""
+BEGINNING_STEPS = 50
+"""The same where the length of the run is not known."""
+FEWEST = 3
+"""Readings under the full weight that a finding takes."""
+DEAD_MARGIN = 0.1
+"""Share of dimensions that have to come back to life before a partly collapsed latent is none."""
+LEAST_POSTERIORS = 8
+"""Below, the information is capped at two nats or less, and whether means move cannot be known. That the rate is gone can still
+be seen."""
+USE_READINGS = 12
+"""Readings after which a decoder use is too old to count."""
+
+
+# --- Points -------------------------------------------------------------------------------------------------------------
+
+
+class Point(NamedTuple):
+    """What a detector remembers of a reading."""
+
+    step: int
+    rate: float
+    information: float
+    posteriors: int
+    use: float | None
+    use_error: float | None
+    active: int
+    dimensions: int
+    largest: float
+    """KL of the dimension that has most."""
+    variance: float
+    """Geometric mean of the active dimensions' variances; NaN where none is active."""
+    weight: float | None
+    early: str | None
+    """Why the KL weight is not full."""
+    peak: float
+    """The highest rate under the full weight so far."""
+
+    @property
+    def has_information(self) -> bool:
+        """Whether the information is what it should be: one posterior has none, and variances of e^-709 are too small for it."""
+        return self.posteriors < 2 or math.isfinite(self.information)
+
+
+def point_of(reading: Reading, early: str | None, thresholds: Thresholds, before: Point | None = None) -> Point:
+    """Return what there is to remember of a reading; `early` says why its KL weight is not full, `before` is the point before."""
+    active = [
+        variance
+        for variance, moves in zip(reading.mean_of_variances, reading.variance_of_means, strict=True)
+        if moves >= thresholds.dead_variance
+    ]
+    logs = [math.log(max(variance, 1e-30)) for variance in active]
+    return Point(
+        step=reading.step,
+        rate=reading.rate,
+        information=reading.mutual_information,
+        posteriors=reading.posteriors,
+        use=reading.decoder_use,
+        use_error=reading.decoder_use_error,
+        active=len(active),
+        dimensions=len(reading.kl_per_dim),
+        largest=max(reading.kl_per_dim, default=0.0),
+        variance=math.exp(sum(logs) / len(logs)) if logs else math.nan,
+        weight=reading.kl_weight,
+        early=early,
+        peak=max(
+            reading.rate if math.isfinite(reading.rate) else 0.0,
+            0.0 if before is None or before.early else before.peak,
+        ),
+    )
+
+
+def faint_rate(point: Point, thresholds: Thresholds) -> float:
+    """Return the rate below which a latent of so many dimensions is faint."""
+    return thresholds.faint_rate + thresholds.restless_rate * point.dimensions
+
+
+def is_faint(point: Point, thresholds: Thresholds) -> bool:
+    """Whether a point carries nothing worth a latent."""
+    is_few = point.posteriors < LEAST_POSTERIORS
+    return point.rate < faint_rate(point, thresholds) and (is_few or point.information < thresholds.faint_information)
+
+
+# --- What points say together -------------------------------------------------------------------------------------------
+
+
+LARGEST_LOG = 700.0
+"""A diverging run may lead to more than a float holds, or to less."""
+MOST_IN_TREND = 16
+"""Points of a trend, evenly taken: its cost grows with their square."""
+NOISE = 0.05
+"""Rates and informations below go up and down by themselves, and their logarithms are no trend."""
+
+
+class Stretch(NamedTuple):
+    """How far a trend looks back: over n readings and, where a run's length is known, at least this share of it."""
+
+    readings: int
+    share_of_run: float
+
+
+RECENT = Stretch(4, 0.03)
+"""What has just begun."""
+LONG = Stretch(12, 0.15)
+"""What leads somewhere."""
+
+
+class Trend(NamedTuple):
+    """log(value) = log(level) + slope * (step - step of the last reading)."""
+
+    slope: float
+    """Change of the logarithm in one step."""
+    level: float
+    """The line's value at the last reading."""
+    agreement: float
+    """From 0 to 1: the share of pairs of readings that go the line's way, less those that go the other."""
+
+    def steps_until(self, target: float) -> float:
+        """Return the steps until the line reaches a value; infinite where it does not go there, or is beyond already."""
+        distance = math.log(target) - math.log(self.level)
+        if self.slope == 0 or distance / self.slope < 0:
+            return math.inf
+        return distance / self.slope
+
+
+def log_trend(steps: Sequence[int], values: Sequence[float], floor: float = NOISE) -> Trend:
+    """Fit a line through the logarithms that no single outlier moves: the median of the slopes of all pairs (Theil and Sen).
+
+    Values below `floor`, where noise rules, count as `floor`. Steps rise; one value at least, and none is NaN.
+
+    >>> trend = log_trend([0, 10, 20, 30], [8.0, 4.0, 2.0, 1.0])
+    >>> round(trend.level, 6), round(trend.steps_until(0.25)), trend.agreement
+    (1.0, 20, 1.0)
+    """
+    logs = [math.log(max(value, floor)) for value in values]
+    if len(logs) < 2:
+        return Trend(0.0, math.exp(logs[-1]), 0.0)
+    pairs = combinations(zip(steps, logs, strict=True), 2)
+    slopes = [(later - earlier) / (end - start) for (start, earlier), (end, later) in pairs]
+    slope = median(slopes)
+    level = median(log + slope * (steps[-1] - step) for step, log in zip(steps, logs, strict=True))
+    level = math.exp(max(-LARGEST_LOG, min(level, LARGEST_LOG)))
+    same_way = sum((one > 0) - (one < 0) for one in slopes) / len(slopes)
+    return Trend(slope, level, abs(same_way) if same_way * slope >= 0 else 0.0)
+
+
+class Evidence:
+    """What points under the full KL weight, newest last, say together."""
+
+    def __init__(self, points: list[Point], thresholds: Thresholds, total_steps: int | None) -> None:
+        self.points, self.thresholds, self.total_steps = points, thresholds, total_steps
+        t, now = thresholds, points[-1]
+        probed = [point for point in points[-USE_READINGS:] if point.use is not None]
+        use, error = (probed[-1].use, probed[-1].use_error) if probed else (None, None)
+        self.is_used = self.is_unused = False
+        """Whether the decoder clearly uses the latent, or clearly does not; neither where that is not known."""
+        self.text = f"rate {now.rate:.2f}"
+        numbers = {"rate": now.rate}
+        if math.isfinite(now.information):  # that of one posterior is none
+            self.text += f", mutual information {now.information:.2f}"
+            numbers["mutual_information"] = now.information
+        if use is not None and error is not None and math.isfinite(use) and math.isfinite(error):
+            near = t.no_use + t.no_use_errors * error
+            self.is_used = use >= max(t.clear_use, t.clear_use_errors * error)
+            # A decoder that does worse with its own latent uses it, too.
+            self.is_unused = -near < use < min(t.clear_use, near)
+            self.text += f", decoder use {use:.2f} ± {error:.2f}"
+            numbers["decoder_use"] = use
+        self.numbers = {name: float(f"{value:.3g}") for name, value in numbers.items()}
+
+    def last(self, stretch: Stretch) -> tuple[list[Point], int]:
+        """Return the last points, as many as the stretch has, and the steps that they span."""
+        since = self.points[-1].step - stretch.share_of_run * (self.total_steps or 0)
+        within = sum(point.step >= since for point in self.points)
+        points = self.points[-max(stretch.readings, within) :]
+        return points, points[-1].step - points[0].step
+
+    def trend(self, name: Literal["rate", "information"], stretch: Stretch) -> Trend:
+        """Return the trend of the points that have the number; the newest has."""
+        points = [point for point in self.last(stretch)[0] if not math.isnan(getattr(point, name))]
+        every = -(-len(points) // MOST_IN_TREND)
+        points = points[::-1][::every][::-1]
+        return log_trend([point.step for point in points], [getattr(point, name) for point in points])
+
+    def grows(self, name: Literal["rate", "information"], growth: float, stretch: Stretch = RECENT) -> bool:
+        """Whether the number became `growth` times as large, and the readings agree on that."""
+        trend, (_, span) = self.trend(name, stretch), self.last(stretch)
+        return trend.slope * span > math.log(growth) and trend.agreement >= self.thresholds.agreement
+
+    def falls(self, trend: Trend) -> bool:
+        """Whether a trend leads down, and the readings agree on that."""
+        return trend.slope < 0 and trend.agreement >= self.thresholds.agreement
+
+
+# --- Rules --------------------------------------------------------------------------------------------------------------
+
+
+class Finding(NamedTuple):
+    """What the readings would be called if there were no others."""
+
+    name: str
+    """A verdict's."""
+    evidence: str
+    numbers: Mapping[str, float] = {}
+    dead_by_step: int | None = None
+    contradicts: bool = False
+    """Whether it contradicts the decoder use that was last read."""
+    decoder_matters: bool = True
+    """Whether reading decoder use could change it."""
+
+
+def find(points: Sequence[Point], thresholds: Thresholds, total_steps: int | None, before: str) -> Finding:
+    """Go through the rules in their order; `before` is the verdict in force."""
+    now, t = points[-1], thresholds
+    if now.posteriors and not math.isfinite(now.rate):
+        return Finding("diverged", VERDICTS["diverged"].reason, decoder_matters=False)
+    if now.early:
+        return Finding("warming_up", now.early, decoder_matters=False)
+    judged: list[Point] = []
+    for point in reversed(points):
+        if point.early or not (point.posteriors and math.isfinite(point.rate) and point.has_information):
+            break
+        judged.insert(0, point)
+    why = None
+    if not (now.posteriors and now.dimensions):
+        why = "there were no posteriors to read"
+    elif not now.has_information:
+        why = f"the mutual information is beyond what can be computed (rate {now.rate:.4g})"
+    elif total_steps is None and now.step < BEGINNING_STEPS:
+        why = f"the run has only begun: step {now.step:,}"
+    elif total_steps is not None and now.step < min(BEGINNING * total_steps, LONGEST_BEGINNING):
+        why = f"the run has only begun: step {now.step:,} of {total_steps:,}"
+    elif len(judged) < FEWEST:
+        why = f"too few readings under the full KL weight so far ({len(judged)})"
+    if why:
+        return Finding("cannot_tell", why, decoder_matters=False)
+
+    seen = Evidence(judged, t, total_steps)
+    if is_faint(now, t):
+        if seen.is_used:
+            return _undecided("almost no information, and yet it is used", seen)._replace(contradicts=True)
+        if seen.grows("rate", t.growth):
+            return _undecided("faint, but it grows", seen)
+        last, span = seen.last(LONG)
+        has_long_been_faint = (
+            len(judged) >= LONG.readings
+            and span >= 0.9 * LONG.share_of_run * (total_steps or 0)
+            and all(is_faint(point, t) for point in last)
+        )
+        if now.largest >= t.faint_dimension and not has_long_been_faint:
+            return _undecided("faint, but one dimension stands out", seen)
+        return _found("collapsed", seen)
+    if now.posteriors < LEAST_POSTERIORS:
+        return _undecided(f"too few posteriors ({now.posteriors})", seen)
+    if seen.is_unused:
+        if now.rate < t.paid_rate:
+            return _undecided("a small rate, and not used", seen)
+        rate, (_, span) = seen.trend("rate", LONG), seen.last(LONG)
+        if seen.falls(rate) and rate.steps_until(faint_rate(now, t)) <= 2 * span:
+            return _undecided("not used, and the rate falls", seen)
+        if seen.grows("information", t.waking) or seen.grows("information", 1.3 * t.waking, LONG):
+            return _undecided("not used so far, but the information grows", seen)
+        return _found("decoder_ignores_z", seen)
+    if not (seen.is_used or now.information >= t.clear_information):
+        return _undecided("neither clearly there nor gone", seen)
+    if now.variance < t.narrow_variance:
+        return _found("not_variational", seen)
+    if (dead_by := _dead_by(seen)) is not None:
+        return _found("collapsing", seen)._replace(dead_by_step=dead_by)
+    dead = (now.dimensions - now.active) / now.dimensions
+    if dead > t.many_dead - (DEAD_MARGIN if before == "partly_collapsed" else 0):
+        return _found("partly_collapsed", seen)
+    return _found("healthy", seen)
+
+
+def _dead_by(seen: Evidence) -> int | None:
+    """Return the step at which rate and information will be faint, if they fall as they do, within the run and soon."""
+    now, t = seen.points[-1], seen.thresholds
+    rate, information = seen.trend("rate", LONG), seen.trend("information", LONG)
+    if not (seen.falls(rate) and seen.falls(information)) or rate.level > t.falling_share * now.peak:
+        return None
+    steps = max(rate.steps_until(faint_rate(now, t)), information.steps_until(t.faint_information))
+    steps_left = math.inf if seen.total_steps is None else seen.total_steps - now.step
+    if steps > min(steps_left, 2 * seen.last(LONG)[1]):
+        return None
+    if seen.trend("rate", RECENT).slope > t.slowing_share * rate.slope:
+        return None  # it settles
+    return now.step + math.ceil(steps)
+
+
+def _undecided(why: str, seen: Evidence) -> Finding:
+    return Finding("cannot_tell", f"{why}: {seen.text}", seen.numbers)
+
+
+def _found(name: str, seen: Evidence) -> Finding:
+    reason = USE_UNKNOWN_REASON if name == "healthy" and not seen.is_used else VERDICTS[name].reason
+    return Finding(name, f"{reason}; {seen.text}", seen.numbers)
