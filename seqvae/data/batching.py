@@ -27,11 +27,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import torch.nn.functional as F
-from torch import Tensor
 
 from seqvae.config.data import BatchSettings
-from seqvae.data.batch import Batch, EventBatch, Gathers, TokenBatch, VectorBatch
+from seqvae.data.batch import Batch, Gathers, with_rows
 from seqvae.errors import SettingsError
 
 STEPS_PER_EPOCH = 50
@@ -319,40 +317,19 @@ def grid_efficiency(lengths_N: np.ndarray, cut: Cut, limits: Limits) -> float:
     return float(lengths_N.sum(dtype=np.int64) / padded)
 
 
-class OnGrid:
+class OnGrid(NamedTuple):
     """Sequences that come in batches of the grid's shapes."""
 
-    def __init__(self, sequences: Gathers, grid_G: np.ndarray, limits: Limits) -> None:
-        self._sequences, self._grid_G, self._limits = sequences, grid_G, limits
+    sequences: Gathers
+    grid_G: np.ndarray
+    limits: Limits
 
     @property
     def lengths_N(self) -> np.ndarray:
-        return self._sequences.lengths_N
+        return self.sequences.lengths_N
 
     def gather(self, sequences_B: np.ndarray, pad_to: int | None = None) -> Batch:
         """Return a padded batch; the empty one is of the smallest shape."""
         longest = int(self.lengths_N[sequences_B].max(initial=0))
-        length = int(self._grid_G[np.searchsorted(self._grid_G, longest)])
-        return with_rows(self._sequences.gather(sequences_B, length), self._limits.sequences_of(length))
-
-
-def with_rows(batch: Batch, rows: int) -> Batch:
-    """Fill a batch up with sequences of length 0, which have no number (-1) and no label."""
-    missing = rows - len(batch.lengths_B)
-    assert missing >= 0, "a batch of more sequences than were to fit"
-
-    def filled(tensor: Tensor, value: int = 0) -> Tensor:
-        return F.pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, missing), value=value)
-
-    longer = batch._replace(
-        lengths_B=filled(batch.lengths_B),
-        sequences_B=filled(batch.sequences_B, -1),
-        labels_B=None if batch.labels_B is None else filled(batch.labels_B, -1),
-    )
-    match longer:
-        case TokenBatch():
-            return longer._replace(tokens_BT=filled(longer.tokens_BT))
-        case VectorBatch():
-            return longer._replace(values_BTD=filled(longer.values_BTD), observed_BTD=filled(longer.observed_BTD))
-        case EventBatch():
-            return longer._replace(gaps_BT=filled(longer.gaps_BT))
+        length = int(self.grid_G[np.searchsorted(self.grid_G, longest)])
+        return with_rows(self.sequences.gather(sequences_B, length), self.limits.sequences_of(length))

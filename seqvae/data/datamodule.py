@@ -84,7 +84,6 @@ class SequenceDataModule(lightning.LightningDataModule):
         self.lengths = lengths or LengthSettings()
         self.cache = cache or CacheSettings()
         self.batches = batches or BatchSettings()
-        self.shapes = self.batches.pad_grid or None
         self.loading = resolve_loading(loading or LoadingSettings())
         self.seed, self.accumulate = seed, accumulate
         self.limit_val_batches, self.predict_split = limit_val_batches, predict_split
@@ -141,24 +140,26 @@ class SequenceDataModule(lightning.LightningDataModule):
     @cached_property
     def cut(self) -> Cut:
         """What the training epochs share."""
-        return self._cut("train", self.limits, drop_last=self.batches.drop_last)
+        return self._cut("train", self.limits)
 
     def gathering(self, name: str, limits: Limits) -> Gathers:
         """Return what makes batches of a split: as they are stored, or on the grid of --pad_grid."""
         split, grid_G = self.split(name), self._grid(name)
         return split if grid_G is None else OnGrid(split, grid_G, limits)
 
-    def _cut(self, name: str, limits: Limits, *, drop_last: bool = False) -> Cut:
+    def _cut(self, name: str, limits: Limits) -> Cut:
         """Cut a split into batches by its lengths, on the grid where there is one."""
         lengths_N, grid_G = self.split(name).lengths_N, self._grid(name)
         padded_N = lengths_N if grid_G is None else rounded_up(lengths_N, grid_G)
+        drop_last = self.batches.drop_last and name == "train"
         return cut_batches(padded_N, limits, bucketing=self.batches.bucketing, drop_last=drop_last)
 
     def _grid(self, name: str) -> np.ndarray | None:
-        if self.shapes is not None and name not in self._grids:
+        """Return the lengths that a split's batches are padded to; None without --pad_grid."""
+        if self.batches.pad_grid and name not in self._grids:
             lengths_N, grid_G = self.split(name).lengths_N, None if name == "train" else self._grid("train")
             if grid_G is None or lengths_N.max() > grid_G[-1]:  # what training's shapes hold needs no others
-                grid_G = grid_lengths(lengths_N, self.shapes)
+                grid_G = grid_lengths(lengths_N, self.batches.pad_grid)
             self._grids[name] = grid_G
         return self._grids.get(name)
 
@@ -192,11 +193,11 @@ class SequenceDataModule(lightning.LightningDataModule):
     def summary(self) -> list[str]:
         """Return lines for a header: what was detected, how it is cut into batches, notes on the data, and hints."""
         lengths_N, limits = self.split("train").lengths_N, self.limits
-        if self.shapes is None:
+        if self.batches.pad_grid:
+            efficiency = grid_efficiency(lengths_N, self.cut, limits)
+        else:
             looked_at = some_batches(self.plan_of_epoch(0), EFFICIENCY_BATCHES, self.seed)
             efficiency = padding_efficiency(lengths_N, looked_at, limits.pad_to)
-        else:
-            efficiency = grid_efficiency(lengths_N, self.cut, limits)
         splits = self.data.splits
         others = ", ".join(f"{len(splits[name]):,} {name}" for name in ("valid", "test") if name in splits)
         most = f"at most {limits.tokens_per_batch:,} steps"
@@ -310,7 +311,7 @@ class SequenceDataModule(lightning.LightningDataModule):
             world=self.trainer.world_size if self.trainer else 1,
             accumulate=self.accumulate if stage == "train" else 1,
             reshuffled=stage == "train",
-            place_of=partial(origin_of, self.split(split)),
+            origin_of=partial(origin_of, self.split(split)),
             on_trouble=self.on_trouble,
         )
         return self._loaders[stage]

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from seqvae.config.data import LoadingSettings
 from seqvae.data.batch import TokenBatch
 from seqvae.data.batching import Cut, Limits, cut_batches, plan_epoch
-from seqvae.data.loader import BatchLoader, Workers, pin, resolve_loading
+from seqvae.data.loader import BatchLoader, Workers, make_pinned, resolve_loading
 from seqvae.errors import DataError
 from tests.support.fake_sequences import FakeSequences, log_normal_lengths
 
@@ -62,8 +62,10 @@ def test_every_way_gives_the_same_batches_in_the_same_order(way):
     other.close()
 
 
-def test_spawned_processes_give_the_same_batches():
-    loader = make_loader(WAYS["one process"], start_method="spawn")
+def test_spawned_processes_give_the_same_batches(monkeypatch):
+    spawning = multiprocessing.get_context("spawn")
+    monkeypatch.setattr("multiprocessing.get_context", lambda *_: spawning)
+    loader = make_loader(WAYS["one process"])
     assert epoch_of(loader) == epoch_of(make_loader())
     loader.close()
 
@@ -399,6 +401,6 @@ def test_batches_made_in_process_or_by_threads_are_pinned(workers, monkeypatch):
 def test_pinning_keeps_what_is_no_tensor(monkeypatch):
     monkeypatch.setattr("torch.Tensor.pin_memory", lambda tensor: tensor + 1)
     batch = FakeSequences(LENGTHS).gather(np.array([3]))._replace(step_tokens=7, position=5)
-    pinned = pin(batch)
+    pinned = make_pinned(lambda _: batch, np.array([3]))
     assert pinned.sequences_B.tolist() == [4]
     assert (pinned.labels_B, pinned.step_tokens, pinned.position) == (None, 7, 5)

@@ -113,7 +113,7 @@ def test_the_third_failure_at_one_batch_ends_the_run_and_names_its_sequences(way
     messages: list[str] = []
     sequences = Faulty(fault, 99, tmp_path / "calls")
     loader = make_loader(
-        sequences, way, messages, 0.3 if fault is hangs else 60, place_of=lambda batch_B: f"<{batch_B}>"
+        sequences, way, messages, 0.3 if fault is hangs else 60, origin_of=lambda batch_B: f"<{batch_B}>"
     )
     batches = iter(loader)
     head = [content(next(batches)) for _ in range(AT)]
@@ -253,14 +253,14 @@ def test_a_restart_is_a_warning_by_default(tmp_path, caplog):
 
 
 def test_a_disk_that_hangs_when_names_are_looked_up_does_not_keep_the_run(tmp_path, monkeypatch):
-    def place_of(sequences_B: np.ndarray) -> str:
+    def origin_of(sequences_B: np.ndarray) -> str:
         hangs()
         return "nothing"
 
     monkeypatch.setattr("seqvae.data.loader.NAMING_SECONDS", 0.1)
     messages: list[str] = []
     sequences = Faulty(cannot_read, 1, tmp_path / "calls")
-    assert epoch_of(make_loader(sequences, "one thread", messages, place_of=place_of)) == undisturbed()
+    assert epoch_of(make_loader(sequences, "one thread", messages, origin_of=origin_of)) == undisturbed()
     assert "It holds sequences that could not be looked up within 0.1 s." in messages[0]
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from seqvae.config.data import BatchSettings
 from seqvae.config.model import ModelSettings
+from seqvae.data.batch import with_rows
 from seqvae.data.batching import (
     Cut,
     Limits,
@@ -25,7 +26,6 @@ from seqvae.data.batching import (
     plan_epoch,
     plan_in_order,
     rounded_up,
-    with_rows,
 )
 from tests.support.fake_sequences import FakeSequences, log_normal_lengths
 from tests.support.short_runs import ShortData
