@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from seqvae.config.data import BatchSettings, CacheSettings, LengthSettings, LoadingSettings, SourceSettings
-from seqvae.data.batch import Batch, Gathers
+from seqvae.data.batch import Batch
 from seqvae.data.batching import (
     Cut,
     Limits,
@@ -92,7 +92,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         self.on_trouble: Callable[[str], None] = log.warning
         """Gets a line each time that the workers of a loader had to start again; loaders take it over when they are made."""
         self.order: Literal["shuffled", "spread"] = "shuffled"
-        """Of the training batches. spread: every stretch holds long and short ones alike, for measuring on a part of an epoch."""
+        """How training batches follow each other. spread: every stretch holds long and short ones alike, for measuring a part."""
         self._loaders: dict[str, BatchLoader] = {}
         self._grids: dict[str, np.ndarray] = {}
         self._resumed: dict[str, Any] | None = None
@@ -122,7 +122,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         return read_variable_embeddings(path, self.description.names)
 
     def split(self, name: str) -> SequenceSet:
-        """Return a split, or say why there is none."""
+        """Return a split; where there is none, the DataError names those there are and how to get it."""
         if name in self.data.splits:
             return self.data.splits[name]
         raise DataError(
@@ -142,26 +142,27 @@ class SequenceDataModule(lightning.LightningDataModule):
         """What the training epochs share."""
         return self._cut("train", self.limits)
 
-    def gathering(self, name: str, limits: Limits) -> Gathers:
+    def gathering(self, name: str, limits: Limits) -> SequenceSet | OnGrid:
         """Return what makes batches of a split: as they are stored, or on the grid of --pad_grid."""
-        split, grid_G = self.split(name), self._grid(name)
-        return split if grid_G is None else OnGrid(split, grid_G, limits)
+        if not self.batches.pad_grid:
+            return self.split(name)
+        for each in ("train", name):
+            if each not in self._grids:
+                lengths_N = self.split(each).lengths_N
+                grid_G = self._grids.get("train")
+                if grid_G is None or lengths_N.max() > grid_G[-1]:  # what training's shapes hold needs no others
+                    grid_G = grid_lengths(lengths_N, self.batches.pad_grid)
+                self._grids[each] = grid_G
+        return OnGrid(self.split(name), self._grids[name], limits)
 
     def _cut(self, name: str, limits: Limits) -> Cut:
         """Cut a split into batches by its lengths, on the grid where there is one."""
-        lengths_N, grid_G = self.split(name).lengths_N, self._grid(name)
-        padded_N = lengths_N if grid_G is None else rounded_up(lengths_N, grid_G)
+        sequences = self.gathering(name, limits)
+        lengths_N = sequences.lengths_N
+        if isinstance(sequences, OnGrid):
+            lengths_N = rounded_up(lengths_N, sequences.grid_G)
         drop_last = self.batches.drop_last and name == "train"
-        return cut_batches(padded_N, limits, bucketing=self.batches.bucketing, drop_last=drop_last)
-
-    def _grid(self, name: str) -> np.ndarray | None:
-        """Return the lengths that a split's batches are padded to; None without --pad_grid."""
-        if self.batches.pad_grid and name not in self._grids:
-            lengths_N, grid_G = self.split(name).lengths_N, None if name == "train" else self._grid("train")
-            if grid_G is None or lengths_N.max() > grid_G[-1]:  # what training's shapes hold needs no others
-                grid_G = grid_lengths(lengths_N, self.batches.pad_grid)
-            self._grids[name] = grid_G
-        return self._grids.get(name)
+        return cut_batches(lengths_N, limits, bucketing=self.batches.bucketing, drop_last=drop_last)
 
     def plan_of_epoch(self, epoch: int) -> Plan:
         """Return the training batches of an epoch, planned once for all requests in a row, as those of header and loader."""
@@ -256,13 +257,10 @@ class SequenceDataModule(lightning.LightningDataModule):
         return self._evaluation_loader("val", "valid", self.limit_val_batches)
 
     def test_dataloader(self) -> BatchLoader:
-        return self._evaluation_loader("test", "test", limit=1.0)
+        return self._evaluation_loader("test", "test")
 
     def predict_dataloader(self) -> BatchLoader:
-        lengths_N = self.split(self.predict_split).lengths_N
-        limits = resolve_evaluation_limits(lengths_N, self.batches, self.lengths.max_sequence_length)
-        plan = plan_in_order(lengths_N, limits)
-        return self._make_loader("predict", self.predict_split, lambda _: plan, plan.batches, limits)
+        return self._evaluation_loader("predict", self.predict_split)
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         """On a CPU it is there already, and need not be taken apart and put together again (25 us)."""
@@ -288,14 +286,17 @@ class SequenceDataModule(lightning.LightningDataModule):
         return {"seed": self.seed, **self._loaders["train"].state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Keep the position for the training loader, which Lightning asks for later; testing has no use for it."""
+        """Keep the position for the training loader, which Lightning requests later; testing has no use for it."""
         self._resumed = state
 
-    def _evaluation_loader(self, stage: str, split: str, limit: float | int) -> BatchLoader:
+    def _evaluation_loader(self, stage: str, split: str, limit: float | int = 1.0) -> BatchLoader:
         lengths_N = self.split(split).lengths_N
         limits = resolve_evaluation_limits(lengths_N, self.batches, self.lengths.max_sequence_length)
-        limits = limits._replace(quadratic=self._quadratic)
-        plan = choose_batches(plan_epoch(self._cut(split, limits), self.seed, 0), limit, self.seed)
+        if stage == "predict":
+            plan = plan_in_order(lengths_N, limits)
+        else:
+            limits = limits._replace(quadratic=self._quadratic)
+            plan = choose_batches(plan_epoch(self._cut(split, limits), self.seed, 0), limit, self.seed)
         return self._make_loader(stage, split, lambda _: plan, plan.batches, limits)
 
     def _make_loader(

@@ -226,7 +226,7 @@ def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def read_meta(directory: Path) -> dict[str, Any]:
-    """Return what the meta.json of a cache says."""
+    """Read the meta.json of a cache."""
     meta: dict[str, Any] = json.loads((directory / META).read_text(encoding="utf-8"))
     return meta
 

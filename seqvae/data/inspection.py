@@ -1,4 +1,4 @@
-"""An opened cache and the limits of its batches -> what a user wants to know before training: numbers, and warnings.
+"""An opened cache and the limits of its batches -> what is worth knowing before training: numbers, and warnings.
 
 All counts are of what is stored, before the length cap, and, unless a field says otherwise, of the training split. They come from
 plain passes over a cache's flat files, a piece at a time, so that memory stays bounded. "Names": token ids, features or variables.
@@ -447,9 +447,9 @@ def quantiles(pieces: Pieces, size: int, chosen_K: np.ndarray) -> np.ndarray:
     place_V[chosen_K] = np.arange(len(chosen_K))
     counts_KB = np.zeros((len(chosen_K), len(edges) + 1), np.int64)
     for names_E, values_E in pieces():
-        wanted_E = (place_V[names_E] >= 0) & ~np.isnan(values_E)
-        bins_E = np.searchsorted(edges, values_E[wanted_E])
-        flat_E = place_V[names_E[wanted_E]] * counts_KB.shape[1] + bins_E
+        chosen_E = (place_V[names_E] >= 0) & ~np.isnan(values_E)
+        bins_E = np.searchsorted(edges, values_E[chosen_E])
+        flat_E = place_V[names_E[chosen_E]] * counts_KB.shape[1] + bins_E
         counts_KB += np.bincount(flat_E, minlength=counts_KB.size).reshape(counts_KB.shape)
     totals_K = counts_KB.sum(axis=1)
     reached_KQB = counts_KB.cumsum(axis=1)[:, None, :] >= np.array(QUANTILES)[:, None] * totals_K[:, None, None]

@@ -59,7 +59,7 @@ SHOWN = 5
 
 
 class Loading(NamedTuple):
-    """Who makes the batches."""
+    """How batches are made: `LoadingSettings` with all that the user left open."""
 
     worker_type: str
     workers: int
@@ -71,7 +71,7 @@ class Loading(NamedTuple):
     timeout_seconds: float | None
     """How long to wait for a batch; None: without a limit."""
     hint: str = ""
-    """What is odd about the request, for the header."""
+    """What is odd about the settings, for the header."""
 
 
 def resolve_loading(settings: LoadingSettings) -> Loading:
@@ -130,7 +130,7 @@ class BatchLoader:
             lambda sequences_B: f"sequences {some([*map(str, sequences_B)], SHOWN)} by number"
         )
         self._on_trouble = on_trouble
-        if reshuffled:  # Lightning asks an evaluation loader that has a sampler for more than we are
+        if reshuffled:  # Lightning expects more of an evaluation loader that has a sampler
             self.sampler = self
 
     def set_epoch(self, epoch: int) -> None:
