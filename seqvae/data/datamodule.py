@@ -22,7 +22,6 @@ from seqvae.data.batch import Batch
 from seqvae.data.batching import (
     Cut,
     Limits,
-    OnGrid,
     Plan,
     choose_batches,
     cut_batches,
@@ -33,7 +32,6 @@ from seqvae.data.batching import (
     plan_in_order,
     resolve_evaluation_limits,
     resolve_limits,
-    rounded_up,
     spread_out,
 )
 from seqvae.data.cache import SequenceData, open_cache, prepare_cache
@@ -94,7 +92,6 @@ class SequenceDataModule(lightning.LightningDataModule):
         self.order: Literal["shuffled", "spread"] = "shuffled"
         """How training batches follow each other. spread: every stretch holds long and short ones alike, for measuring a part."""
         self._loaders: dict[str, BatchLoader] = {}
-        self._grids: dict[str, np.ndarray] = {}
         self._resumed: dict[str, Any] | None = None
         self._planned: tuple[tuple[int, str], Plan] | None = None
 
@@ -135,34 +132,19 @@ class SequenceDataModule(lightning.LightningDataModule):
         """How much goes into a training batch."""
         lengths_N = self.split("train").lengths_N
         limits = resolve_limits(lengths_N, self.batches, self.lengths.max_sequence_length, self.accumulate)
-        return limits._replace(quadratic=self._quadratic)
+        return limits._replace(quadratic=self._quadratic, grid=self._grid)
+
+    @cached_property
+    def _grid(self) -> tuple[int, ...]:
+        """The lengths that training batches are padded to; (): as it comes."""
+        shapes = self.batches.pad_grid
+        return grid_lengths(self.split("train").lengths_N, shapes) if shapes else ()
 
     @cached_property
     def cut(self) -> Cut:
         """What the training epochs share."""
-        return self._cut("train", self.limits)
-
-    def gathering(self, name: str, limits: Limits) -> SequenceSet | OnGrid:
-        """Return what makes batches of a split: as they are stored, or on the grid of --pad_grid."""
-        if not self.batches.pad_grid:
-            return self.split(name)
-        for each in ("train", name):
-            if each not in self._grids:
-                lengths_N = self.split(each).lengths_N
-                grid_G = self._grids.get("train")
-                if grid_G is None or lengths_N.max() > grid_G[-1]:  # what training's shapes hold needs no others
-                    grid_G = grid_lengths(lengths_N, self.batches.pad_grid)
-                self._grids[each] = grid_G
-        return OnGrid(self.split(name), self._grids[name], limits)
-
-    def _cut(self, name: str, limits: Limits) -> Cut:
-        """Cut a split into batches by its lengths, on the grid where there is one."""
-        sequences = self.gathering(name, limits)
-        lengths_N = sequences.lengths_N
-        if isinstance(sequences, OnGrid):
-            lengths_N = rounded_up(lengths_N, sequences.grid_G)
-        drop_last = self.batches.drop_last and name == "train"
-        return cut_batches(lengths_N, limits, bucketing=self.batches.bucketing, drop_last=drop_last)
+        lengths_N, settings = self.split("train").lengths_N, self.batches
+        return cut_batches(lengths_N, self.limits, bucketing=settings.bucketing, drop_last=settings.drop_last)
 
     def plan_of_epoch(self, epoch: int) -> Plan:
         """Return the training batches of an epoch, planned once for all requests in a row, as those of header and loader."""
@@ -194,7 +176,7 @@ class SequenceDataModule(lightning.LightningDataModule):
     def summary(self) -> list[str]:
         """Return lines for a header: what was detected, how it is cut into batches, notes on the data, and hints."""
         lengths_N, limits = self.split("train").lengths_N, self.limits
-        if self.batches.pad_grid:
+        if limits.grid:
             efficiency = grid_efficiency(lengths_N, self.cut, limits)
         else:
             looked_at = some_batches(self.plan_of_epoch(0), EFFICIENCY_BATCHES, self.seed)
@@ -295,19 +277,23 @@ class SequenceDataModule(lightning.LightningDataModule):
         if stage == "predict":
             plan = plan_in_order(lengths_N, limits)
         else:
-            limits = limits._replace(quadratic=self._quadratic)
-            plan = choose_batches(plan_epoch(self._cut(split, limits), self.seed, 0), limit, self.seed)
+            grid, shapes = self._grid, self.batches.pad_grid
+            if shapes and lengths_N.max() > grid[-1]:  # what training's shapes hold needs no others
+                grid = grid_lengths(lengths_N, shapes)
+            limits = limits._replace(quadratic=self._quadratic, grid=grid)
+            cut = cut_batches(lengths_N, limits, bucketing=self.batches.bucketing)
+            plan = choose_batches(plan_epoch(cut, self.seed, 0), limit, self.seed)
         return self._make_loader(stage, split, lambda _: plan, plan.batches, limits)
 
     def _make_loader(
         self, stage: str, split: str, plan_of_epoch: Callable[[int], Plan], batches: int, limits: Limits
     ) -> BatchLoader:
         self._loaders[stage] = BatchLoader(
-            self.split(split) if stage == "predict" else self.gathering(split, limits),
+            self.split(split),
+            limits,
             plan_of_epoch,
             batches,
             self.loading,
-            pad_to=limits.pad_to,
             rank=self.trainer.global_rank if self.trainer else 0,
             world=self.trainer.world_size if self.trainer else 1,
             accumulate=self.accumulate if stage == "train" else 1,

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from seqvae.config.data import LoadingSettings
 from seqvae.data.batch import Batch, Gathers
-from seqvae.data.batching import Plan
+from seqvae.data.batching import Limits, Plan, gather_batch
 from seqvae.data.dataset import UNREADABLE
 from seqvae.errors import DataError, SettingsError, StorageError, is_out_of_memory
 from seqvae.text import some
@@ -103,11 +103,11 @@ class BatchLoader:
     def __init__(
         self,
         sequences: Gathers,
+        limits: Limits,
         plan_of_epoch: Callable[[int], Plan],
         batches: int,
         loading: Loading,
         *,
-        pad_to: int | None = None,
         rank: int = 0,
         world: int = 1,
         accumulate: int = 1,
@@ -115,7 +115,7 @@ class BatchLoader:
         origin_of: Callable[[np.ndarray], str] | None = None,
         on_trouble: Callable[[str], None] = log.warning,
     ) -> None:
-        """Every epoch's plan has `batches` batches; `accumulate` rounds make one optimizer step.
+        """Every epoch's plan has `batches` batches, cut under `limits`; `accumulate` rounds make one optimizer step.
 
         `origin_of` returns where sequences came from; `on_trouble` gets a line each time that the workers start again.
         """
@@ -125,7 +125,7 @@ class BatchLoader:
         self._start = 0
         self._lengths_N = sequences.lengths_N
         self._plan_of_epoch = plan_of_epoch
-        self._workers = Workers(sequences, loading, pad_to)
+        self._workers = Workers(sequences, limits, loading)
         self._origin_of = origin_of or (
             lambda sequences_B: f"sequences {some([*map(str, sequences_B)], SHOWN)} by number"
         )
@@ -251,9 +251,9 @@ class BatchNotMade(Exception):
 class Workers:
     """Makes batches of one split, as `loading` says."""
 
-    def __init__(self, sequences: Gathers, loading: Loading, pad_to: int | None = None) -> None:
+    def __init__(self, sequences: Gathers, limits: Limits, loading: Loading) -> None:
         self.loading = loading
-        self._gather = partial(sequences.gather, pad_to=pad_to)
+        self._gather = partial(gather_batch, sequences, limits)
         self._kept: list[WorkerProcess] = []
 
     def make(self, requests: Iterable[np.ndarray]) -> Generator[Batch]:

@@ -33,15 +33,17 @@ WAYS = {
     "two processes": LoadingSettings(worker_type="process", num_workers=2, persistent_workers=False),
 }
 LENGTHS = log_normal_lengths(300, cap=200)
-CUT = cut_batches(LENGTHS, Limits(None, 800, None))
+LIMITS = Limits(None, 800, None)
+CUT = cut_batches(LENGTHS, LIMITS)
 
 
 def make_loader(loading: LoadingSettings | None = None, cut: Cut = CUT, **options) -> Any:
     """A BatchLoader (whose batches are TokenBatches, which the type does not say)."""
     sequences = options.pop("sequences", FakeSequences(LENGTHS))
+    limits = options.pop("limits", LIMITS)
     loading = loading or LoadingSettings(num_workers=0)
     return BatchLoader(
-        sequences, lambda epoch: plan_epoch(cut, 0, epoch), cut.batches, resolve_loading(loading), **options
+        sequences, limits, lambda epoch: plan_epoch(cut, 0, epoch), cut.batches, resolve_loading(loading), **options
     )
 
 
@@ -81,7 +83,7 @@ def test_a_batch_holds_the_sequences_of_its_plan():
 
 
 def test_padding_to_a_fixed_length_gives_one_shape():
-    loader = make_loader(pad_to=200)
+    loader = make_loader(limits=LIMITS._replace(pad_to=200))
     assert {batch.tokens_BT.shape[1] for batch in loader} == {200}
 
 
@@ -345,7 +347,7 @@ def test_a_thread_makes_batches_in_one_go_when_half_of_those_ahead_are_gone():
             requested.append(number)
             yield np.array([number % len(LENGTHS)])
 
-    workers = Workers(FakeSequences(LENGTHS), resolve_loading(LoadingSettings(prefetch_factor=4)))
+    workers = Workers(FakeSequences(LENGTHS), LIMITS, resolve_loading(LoadingSettings(prefetch_factor=4)))
     batches = workers.make(requests())
     counts = []
     for _ in range(6):
@@ -363,7 +365,9 @@ def test_each_of_several_threads_always_has_something_to_do():
             requested.append(number)
             yield np.array([number % len(LENGTHS)])
 
-    workers = Workers(FakeSequences(LENGTHS), resolve_loading(LoadingSettings(num_workers=4, prefetch_factor=1)))
+    workers = Workers(
+        FakeSequences(LENGTHS), LIMITS, resolve_loading(LoadingSettings(num_workers=4, prefetch_factor=1))
+    )
     with closing(workers.make(requests())) as batches:
         for taken in range(6):
             next(batches)

@@ -29,6 +29,7 @@ from tests.support.faulty_sequences import (
     AT,
     CUT,
     LENGTHS,
+    LIMITS,
     NEVER,
     WAYS,
     Faulty,
@@ -246,7 +247,7 @@ def test_a_wait_that_is_no_time_is_refused_in_the_words_of_the_flag(seconds):
 def test_a_restart_is_a_warning_by_default(tmp_path, caplog):
     sequences = Faulty(cannot_read, 1, tmp_path / "calls")
     loading = resolve_loading(LoadingSettings())
-    list(BatchLoader(sequences, lambda _: plan_epoch(CUT, 0, 0), CUT.batches, loading))
+    list(BatchLoader(sequences, LIMITS, lambda _: plan_epoch(CUT, 0, 0), CUT.batches, loading))
     (record,) = caplog.records
     assert (record.levelname, record.name) == ("WARNING", "seqvae.data.loader")
     assert "the disk is asleep" in record.message

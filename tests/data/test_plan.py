@@ -16,10 +16,10 @@ from seqvae.data.batch import with_rows
 from seqvae.data.batching import (
     Cut,
     Limits,
-    OnGrid,
     Plan,
     choose_batches,
     cut_batches,
+    gather_batch,
     grid_efficiency,
     grid_lengths,
     padding_efficiency,
@@ -39,6 +39,7 @@ LIMITS = st.builds(
     pad_to=st.none() | st.just(60),
     hint=st.just(""),
     quadratic=st.sampled_from([None, 100.0]),
+    grid=st.just(()),
 )
 BUCKETING = st.booleans()
 
@@ -278,7 +279,7 @@ def test_a_data_module_counts_attention_only_with_level_cost():
 
 
 def padded_steps_on(lengths: np.ndarray, grid: tuple[int, ...]) -> int:
-    return int(rounded_up(lengths, np.array(grid)).sum())
+    return int(rounded_up(lengths, grid).sum())
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=40), st.integers(1, 4))
@@ -295,11 +296,10 @@ def test_a_grid_pads_with_as_few_steps_as_any_of_its_size(lengths, shapes):
 @settings(deadline=None)
 @given(LENGTHS, LIMITS, BUCKETING, st.integers(1, 8))
 def test_on_a_grid_every_batch_has_one_of_few_shapes_and_no_sequence_is_left_out(lengths, limits, bucketing, shapes):
-    limits = limits._replace(pad_to=None)
-    grid = grid_lengths(lengths, shapes)
-    on_grid = OnGrid(FakeSequences(lengths), grid, limits)
-    plan = plan_epoch(cut_batches(rounded_up(lengths, grid), limits, bucketing=bucketing), seed=0, epoch=0)
-    batches: list[Any] = [on_grid.gather(plan.batch(k)) for k in range(plan.batches)]
+    limits = limits._replace(pad_to=None, grid=grid_lengths(lengths, shapes))
+    sequences = FakeSequences(lengths)
+    plan = plan_epoch(cut_batches(lengths, limits, bucketing=bucketing), seed=0, epoch=0)
+    batches: list[Any] = [gather_batch(sequences, limits, plan.batch(k)) for k in range(plan.batches)]
     assert len({tuple(batch.tokens_BT.shape) for batch in batches}) <= shapes
     numbers = torch.cat([batch.sequences_B for batch in batches])
     assert sorted(numbers[numbers >= 0].tolist()) == list(range(len(lengths)))
@@ -310,16 +310,16 @@ def test_on_a_grid_every_batch_has_one_of_few_shapes_and_no_sequence_is_left_out
 
 def test_the_empty_batch_of_a_grid_has_one_of_its_shapes():
     lengths = np.array([3, 3, 8])
-    limits = Limits(None, 16, None)
-    empty: Any = OnGrid(FakeSequences(lengths), grid_lengths(lengths, 2), limits).gather(np.empty(0, np.int64))
+    limits = Limits(None, 16, None, grid=grid_lengths(lengths, 2))
+    empty: Any = gather_batch(FakeSequences(lengths), limits, np.empty(0, np.int64))
     assert empty.tokens_BT.shape == (5, 3)
     assert not empty.lengths_B.any()
 
 
 def test_the_efficiency_of_a_grid_counts_rows_that_are_filled_up():
     lengths = np.array([4, 4, 3, 8])
-    limits = Limits(None, 16, None)
-    cut = cut_batches(rounded_up(lengths, grid_lengths(lengths, 2)), limits)
+    limits = Limits(None, 16, None, grid=grid_lengths(lengths, 2))
+    cut = cut_batches(lengths, limits)
     assert grid_efficiency(lengths, cut, limits) == 19 / 32
 
 
