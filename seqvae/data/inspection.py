@@ -50,7 +50,7 @@ BIN = 0.02
 REACH = 5.0
 """Standard deviations from the mean beyond which all values count as equal."""
 MOST_DRAWN = 20
-"""Names whose values are worth a picture."""
+"""Names whose values are worth a picture; the figure of the report has room for as many."""
 SMALLEST_DIGIT = 1e-6
 """Of a standard deviation: less is rounding, as values are stored in float32."""
 SEQUENCES_AT_ONCE = 4096
