@@ -155,13 +155,7 @@ class Plan(NamedTuple):
         return self.order_N[self.starts_K1[turn] : self.starts_K1[turn + 1]]
 
 
-def cut_batches(
-    lengths_N: np.ndarray,
-    limits: Limits,
-    *,
-    bucketing: bool = True,
-    drop_last: bool = False,
-) -> Cut:
+def cut_batches(lengths_N: np.ndarray, limits: Limits, *, bucketing: bool = True, drop_last: bool = False) -> Cut:
     """Sort into buckets and cut into batches, both from long to short.
 
     A bucket takes in shorter and shorter lengths until it holds `BATCHES_PER_BUCKET` batches: where sequences are many

@@ -18,7 +18,7 @@ import pandas as pd
 from torch import Tensor
 
 from seqvae.data.batch import Batch
-from seqvae.data.batching import Cut, Limits, cut_batches, padding_efficiency, plan_epoch
+from seqvae.data.batching import Cut, Limits, cut_batches, plan_epoch
 from seqvae.data.building.finishing import FAR_OUT, Pieces
 from seqvae.data.cache import SequenceData
 from seqvae.data.dataset import read_meta
@@ -279,7 +279,7 @@ def _batch_rows(data: SequenceData, limits: Limits, cut: Cut, accumulate: int) -
             per_epoch=plan.batches,
             updates=-(-plan.batches // accumulate),
             sequences=float(rows_K.mean()),
-            efficiency=padding_efficiency(lengths_N, plan, way.pad_to),
+            efficiency=float(ordered_N.sum(dtype=np.int64) / padded_K.sum()),
             largest=int(padded_K[largest]),
             memory=batch_bytes(one, int(rows_K[largest]), int(padded_K[largest]), events),
         )
@@ -334,8 +334,8 @@ def _tokens(data: SequenceData, flat: dict[str, FlatSplit], most: int) -> Names:
     ]
     warnings = []
     if symbols[:1] != (UNKNOWN,):  # or what training never shows counts as <unknown>
-        for name, split in ((name, split) for name, split in flat.items() if name != "train"):
-            found_U, found_counts_U = _count_ids(split)
+        for name in [name for name in flat if name != "train"]:
+            found_U, found_counts_U = _count_ids(flat[name])
             unseen_U = ~np.isin(found_U, ids_U)
             if unseen_U.any():
                 warnings.append(

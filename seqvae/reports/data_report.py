@@ -21,10 +21,7 @@ from seqvae.reports.figures import DARK, FONTS, GREY, LIGHT, MIDDLE, STYLE, TICK
 from seqvae.reports.terminal import LONG_TAIL, Ink, bar, bin_edges, heading, histogram, note, section
 from seqvae.text import cells, clip, duration, measure, percent, size, visible
 
-FORMATS = {
-    **dict.fromkeys(("share", "in_sequences", "missing", "unknown", "efficiency"), percent),
-    "memory": size,
-}
+FORMATS = {**dict.fromkeys(("share", "in_sequences", "missing", "unknown", "efficiency"), percent), "memory": size}
 WARNING, LEFT_OUT = "warning: ", "left out: "
 """How notes begin that have a place of their own here."""
 LABEL_NAMES = ("label", "labels", "target", "class", "outcome", "y")
