@@ -3,7 +3,8 @@
 Named tuples, because torch's `pin_memory` and Lightning's device transfer rebuild them and skip plain dataclasses without a word.
 Masks are not here: they follow from `lengths_B` and are made on the device.
 
-Shapes: B sequences, T steps (padded), D features of a vector, E events of the whole batch.
+Shapes: B sequences, T steps (padded), D features of a vector, E events of the whole batch. Functions below go by them: the first
+field of a batch is padded (_BT), and a field whose shape begins with B has a row for each sequence.
 With --pad_grid a batch may end with sequences of length 0 (number -1, no label); an empty batch (every process must take part in
 every step) holds nothing else. They come to 0 nats and 0 steps.
 """
@@ -96,9 +97,7 @@ def padded_steps(batch: Batch) -> int:
 def part_of(batch: Batch, first: int, last: int) -> Batch:
     """Return sequences `first` to `last` (not included) of a batch, as wide as it is. It belongs to the same optimizer step."""
     part: dict[str, Any] = {
-        name: value[first:last]
-        for name, value in batch._asdict().items()
-        if "_B" in name and value is not None  # one row for each sequence
+        name: value[first:last] for name, value in batch._asdict().items() if "_B" in name and value is not None
     }
     if isinstance(batch, EventBatch):
         steps = padded_length(batch)

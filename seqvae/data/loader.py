@@ -235,7 +235,7 @@ def rounds(batches: int, world: int) -> int:
     return -(-batches // world)
 
 
-# Who makes the batches: requests (the sequences of each batch) in, batches out, until one is not made.
+# --- Making batches: requests (the sequences of each batch) in, batches out, until one is not made ----------------------
 #
 # Threads are the default: numpy's copies release the GIL, and what a thread makes need not be sent. Processes cost more than they
 # bring once the data lie in the cache; they are there for those who add heavy work of their own.

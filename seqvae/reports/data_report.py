@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from seqvae.reports.figures import DARK, FONTS, GREY, LIGHT, MIDDLE, STYLE, TICKS
 from seqvae.reports.terminal import LONG_TAIL, Ink, bar, bin_edges, heading, histogram, note, section
-from seqvae.text import cells, clip, duration, measure, percent, size, visible
+from seqvae.text import cells, clip, counted, duration, measure, percent, size, visible
 
 FORMATS = {**dict.fromkeys(("share", "in_sequences", "missing", "unknown", "efficiency"), percent), "memory": size}
 WARNING, LEFT_OUT = "warning: ", "left out: "
@@ -66,11 +66,11 @@ def data_page(name: str, found: Any, command: str, ink: Ink, most: int) -> list[
         )
         of_splits += f" A sequence spans {span} (median), its steps are {gap} apart (mean)."
     warned = [*found.warnings, *(text.removeprefix(WARNING) for text in found.notes if text.startswith(WARNING))]
-    with_warnings = f", with {len(warned)} warning{'s' * (len(warned) > 1)}" if warned else ""
+    with_warnings = f", with {counted(len(warned), 'warning')}" if warned else ""
     lines = [
         ink.bold(visible(f"{name}: {found.kind}")),
         *note(found.layout.removeprefix(f"{found.kind}: "), ink, mark=""),
-        *note(f"{found.files:,} file{'s' * (found.files > 1)}, {size(found.bytes)}; cache {found.cache}", ink, mark=""),
+        *note(f"{counted(found.files, 'file')}, {size(found.bytes)}; cache {found.cache}", ink, mark=""),
         "",
         ink.good("READY to train") + with_warnings,
         f"  {visible(command)}",
