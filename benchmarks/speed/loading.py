@@ -141,7 +141,8 @@ def report_against_hf(train: SequenceSet, file: Path, directory: Path) -> dict[s
     def our_batches(loading: LoadingSettings) -> Iterator[torch.Tensor]:
         bounds = np.arange(len(batches) + 1) * BATCH
         plan = Plan(np.concatenate(batches), bounds, np.arange(len(batches)))
-        for batch in BatchLoader(train, lambda epoch: plan, len(batches), resolve_loading(loading)):
+        limits = Limits(BATCH, BATCH * int(train.lengths_N.max()), None)
+        for batch in BatchLoader(train, limits, lambda epoch: plan, len(batches), resolve_loading(loading)):
             assert isinstance(batch, TokenBatch)
             yield batch.tokens_BT
 
@@ -255,9 +256,10 @@ def report_worker_memory(path: Path) -> list[dict[str, Any]]:
 def memory_with_workers(path: str, kind: str, workers: int) -> dict[str, Any]:
     """Return the memory of this process and its children (Linux) while batches flow."""
     train = open_cache(Path(path), LengthSettings()).splits["train"]
-    cut = cut_batches(train.lengths_N, Limits(None, 4096, None))
+    limits = Limits(None, 4096, None)
+    cut = cut_batches(train.lengths_N, limits)
     settings = LoadingSettings(worker_type="process" if kind == "process" else "thread", num_workers=workers)
-    loader = BatchLoader(train, lambda epoch: plan_epoch(cut, 0, epoch), cut.batches, resolve_loading(settings))
+    loader = BatchLoader(train, limits, lambda epoch: plan_epoch(cut, 0, epoch), cut.batches, resolve_loading(settings))
     looks = {}
     for number, _ in enumerate(loader):
         if number in (FIRST_LOOK, LAST_LOOK):

@@ -191,9 +191,10 @@ def start_again(folder: Path, until: str, words: Sequence[str]) -> dict[str, Any
 def chosen_batches(folder: Path) -> BatchLoader:
     """Return batches evenly spaced from long to short, so that they cost the same out of however many."""
     train = open_cache(prepare_folder(folder), LengthSettings()).splits["train"]
-    cut = cut_batches(train.lengths_N, Limits(None, BASE.tokens, None))
+    limits = Limits(None, BASE.tokens, None)
+    cut = cut_batches(train.lengths_N, limits)
     plan = choose_batches(plan_epoch(cut, seed=0, epoch=0), STEPS, seed=0)
-    return BatchLoader(train, lambda epoch: plan, plan.batches, resolve_loading(LoadingSettings()))
+    return BatchLoader(train, limits, lambda epoch: plan, plan.batches, resolve_loading(LoadingSettings()))
 
 
 def train_on(training: BareLoop, batches: BatchLoader) -> None:

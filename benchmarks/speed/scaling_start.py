@@ -30,7 +30,6 @@ STAGES = {
     "open": ("seqvae.data.datamodule.prepare_cache", "seqvae.data.datamodule.open_cache"),
     "cut": (
         "seqvae.data.datamodule.grid_lengths",
-        "seqvae.data.datamodule.rounded_up",
         "seqvae.data.datamodule.cut_batches",
     ),
     "plan": ("seqvae.data.datamodule.plan_epoch",),

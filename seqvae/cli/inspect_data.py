@@ -19,9 +19,6 @@ from seqvae.files import refuse_no_paths
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from seqvae.data.cache import SequenceData
-    from seqvae.reports.terminal import Ink
-
 DESCRIPTION = """Say what Parquet files hold, and whether they would train. Nothing is trained and the files stay as they are.
 
     seqvae inspect --data_dir my_data                            # a report here, a figure beside it
@@ -82,63 +79,41 @@ def run(verb: str, words: Sequence[str]) -> ExitCode:
     )
     set_up_output(quiet=settings.report.check_only)
 
+    # only now: torch and others take seconds, which --help must not
+    from seqvae.data.batching import cut_batches, resolve_limits
     from seqvae.data.cache import open_cache, prepare_cache
+    from seqvae.data.inspection import inspect_cache
     from seqvae.data.parquet.discovery import survey_files
     from seqvae.data.parquet.side_tables import read_variable_embeddings
-    from seqvae.reports.data_report import (
-        refusal_page,  # only now: torch and others take seconds, which --help must not
-    )
+    from seqvae.reports.data_report import data_page, refusal_page, write_data_figure
     from seqvae.reports.terminal import ink_for
 
+    own, batches, cap = settings.report, settings.batches, settings.lengths.max_sequence_length
     ink = ink_for(sys.stdout, os.environ)
     try:
         data = open_cache(prepare_cache(settings.source, settings.cache), settings.lengths, settings.cache.cache_data)
         if settings.source.variable_embeddings_path and data.description.kind == "events":
             read_variable_embeddings(settings.source.variable_embeddings_path, data.description.names)
     except DataError as error:
-        if settings.report.check_only:
+        if own.check_only:
             raise
         files = survey_files(settings.source, read_pages=isinstance(error, DamagedFileError))
-        print("\n".join(refusal_page(settings.name, str(error), files, ink, settings.report.rows)))
+        print("\n".join(refusal_page(settings.name, str(error), files, ink, own.rows)))
         return ExitCode.DATA
-    return _report(data, settings, ink)
-
-
-def _report(data: "SequenceData", settings: InspectSettings, ink: "Ink") -> ExitCode:
-    """Print and draw what data hold that would train."""
-    from seqvae.data.batching import cut_batches, resolve_limits
-    from seqvae.data.inspection import inspect_cache
-    from seqvae.reports.data_report import Heading, data_page
-
-    own, batches, cap = settings.report, settings.batches, settings.lengths.max_sequence_length
-    lengths_N = data.splits["train"].lengths_N
-    limits = resolve_limits(lengths_N, batches, cap, own.gradient_accumulation_steps)
+    lengths_N, accumulate = data.splits["train"].lengths_N, own.gradient_accumulation_steps
+    limits = resolve_limits(lengths_N, batches, cap, accumulate)
     cut = cut_batches(lengths_N, limits, bucketing=batches.bucketing, drop_last=batches.drop_last)
     if own.check_only:
         splits = (name for name in ("train", "valid", "test") if name in data.splits)
         counts = ", ".join(f"{len(data.splits[name]):,} {name}" for name in splits)
         print(f"ready to train: {data.description.kind}, {counts} sequences")
         return ExitCode.DONE
-    found = inspect_cache(
-        data, cap, limits, cut, accumulate=own.gradient_accumulation_steps, most=own.rows or sys.maxsize
-    )
-    about = Heading(
-        name=settings.name,
-        kind=data.description.kind,
-        layout=data.layout,
-        command=training_command(settings),
-        cache=str(data.path),
-        cap=cap,
-        accumulate=own.gradient_accumulation_steps,
-        notes=(*data.notes, limits.hint) if limits.hint else data.notes,
-    )
-    print("\n".join(data_page(found, about, ink, own.rows)))
+    found = inspect_cache(data, cap, limits, cut, accumulate=accumulate, most=own.rows or sys.maxsize)
+    print("\n".join(data_page(settings.name, found, training_command(settings), ink, own.rows)))
     if own.plot:
-        from seqvae.reports.data_report import write_data_figure
-
         path = Path(own.plot_path or re.sub(r"[^\w.-]+", "_", f"{settings.name}_report.png")).expanduser()
         try:
-            write_data_figure(path, found, about)
+            write_data_figure(path, settings.name, found)
         except OSError as error:
             advice = "Choose another place with --plot_path, or leave the figure out with --no_plot."
             raise StorageError(f"{path}: cannot be written ({error.strerror}). {advice}") from error

@@ -3,7 +3,8 @@
 Named tuples, because torch's `pin_memory` and Lightning's device transfer rebuild them and skip plain dataclasses without a word.
 Masks are not here: they follow from `lengths_B` and are made on the device.
 
-Shapes: B sequences, T steps (padded), D features of a vector, E events of the whole batch.
+Shapes: B sequences, T steps (padded), D features of a vector, E events of the whole batch. Functions below go by them: the first
+field of a batch is padded (_BT), and a field whose shape begins with B has a row for each sequence.
 With --pad_grid a batch may end with sequences of length 0 (number -1, no label); an empty batch (every process must take part in
 every step) holds nothing else. They come to 0 nats and 0 steps.
 """
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from seqvae.data.description import DataDescription
@@ -84,13 +86,7 @@ class Gathers(Protocol):
 
 def padded_length(batch: Batch) -> int:
     """Return how many steps each sequence has with its padding."""
-    match batch:
-        case TokenBatch():
-            return int(batch.tokens_BT.shape[1])
-        case VectorBatch():
-            return int(batch.values_BTD.shape[1])
-        case EventBatch():
-            return int(batch.gaps_BT.shape[1])
+    return int(batch[0].shape[1])
 
 
 def padded_steps(batch: Batch) -> int:
@@ -100,27 +96,28 @@ def padded_steps(batch: Batch) -> int:
 
 def part_of(batch: Batch, first: int, last: int) -> Batch:
     """Return sequences `first` to `last` (not included) of a batch, as wide as it is. It belongs to the same optimizer step."""
-    labels_B = None if batch.labels_B is None else batch.labels_B[first:last]
-    common: dict[str, Any] = {
-        "lengths_B": batch.lengths_B[first:last],
-        "sequences_B": batch.sequences_B[first:last],
-        "labels_B": labels_B,
+    part: dict[str, Any] = {
+        name: value[first:last] for name, value in batch._asdict().items() if "_B" in name and value is not None
     }
-    match batch:
-        case TokenBatch():
-            return batch._replace(tokens_BT=batch.tokens_BT[first:last], **common)
-        case VectorBatch():
-            observed_BTD = batch.observed_BTD[first:last]
-            return batch._replace(values_BTD=batch.values_BTD[first:last], observed_BTD=observed_BTD, **common)
-        case EventBatch():
-            steps = padded_length(batch)
-            bounds = torch.tensor([first * steps, last * steps], device=batch.steps_E.device)
-            begin, end = torch.searchsorted(batch.steps_E, bounds).tolist()
-            events: dict[str, Any] = {
-                name: getattr(batch, name)[begin:end] for name in ("variables_E", "values_E", "has_value_E", "steps_E")
-            }
-            events["steps_E"] = events["steps_E"] - first * steps
-            return batch._replace(gaps_BT=batch.gaps_BT[first:last], **events, **common)
+    if isinstance(batch, EventBatch):
+        steps = padded_length(batch)
+        bounds = torch.tensor([first * steps, last * steps], device=batch.steps_E.device)
+        begin, end = torch.searchsorted(batch.steps_E, bounds).tolist()
+        part |= {name: getattr(batch, name)[begin:end] for name in ("variables_E", "values_E", "has_value_E")}
+        part["steps_E"] = batch.steps_E[begin:end] - first * steps
+    return batch._replace(**part)
+
+
+def with_rows(batch: Batch, rows: int) -> Batch:
+    """Fill a batch up to `rows` sequences with sequences of length 0, which have no number (-1) and no label."""
+    missing = rows - len(batch.lengths_B)
+    assert missing >= 0, "a batch of more sequences than were to fit"
+    filled: dict[str, Any] = {}
+    for name, value in batch._asdict().items():
+        if "_B" in name and value is not None:
+            fill = -1 if name in ("sequences_B", "labels_B") else 0
+            filled[name] = F.pad(value, (0, 0) * (value.dim() - 1) + (0, missing), value=fill)
+    return batch._replace(**filled)
 
 
 Record = str | list[int] | list[dict[str, float]] | list[dict[str, str | float]]
@@ -129,16 +126,29 @@ for each event."""
 
 
 def to_records(batch: Batch, description: DataDescription) -> list[Record]:
-    """Return one record for each sequence of the batch."""
+    """Return one record for each sequence of the batch. Times of events count from the sequence's first step."""
+    lengths, names = batch.lengths_B.tolist(), description.names
     match batch:
         case TokenBatch():
             speak = speaker(description)
-            lengths = batch.lengths_B.tolist()
             return [speak(ids[:length]) for ids, length in zip(batch.tokens_BT.tolist(), lengths, strict=True)]
         case VectorBatch():
-            return [*vector_records(batch, description)]
+            mean_D, std_D = (torch.tensor(of, dtype=torch.float64) for of in (description.mean, description.std))
+            values_BTD = batch.values_BTD.cpu() * std_D + mean_D
+            values_BTD[~batch.observed_BTD.cpu()] = math.nan
+            return [
+                [dict(zip(names, step, strict=True)) for step in steps[:length]]
+                for steps, length in zip(values_BTD.tolist(), lengths, strict=True)
+            ]
         case EventBatch():
-            return [*event_records(batch, description)]
+            steps = padded_length(batch)
+            times = batch.gaps_BT.cpu().double().cumsum(dim=1).flatten().tolist()
+            records: list[list[dict[str, str | float]]] = [[] for _ in lengths]
+            columns = (batch.steps_E, batch.variables_E, batch.values_E, batch.has_value_E)
+            for step, variable, value, has_value in zip(*(column.tolist() for column in columns), strict=True):
+                own = value * description.std[variable] + description.mean[variable] if has_value else math.nan
+                records[step // steps].append({"time": times[step], "variable": names[variable], "value": own})
+            return [*records]
 
 
 def speaker(description: DataDescription) -> Callable[[list[int]], str | list[int]]:
@@ -161,26 +171,3 @@ def speaker(description: DataDescription) -> Callable[[list[int]], str | list[in
                 return lambda ids: " ".join(symbols[token] for token in ids)
             tokenizer = Tokenizer.from_str(file)
             return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
-
-
-def vector_records(batch: VectorBatch, description: DataDescription) -> list[list[dict[str, float]]]:
-    """Return the vectors of each sequence in their own units; NaN where a value is missing."""
-    mean_D, std_D = (torch.tensor(moments, dtype=torch.float64) for moments in (description.mean, description.std))
-    values_BTD = batch.values_BTD.cpu() * std_D + mean_D
-    values_BTD[~batch.observed_BTD.cpu()] = math.nan
-    return [
-        [dict(zip(description.names, step, strict=True)) for step in steps[:length]]
-        for steps, length in zip(values_BTD.tolist(), batch.lengths_B.tolist(), strict=True)
-    ]
-
-
-def event_records(batch: EventBatch, description: DataDescription) -> list[list[dict[str, str | float]]]:
-    """Return the events of each sequence in their own units; times count from its first step."""
-    steps = batch.gaps_BT.shape[1]
-    times = batch.gaps_BT.cpu().double().cumsum(dim=1).flatten().tolist()
-    records: list[list[dict[str, str | float]]] = [[] for _ in batch.lengths_B]
-    columns = (batch.steps_E, batch.variables_E, batch.values_E, batch.has_value_E)
-    for step, variable, value, has_value in zip(*(column.tolist() for column in columns), strict=True):
-        own = value * description.std[variable] + description.mean[variable] if has_value else math.nan
-        records[step // steps].append({"time": times[step], "variable": description.names[variable], "value": own})
-    return records

@@ -18,11 +18,10 @@ import numpy as np
 import torch
 
 from seqvae.config.data import BatchSettings, CacheSettings, LengthSettings, LoadingSettings, SourceSettings
-from seqvae.data.batch import Batch, Gathers
+from seqvae.data.batch import Batch
 from seqvae.data.batching import (
     Cut,
     Limits,
-    OnGrid,
     Plan,
     choose_batches,
     cut_batches,
@@ -33,7 +32,6 @@ from seqvae.data.batching import (
     plan_in_order,
     resolve_evaluation_limits,
     resolve_limits,
-    rounded_up,
     spread_out,
 )
 from seqvae.data.cache import SequenceData, open_cache, prepare_cache
@@ -84,7 +82,6 @@ class SequenceDataModule(lightning.LightningDataModule):
         self.lengths = lengths or LengthSettings()
         self.cache = cache or CacheSettings()
         self.batches = batches or BatchSettings()
-        self.shapes = self.batches.pad_grid or None
         self.loading = resolve_loading(loading or LoadingSettings())
         self.seed, self.accumulate = seed, accumulate
         self.limit_val_batches, self.predict_split = limit_val_batches, predict_split
@@ -93,9 +90,8 @@ class SequenceDataModule(lightning.LightningDataModule):
         self.on_trouble: Callable[[str], None] = log.warning
         """Gets a line each time that the workers of a loader had to start again; loaders take it over when they are made."""
         self.order: Literal["shuffled", "spread"] = "shuffled"
-        """Of the training batches. spread: every stretch holds long and short ones alike, for measuring on a part of an epoch."""
+        """How training batches follow each other. spread: every stretch holds long and short ones alike, for measuring a part."""
         self._loaders: dict[str, BatchLoader] = {}
-        self._grids: dict[str, np.ndarray] = {}
         self._resumed: dict[str, Any] | None = None
         self._planned: tuple[tuple[int, str], Plan] | None = None
 
@@ -123,7 +119,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         return read_variable_embeddings(path, self.description.names)
 
     def split(self, name: str) -> SequenceSet:
-        """Return a split, or say why there is none."""
+        """Return a split; where there is none, the DataError names those there are and how to get it."""
         if name in self.data.splits:
             return self.data.splits[name]
         raise DataError(
@@ -136,31 +132,19 @@ class SequenceDataModule(lightning.LightningDataModule):
         """How much goes into a training batch."""
         lengths_N = self.split("train").lengths_N
         limits = resolve_limits(lengths_N, self.batches, self.lengths.max_sequence_length, self.accumulate)
-        return limits._replace(quadratic=self._quadratic)
+        return limits._replace(quadratic=self._quadratic, grid=self._grid)
+
+    @cached_property
+    def _grid(self) -> tuple[int, ...]:
+        """The lengths that training batches are padded to; (): as it comes."""
+        shapes = self.batches.pad_grid
+        return grid_lengths(self.split("train").lengths_N, shapes) if shapes else ()
 
     @cached_property
     def cut(self) -> Cut:
         """What the training epochs share."""
-        return self._cut("train", self.limits, drop_last=self.batches.drop_last)
-
-    def gathering(self, name: str, limits: Limits) -> Gathers:
-        """Return what makes batches of a split: as they are stored, or on the grid of --pad_grid."""
-        split, grid_G = self.split(name), self._grid(name)
-        return split if grid_G is None else OnGrid(split, grid_G, limits)
-
-    def _cut(self, name: str, limits: Limits, *, drop_last: bool = False) -> Cut:
-        """Cut a split into batches by its lengths, on the grid where there is one."""
-        lengths_N, grid_G = self.split(name).lengths_N, self._grid(name)
-        padded_N = lengths_N if grid_G is None else rounded_up(lengths_N, grid_G)
-        return cut_batches(padded_N, limits, bucketing=self.batches.bucketing, drop_last=drop_last)
-
-    def _grid(self, name: str) -> np.ndarray | None:
-        if self.shapes is not None and name not in self._grids:
-            lengths_N, grid_G = self.split(name).lengths_N, None if name == "train" else self._grid("train")
-            if grid_G is None or lengths_N.max() > grid_G[-1]:  # what training's shapes hold needs no others
-                grid_G = grid_lengths(lengths_N, self.shapes)
-            self._grids[name] = grid_G
-        return self._grids.get(name)
+        lengths_N, settings = self.split("train").lengths_N, self.batches
+        return cut_batches(lengths_N, self.limits, bucketing=settings.bucketing, drop_last=settings.drop_last)
 
     def plan_of_epoch(self, epoch: int) -> Plan:
         """Return the training batches of an epoch, planned once for all requests in a row, as those of header and loader."""
@@ -192,11 +176,11 @@ class SequenceDataModule(lightning.LightningDataModule):
     def summary(self) -> list[str]:
         """Return lines for a header: what was detected, how it is cut into batches, notes on the data, and hints."""
         lengths_N, limits = self.split("train").lengths_N, self.limits
-        if self.shapes is None:
+        if limits.grid:
+            efficiency = grid_efficiency(lengths_N, self.cut, limits)
+        else:
             looked_at = some_batches(self.plan_of_epoch(0), EFFICIENCY_BATCHES, self.seed)
             efficiency = padding_efficiency(lengths_N, looked_at, limits.pad_to)
-        else:
-            efficiency = grid_efficiency(lengths_N, self.cut, limits)
         splits = self.data.splits
         others = ", ".join(f"{len(splits[name]):,} {name}" for name in ("valid", "test") if name in splits)
         most = f"at most {limits.tokens_per_batch:,} steps"
@@ -255,13 +239,10 @@ class SequenceDataModule(lightning.LightningDataModule):
         return self._evaluation_loader("val", "valid", self.limit_val_batches)
 
     def test_dataloader(self) -> BatchLoader:
-        return self._evaluation_loader("test", "test", limit=1.0)
+        return self._evaluation_loader("test", "test")
 
     def predict_dataloader(self) -> BatchLoader:
-        lengths_N = self.split(self.predict_split).lengths_N
-        limits = resolve_evaluation_limits(lengths_N, self.batches, self.lengths.max_sequence_length)
-        plan = plan_in_order(lengths_N, limits)
-        return self._make_loader("predict", self.predict_split, lambda _: plan, plan.batches, limits)
+        return self._evaluation_loader("predict", self.predict_split)
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         """On a CPU it is there already, and need not be taken apart and put together again (25 us)."""
@@ -287,30 +268,37 @@ class SequenceDataModule(lightning.LightningDataModule):
         return {"seed": self.seed, **self._loaders["train"].state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Keep the position for the training loader, which Lightning asks for later; testing has no use for it."""
+        """Keep the position for the training loader, which Lightning requests later; testing has no use for it."""
         self._resumed = state
 
-    def _evaluation_loader(self, stage: str, split: str, limit: float | int) -> BatchLoader:
+    def _evaluation_loader(self, stage: str, split: str, limit: float | int = 1.0) -> BatchLoader:
         lengths_N = self.split(split).lengths_N
         limits = resolve_evaluation_limits(lengths_N, self.batches, self.lengths.max_sequence_length)
-        limits = limits._replace(quadratic=self._quadratic)
-        plan = choose_batches(plan_epoch(self._cut(split, limits), self.seed, 0), limit, self.seed)
+        if stage == "predict":
+            plan = plan_in_order(lengths_N, limits)
+        else:
+            grid, shapes = self._grid, self.batches.pad_grid
+            if shapes and lengths_N.max() > grid[-1]:  # what training's shapes hold needs no others
+                grid = grid_lengths(lengths_N, shapes)
+            limits = limits._replace(quadratic=self._quadratic, grid=grid)
+            cut = cut_batches(lengths_N, limits, bucketing=self.batches.bucketing)
+            plan = choose_batches(plan_epoch(cut, self.seed, 0), limit, self.seed)
         return self._make_loader(stage, split, lambda _: plan, plan.batches, limits)
 
     def _make_loader(
         self, stage: str, split: str, plan_of_epoch: Callable[[int], Plan], batches: int, limits: Limits
     ) -> BatchLoader:
         self._loaders[stage] = BatchLoader(
-            self.split(split) if stage == "predict" else self.gathering(split, limits),
+            self.split(split),
+            limits,
             plan_of_epoch,
             batches,
             self.loading,
-            pad_to=limits.pad_to,
             rank=self.trainer.global_rank if self.trainer else 0,
             world=self.trainer.world_size if self.trainer else 1,
             accumulate=self.accumulate if stage == "train" else 1,
             reshuffled=stage == "train",
-            place_of=partial(origin_of, self.split(split)),
+            origin_of=partial(origin_of, self.split(split)),
             on_trouble=self.on_trouble,
         )
         return self._loaders[stage]

@@ -8,8 +8,8 @@ Shapes: S stored sequences, N sequences after the cap, B sequences of a batch, T
 
 import json
 import zlib
-from collections.abc import Iterable
 from contextlib import suppress
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,20 +55,19 @@ class SequenceSet:
     def __init__(
         self, directory: Path, kind: Kind, arrays: dict[str, Any], lengths: LengthSettings, in_memory: bool = False
     ) -> None:
+        """`arrays`: the entries of meta.json, by name."""
         self.directory = directory
         self.kind = kind
         self._entries = arrays
         self._length_settings = lengths
         self._in_memory = in_memory
-        self._opened: dict[str, np.ndarray] | None = None
-        self._windows: Windows | None = None
-        self._table: pa.Table | None = None
 
     def __len__(self) -> int:
         return len(self.lengths_N)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_opened": None, "_windows": None, "_table": None}
+        opened = ("windows", "_arrays", "_table")
+        return {name: value for name, value in self.__dict__.items() if name not in opened}
 
     @property
     def lengths_N(self) -> np.ndarray:
@@ -81,28 +80,33 @@ class SequenceSet:
         checksums = sorted((name, entry["crc32"]) for name, entry in self._entries.items())
         return f"{zlib.crc32(json.dumps(checksums).encode()):08x}"
 
-    @property
+    @cached_property
     def windows(self) -> Windows:
         """The sequences after the length cap."""
-        if self._windows is None:
-            windows = cut_windows(self._arrays["offsets"], self._length_settings)
-            if len(windows.lengths_N) == 0:
-                raise DataError(
-                    f"--long_sequences drop leaves nothing of the {self.directory.name} split: all {windows.over_cap:,} sequences "
-                    f"have more than --max_sequence_length {self._length_settings.max_sequence_length} steps. Raise it, or "
-                    f"choose truncate, keep_last or split."
-                )
-            self._windows = windows
-        return self._windows
+        windows = cut_windows(self._arrays["offsets"], self._length_settings)
+        if len(windows.lengths_N) == 0:
+            raise DataError(
+                f"--long_sequences drop leaves nothing of the {self.directory.name} split: all {windows.over_cap:,} sequences "
+                f"have more than --max_sequence_length {self._length_settings.max_sequence_length} steps. Raise it, or "
+                f"choose truncate, keep_last or split."
+            )
+        return windows
 
-    @property
+    @cached_property
     def _arrays(self) -> dict[str, np.ndarray]:
         """The flat arrays by name."""
-        if self._opened is None:
-            mark_in_use(self, self.directory)  # worker processes open the files later than their parent
-            entries = self._entries.items()
-            self._opened = {name: map_flat(self.directory, entry, self._in_memory) for name, entry in entries}
-        return self._opened
+        mark_in_use(self, self.directory)  # worker processes open the files later than their parent
+        return {name: map_flat(self.directory, entry, self._in_memory) for name, entry in self._entries.items()}
+
+    @cached_property
+    def _table(self) -> pa.Table:
+        """The stored sequences: their ids, and where they came from."""
+        return pa.ipc.open_file(pa.memory_map(str(self.directory / "sequences.arrow"))).read_all()
+
+    def _owners(self, sequences_B: np.ndarray) -> np.ndarray:
+        """Return the stored sequence that each is a part of."""
+        owners_N = self.windows.owners_N
+        return sequences_B if owners_N is None else owners_N[sequences_B]
 
     def gather(self, sequences_B: np.ndarray, pad_to: int | None = None) -> Batch:
         """Return a padded batch of these sequences; of none: the empty batch, one sequence of length 0 with the number -1."""
@@ -151,11 +155,12 @@ class SequenceSet:
 
     def ids(self, sequences_B: np.ndarray) -> list[int | str]:
         """Return the ids that the user knows these sequences by."""
-        rows_B, column = self._owners(np.asarray(sequences_B)), self._sequences().column("id")
+        rows_B, column = self._owners(np.asarray(sequences_B)), self._table.column("id")
         if len(rows_B) and np.array_equal(rows_B, np.arange(rows_B[0], rows_B[0] + len(rows_B))):
-            found: list[int | str] = column.slice(rows_B[0], len(rows_B)).to_pylist()  # `take` looks at all there are
-            return found
-        ids: list[int | str] = column.take(pa.array(rows_B)).to_pylist()
+            column = column.slice(rows_B[0], len(rows_B))  # `take` looks at all there are
+        else:
+            column = column.take(pa.array(rows_B))
+        ids: list[int | str] = column.to_pylist()
         return ids
 
     def window_of(self, sequences_B: np.ndarray) -> np.ndarray | None:
@@ -166,36 +171,24 @@ class SequenceSet:
         window_B: np.ndarray = sequences_B - np.searchsorted(owners_N, owners_N[sequences_B])
         return window_B
 
-    def place_of(self, id_: str) -> int | None:
+    def sequence_of(self, id_: str) -> int | None:
         """Return which sequence the user knows by this id; of several windows or sequences with it the first."""
-        column = self._sequences().column("id")
+        column, owners_N = self._table.column("id"), self.windows.owners_N
         try:
-            row = pc.index(column, pa.scalar(id_, pa.string()).cast(column.type)).as_py()
+            row = int(pc.index(column, pa.scalar(id_, pa.string()).cast(column.type)).as_py())
         except pa.ArrowInvalid:  # ids are numbers, and this is none
             return None
-        owners_N = self.windows.owners_N
         if row < 0 or owners_N is None:
-            return None if row < 0 or row >= len(self) else int(row)
-        place = int(np.searchsorted(owners_N, row))
-        return place if place < len(owners_N) and owners_N[place] == row else None
+            return None if row < 0 else row
+        sequence = int(np.searchsorted(owners_N, row))
+        return sequence if sequence < len(owners_N) and owners_N[sequence] == row else None
 
     def rows_of(self, sequences_B: np.ndarray) -> dict[str, np.ndarray]:
         """Return, for each Parquet file, the rows that some of these sequences begin in."""
         meta = read_meta(self.directory.parent)
-        origins = self._sequences().select(["file", "row"]).take(pa.array(self._owners(np.asarray(sequences_B))))
+        origins = self._table.select(["file", "row"]).take(pa.array(self._owners(np.asarray(sequences_B))))
         files_B, rows_B = (origins.column(name).to_numpy() for name in ("file", "row"))
         return {meta["files"][meta["sources"][file]]["path"]: rows_B[files_B == file] for file in np.unique(files_B)}
-
-    def _sequences(self) -> pa.Table:
-        """Return the table of stored sequences: their ids, and where they came from."""
-        if self._table is None:
-            self._table = pa.ipc.open_file(pa.memory_map(str(self.directory / "sequences.arrow"))).read_all()
-        return self._table
-
-    def _owners(self, sequences_B: np.ndarray) -> np.ndarray:
-        """Return the stored sequence that each is a part of."""
-        owners_N = self.windows.owners_N
-        return sequences_B if owners_N is None else owners_N[sequences_B]
 
 
 def cut_windows(offsets_S1: np.ndarray, settings: LengthSettings) -> Windows:
@@ -233,36 +226,31 @@ def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def read_meta(directory: Path) -> dict[str, Any]:
-    """Return what the meta.json of a cache says."""
+    """Read the meta.json of a cache."""
     meta: dict[str, Any] = json.loads((directory / META).read_text(encoding="utf-8"))
     return meta
 
 
 def origin_of(split: SequenceSet, sequences_B: np.ndarray) -> str:
     """Return the ids of sequences and the files and row groups that they begin in, for a message; short however many there are."""
-
-    def first_few(names: Iterable[object]) -> str:
-        return some([str(name) for name in names], SHOWN)
-
-    def part(file: str, rows_R: np.ndarray) -> str:
-        noun, numbers = "row", rows_R
-        with suppress(*UNREADABLE):
-            footer = pq.read_metadata(file)
-            if rows_R.max() < footer.num_rows:  # or it is another file by now
-                ends_G = np.cumsum([footer.row_group(group).num_rows for group in range(footer.num_row_groups)])
-                noun, numbers = "row group", np.searchsorted(ends_G, rows_R, side="right")
-        distinct = np.unique(numbers)
-        return f"{noun}{'s' * (len(distinct) != 1)} {first_few(distinct)}"
-
     if len(sequences_B) == 0:
         return "no sequences"
     whole = f"of the {split.directory.name} split"
     try:
         ids, rows_of = split.ids(sequences_B), split.rows_of(sequences_B)
     except UNREADABLE as error:
-        return f"sequences {first_few(sequences_B)} {whole} by number, as {split.directory} cannot be read ({error})"
-    files = [f"{file}: {part(file, rows_R)}" for file, rows_R in islice(rows_of.items(), SHOWN_FILES)]
-    more = len(rows_of) - len(files)
-    beside = f"; and {counted(more, 'more file')}" if more else ""
+        numbers = some([*map(str, sequences_B)], SHOWN)
+        return f"sequences {numbers} {whole} by number, as {split.directory} cannot be read ({error})"
+    places = []
+    for file, rows_R in islice(rows_of.items(), SHOWN_FILES):
+        noun, parts = "row", np.unique(rows_R)
+        with suppress(*UNREADABLE):
+            footer = pq.read_metadata(file)
+            if parts[-1] < footer.num_rows:  # or it is another file by now
+                ends_G = np.cumsum([footer.row_group(group).num_rows for group in range(footer.num_row_groups)])
+                noun, parts = "row group", np.unique(np.searchsorted(ends_G, parts, side="right"))
+        places.append(f"{file}: {noun}{'s' * (len(parts) != 1)} {some([*map(str, parts)], SHOWN)}")
+    if len(rows_of) > SHOWN_FILES:
+        places.append(f"and {counted(len(rows_of) - SHOWN_FILES, 'more file')}")
     noun = "sequence" if len(ids) == 1 else "sequences"
-    return f"{noun} {first_few(ids)} {whole} ({'; '.join(files)}{beside})"
+    return f"{noun} {some([*map(str, ids)], SHOWN)} {whole} ({'; '.join(places)})"

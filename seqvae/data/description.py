@@ -1,4 +1,7 @@
-"""What a model has to know about the data; lies in the cache's meta.json and, later, in every checkpoint."""
+"""What a model has to know about the data; lies in the cache's meta.json and, later, in every checkpoint.
+
+Apart from the batches, because code that writes or reads files of data needs no torch.
+"""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple

@@ -1,4 +1,4 @@
-"""An opened cache and the limits of its batches -> what a user wants to know before training: numbers, and warnings.
+"""An opened cache and the limits of its batches -> what is worth knowing before training: numbers, and warnings.
 
 All counts are of what is stored, before the length cap, and, unless a field says otherwise, of the training split. They come from
 plain passes over a cache's flat files, a piece at a time, so that memory stays bounded. "Names": token ids, features or variables.
@@ -18,11 +18,11 @@ import pandas as pd
 from torch import Tensor
 
 from seqvae.data.batch import Batch
-from seqvae.data.batching import Cut, Limits, cut_batches, padding_efficiency, plan_epoch
+from seqvae.data.batching import Cut, Limits, cut_batches, plan_epoch
 from seqvae.data.building.finishing import FAR_OUT, Pieces
 from seqvae.data.cache import SequenceData
 from seqvae.data.dataset import read_meta
-from seqvae.data.description import UNKNOWN
+from seqvae.data.description import UNKNOWN, Kind
 from seqvae.data.flat_file import PIECE_ITEMS, map_flat, read_pieces
 from seqvae.data.parquet.discovery import ColumnRow
 from seqvae.text import some
@@ -50,7 +50,7 @@ BIN = 0.02
 REACH = 5.0
 """Standard deviations from the mean beyond which all values count as equal."""
 MOST_DRAWN = 20
-"""Names whose values are worth a picture."""
+"""Names whose values are worth a picture; the figure of the report has room for as many."""
 SMALLEST_DIGIT = 1e-6
 """Of a standard deviation: less is rounding, as values are stored in float32."""
 SEQUENCES_AT_ONCE = 4096
@@ -77,7 +77,7 @@ class LabelRow(NamedTuple):
     label: str
     train: int
     valid: int
-    test: int | None
+    test: int | None = None
 
 
 class BatchRow(NamedTuple):
@@ -124,26 +124,22 @@ class NameRow(NamedTuple):
     far_out: int | None = None
 
 
-class Distributions(NamedTuple):
-    """Of the values of K names, in standard deviations from the mean."""
-
-    names: tuple[str, ...]
-    values_KQ: np.ndarray
-
-
 class Names(NamedTuple):
+    """The tokens, features or variables."""
+
     possible: int
     """How many a model has to reckon with."""
     total: int
     """How many of them occur."""
     rows: tuple[NameRow, ...]
     """Of tokens and variables the most frequent; of features all, or those with the most missing values."""
-    counts_U: np.ndarray | None
-    """Tokens and events: how often each one occurs, descending."""
-    missing: dict[str, np.ndarray]
+    warnings: tuple[str, ...] = ()
+    counts_U: np.ndarray | None = None
+    """Tokens: how often each one occurs, descending."""
+    missing: dict[str, np.ndarray] | None = None
     """Features: per split the share of missing values of each row."""
-    distributions: Distributions | None
-    warnings: tuple[str, ...]
+    quantiles_KQ: np.ndarray | None = None
+    """Features and variables: `QUANTILES` of the first `MOST_DRAWN` rows, in standard deviations from the mean."""
 
 
 class FlatSplit(NamedTuple):
@@ -162,9 +158,23 @@ class FlatSplit(NamedTuple):
 
 
 class Inspection(NamedTuple):
+    """What a cache holds, and what would become of it in training."""
+
+    kind: Kind
+    layout: str
+    """What was detected, in one line."""
+    cache: str
+    """The directory of the converted data."""
+    cap: int
+    """--max_sequence_length."""
+    accumulate: int
+    """Batches of an optimizer step."""
+    notes: tuple[str, ...]
+    """What a user should know; those that begin with "warning: " are the gravest."""
     files: int
+    """Parquet files that were found."""
     bytes: int
-    """Of the Parquet."""
+    """Size of those files."""
     splits: tuple[SplitRow, ...]
     lengths: dict[str, np.ndarray]
     """Per split, int64 [S], before the cap."""
@@ -188,17 +198,15 @@ def inspect_cache(data: SequenceData, cap: int, limits: Limits, cut: Cut, *, acc
     stored = {split: FlatSplit(data.path / split, entry["arrays"]) for split, entry in meta["splits"].items()}
     flat = {split: stored[split] for split in ("train", "valid", "test") if split in stored}
     lengths = {split: np.diff(files.map("offsets")) for split, files in flat.items()}
-    describe = {"tokens": _tokens, "vectors": _features, "events": _variables}[about.kind]
-    names = describe(data, flat, most)
+    names = {"tokens": _tokens, "vectors": _features, "events": _variables}[about.kind](data, flat, most)
     labels: list[LabelRow] = []
     if about.classes:
-        size = len(about.classes) + 1
+        named = (NO_LABEL, *about.classes)
         counts_of = {
-            name: np.bincount(files.map("labels") + 1, minlength=size).tolist() for name, files in flat.items()
+            split: np.bincount(files.map("labels") + 1, minlength=len(named)).tolist() for split, files in flat.items()
         }
-        for k, label in enumerate((NO_LABEL, *about.classes)):
-            test = counts_of["test"][k] if "test" in counts_of else None
-            row = LabelRow(label, counts_of["train"][k], counts_of["valid"][k], test)
+        for k, label in enumerate(named):
+            row = LabelRow(label, **{split: of_split[k] for split, of_split in counts_of.items()})
             if label != NO_LABEL or row.train or row.valid or row.test:
                 labels.append(row)
     sizes = [file["size"] for file in meta["files"] if file["size"] >= 0]
@@ -229,6 +237,12 @@ def inspect_cache(data: SequenceData, cap: int, limits: Limits, cut: Cut, *, acc
         gaps = int(lengths_S.sum()) - len(lengths_S)
         time = TimeSpans(float(np.median(spans_S)), float(spans_S.sum() / max(1, gaps)), about.time_unit)
     return Inspection(
+        kind=about.kind,
+        layout=data.layout,
+        cache=str(data.path),
+        cap=cap,
+        accumulate=accumulate,
+        notes=(*data.notes, limits.hint) if limits.hint else data.notes,
         files=len(sizes),
         bytes=sum(sizes),
         splits=tuple(splits),
@@ -265,7 +279,7 @@ def _batch_rows(data: SequenceData, limits: Limits, cut: Cut, accumulate: int) -
             per_epoch=plan.batches,
             updates=-(-plan.batches // accumulate),
             sequences=float(rows_K.mean()),
-            efficiency=padding_efficiency(lengths_N, plan, way.pad_to),
+            efficiency=float(ordered_N.sum(dtype=np.int64) / padded_K.sum()),
             largest=int(padded_K[largest]),
             memory=batch_bytes(one, int(rows_K[largest]), int(padded_K[largest]), events),
         )
@@ -307,18 +321,7 @@ def _warnings(
             yield f"{split}: {len(absent)} of {len(named)} labels do not occur there: {some(absent)}"
 
 
-# The tokens, features or variables
-
-
-class ValueStatistics(NamedTuple):
-    """Values of V names, in standard deviations from the mean; NaN where a name has no value."""
-
-    valued_V: np.ndarray
-    """int64, values that are there."""
-    lowest_V: np.ndarray
-    highest_V: np.ndarray
-    far_V: np.ndarray
-    """int64, values more than `FAR_OUT` standard deviations from the mean."""
+# --- The tokens, features or variables ---------------------------------------------------------------------------------
 
 
 def _tokens(data: SequenceData, flat: dict[str, FlatSplit], most: int) -> Names:
@@ -331,8 +334,8 @@ def _tokens(data: SequenceData, flat: dict[str, FlatSplit], most: int) -> Names:
     ]
     warnings = []
     if symbols[:1] != (UNKNOWN,):  # or what training never shows counts as <unknown>
-        for name, split in ((name, split) for name, split in flat.items() if name != "train"):
-            found_U, found_counts_U = _count_ids(split)
+        for name in [name for name in flat if name != "train"]:
+            found_U, found_counts_U = _count_ids(flat[name])
             unseen_U = ~np.isin(found_U, ids_U)
             if unseen_U.any():
                 warnings.append(
@@ -344,7 +347,7 @@ def _tokens(data: SequenceData, flat: dict[str, FlatSplit], most: int) -> Names:
             f"the ids go up to {size - 1:,}, but only {len(ids_U):,} of them occur: the model's vocabulary would be "
             f"{size / len(ids_U):,.0f} times as large as it need be. Number them 0, 1, 2, ..."
         )
-    return Names(size, len(ids_U), tuple(rows), counts_U, {}, None, tuple(warnings))
+    return Names(size, len(ids_U), tuple(rows), tuple(warnings), counts_U=counts_U)
 
 
 def _count_ids(split: FlatSplit) -> tuple[np.ndarray, np.ndarray]:
@@ -365,22 +368,21 @@ def _features(data: SequenceData, flat: dict[str, FlatSplit], most: int) -> Name
         for values_E in flat["train"].pieces("values", max(1, PIECE_ITEMS // width) * width):
             yield np.tile(np.arange(width), len(values_E) // width), values_E
 
+    rows = _value_rows(data, pieces)
     missing = {name: np.array(data.counts[name]["missing"]) / data.counts[name]["steps"] for name in flat}
-    values = _value_statistics(pieces, width)
     shown_K = np.arange(width)
     if width > most:
-        shown_K = np.lexsort((-values.far_V, -missing["train"]))[:most]
-    rows = [
-        row._replace(missing=float(missing["train"][v]), far_out=int(values.far_V[v]))
-        for row, v in zip(_value_rows(data, values, shown_K), shown_K.tolist(), strict=True)
-    ]
-    empty = np.flatnonzero((missing["train"] > MOSTLY_MISSING) & (values.valued_V > 0))
+        far_V = np.array([row.far_out for row in rows])
+        shown_K = np.lexsort((-far_V, -missing["train"]))[:most]
+    shown = [rows[v]._replace(missing=float(missing["train"][v])) for v in shown_K.tolist()]
+    empty = [v for v in np.flatnonzero(missing["train"] > MOSTLY_MISSING).tolist() if rows[v].mean is not None]
     named = empty[:MOST_MISSING_NAMED]
     warnings = [f"{about.names[v]}: {missing['train'][v]:.1%} of its values are missing" for v in named]
     if len(empty) > len(named):
         warnings.append(f"{len(empty) - len(named)} more features are as empty")
     shown_missing = {name: share_V[shown_K] for name, share_V in missing.items()}
-    return Names(width, width, tuple(rows), None, shown_missing, _distributions(data, pieces, shown_K), tuple(warnings))
+    drawn_KQ = quantiles(pieces, width, shown_K[:MOST_DRAWN])
+    return Names(width, width, tuple(shown), tuple(warnings), missing=shown_missing, quantiles_KQ=drawn_KQ)
 
 
 def _variables(data: SequenceData, flat: dict[str, FlatSplit], most: int) -> Names:
@@ -389,8 +391,8 @@ def _variables(data: SequenceData, flat: dict[str, FlatSplit], most: int) -> Nam
     def pieces() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         return zip(train.pieces("variables"), train.pieces("values"), strict=True)
 
+    rows = _value_rows(data, pieces)
     number_V, valued_V = np.array(counts["per_name"]), np.array(counts["valued"])
-    values = _value_statistics(pieces, size)
     sequences_V = np.zeros(size, np.int64)  # in how many each variable occurs
     ends_S1, variables_E = train.map("event_offsets")[train.map("offsets")], train.map("variables")
     at_once = max(1, min(SEQUENCES_AT_ONCE, (1 << 26) // size))
@@ -402,52 +404,40 @@ def _variables(data: SequenceData, flat: dict[str, FlatSplit], most: int) -> Nam
         sequences_V += seen_SV.sum(axis=0)
     order_V = np.argsort(-number_V, kind="stable")
     order_U = order_V[number_V[order_V] > 0]
-    shown_K = order_U[:most]
-    rows = [
-        row._replace(
+    shown = [
+        rows[v]._replace(
             seen=int(number_V[v]),
             in_sequences=float(sequences_V[v] / counts["sequences"]),
             missing=float(1 - valued_V[v] / number_V[v]),
-            far_out=int(values.far_V[v]),
         )
-        for row, v in zip(_value_rows(data, values, shown_K), shown_K.tolist(), strict=True)
+        for v in order_U[:most].tolist()
     ]
-    return Names(size, len(order_U), tuple(rows), number_V[order_U], {}, _distributions(data, pieces, shown_K), ())
+    drawn_KQ = quantiles(pieces, size, order_U[:most][:MOST_DRAWN])
+    return Names(size, len(order_U), tuple(shown), quantiles_KQ=drawn_KQ)
 
 
-def _value_statistics(pieces: Pieces, size: int) -> ValueStatistics:
-    valued_V, far_V = np.zeros(size, np.int64), np.zeros(size, np.int64)
-    lowest_V, highest_V = np.full(size, np.nan), np.full(size, np.nan)
+def _value_rows(data: SequenceData, pieces: Pieces) -> list[NameRow]:
+    """Return mean, standard deviation, range and outliers of each feature or variable; None where it has no value."""
+    about, size = data.description, len(data.description.names)
+    far_V, lowest_V, highest_V = np.zeros(size, np.int64), np.full(size, np.nan), np.full(size, np.nan)
     for names_E, values_E in pieces():
-        valued_V += np.bincount(names_E[~np.isnan(values_E)], minlength=size)
         far_V += np.bincount(names_E[np.abs(values_E) > FAR_OUT], minlength=size)
         np.fmin.at(lowest_V, names_E, values_E)
         np.fmax.at(highest_V, names_E, values_E)
-    return ValueStatistics(valued_V, lowest_V, highest_V, far_V)
-
-
-def _value_rows(data: SequenceData, values: ValueStatistics, shown_K: np.ndarray) -> list[NameRow]:
-    """Return name, mean, standard deviation and range; without numbers where a name has no value."""
-    about = data.description
 
     def own_units(value: float, mean: float, std: float) -> float:
         own = value * std + mean
         return 0.0 if abs(own) < SMALLEST_DIGIT * std * max(1.0, abs(value)) else own
 
     rows = []
-    for v in shown_K.tolist():
-        mean, std = about.mean[v], about.std[v]
-        row = NameRow(about.names[v])
-        if not np.isnan(values.lowest_V[v]):
-            low, high = (own_units(float(end_V[v]), mean, std) for end_V in (values.lowest_V, values.highest_V))
+    columns = (about.names, about.mean, about.std, lowest_V.tolist(), highest_V.tolist(), far_V.tolist())
+    for name, mean, std, lowest, highest, far_out in zip(*columns, strict=True):
+        row = NameRow(name, far_out=far_out)
+        if not np.isnan(lowest):
+            low, high = own_units(lowest, mean, std), own_units(highest, mean, std)
             row = row._replace(mean=mean, std=std if high > low else 0.0, min=low, max=high)
         rows.append(row)
     return rows
-
-
-def _distributions(data: SequenceData, pieces: Pieces, shown_K: np.ndarray) -> Distributions:
-    names, drawn_K = data.description.names, shown_K[:MOST_DRAWN]
-    return Distributions(tuple(names[v] for v in drawn_K), quantiles(pieces, len(names), drawn_K))
 
 
 def quantiles(pieces: Pieces, size: int, chosen_K: np.ndarray) -> np.ndarray:
@@ -457,9 +447,9 @@ def quantiles(pieces: Pieces, size: int, chosen_K: np.ndarray) -> np.ndarray:
     place_V[chosen_K] = np.arange(len(chosen_K))
     counts_KB = np.zeros((len(chosen_K), len(edges) + 1), np.int64)
     for names_E, values_E in pieces():
-        wanted_E = (place_V[names_E] >= 0) & ~np.isnan(values_E)
-        bins_E = np.searchsorted(edges, values_E[wanted_E])
-        flat_E = place_V[names_E[wanted_E]] * counts_KB.shape[1] + bins_E
+        chosen_E = (place_V[names_E] >= 0) & ~np.isnan(values_E)
+        bins_E = np.searchsorted(edges, values_E[chosen_E])
+        flat_E = place_V[names_E[chosen_E]] * counts_KB.shape[1] + bins_E
         counts_KB += np.bincount(flat_E, minlength=counts_KB.size).reshape(counts_KB.shape)
     totals_K = counts_KB.sum(axis=1)
     reached_KQB = counts_KB.cumsum(axis=1)[:, None, :] >= np.array(QUANTILES)[:, None] * totals_K[:, None, None]

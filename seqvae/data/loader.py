@@ -33,7 +33,7 @@ from torch import Tensor
 
 from seqvae.config.data import LoadingSettings
 from seqvae.data.batch import Batch, Gathers
-from seqvae.data.batching import Plan
+from seqvae.data.batching import Limits, Plan, gather_batch
 from seqvae.data.dataset import UNREADABLE
 from seqvae.errors import DataError, SettingsError, StorageError, is_out_of_memory
 from seqvae.text import some
@@ -59,7 +59,7 @@ SHOWN = 5
 
 
 class Loading(NamedTuple):
-    """Who makes the batches."""
+    """How batches are made: `LoadingSettings` with all that the user left open."""
 
     worker_type: str
     workers: int
@@ -71,7 +71,7 @@ class Loading(NamedTuple):
     timeout_seconds: float | None
     """How long to wait for a batch; None: without a limit."""
     hint: str = ""
-    """What is odd about the request, for the header."""
+    """What is odd about the settings, for the header."""
 
 
 def resolve_loading(settings: LoadingSettings) -> Loading:
@@ -103,22 +103,21 @@ class BatchLoader:
     def __init__(
         self,
         sequences: Gathers,
+        limits: Limits,
         plan_of_epoch: Callable[[int], Plan],
         batches: int,
         loading: Loading,
         *,
-        pad_to: int | None = None,
         rank: int = 0,
         world: int = 1,
         accumulate: int = 1,
         reshuffled: bool = False,
-        start_method: str | None = None,
-        place_of: Callable[[np.ndarray], str] | None = None,
+        origin_of: Callable[[np.ndarray], str] | None = None,
         on_trouble: Callable[[str], None] = log.warning,
     ) -> None:
-        """Every epoch's plan has `batches` batches; `accumulate` rounds make one optimizer step.
+        """Every epoch's plan has `batches` batches, cut under `limits`; `accumulate` rounds make one optimizer step.
 
-        `place_of` returns where sequences came from; `on_trouble` gets a line each time that the workers start again.
+        `origin_of` returns where sequences came from; `on_trouble` gets a line each time that the workers start again.
         """
         self.batches, self.rank, self.world, self.accumulate = batches, rank, world, accumulate
         self.epoch = 0
@@ -126,12 +125,12 @@ class BatchLoader:
         self._start = 0
         self._lengths_N = sequences.lengths_N
         self._plan_of_epoch = plan_of_epoch
-        self._workers = Workers(sequences, loading, pad_to, start_method)
-        self._place_of = place_of or (
+        self._workers = Workers(sequences, limits, loading)
+        self._origin_of = origin_of or (
             lambda sequences_B: f"sequences {some([*map(str, sequences_B)], SHOWN)} by number"
         )
         self._on_trouble = on_trouble
-        if reshuffled:  # Lightning asks an evaluation loader that has a sampler for more than we are
+        if reshuffled:  # Lightning expects more of an evaluation loader that has a sampler
             self.sampler = self
 
     def set_epoch(self, epoch: int) -> None:
@@ -165,7 +164,7 @@ class BatchLoader:
                 try:
                     batch = next(batches)
                 except BaseException as error:
-                    error.add_note(f"while making {_name(first + number)}")
+                    error.add_note(f"while making batch {first + number:,} (counted through all epochs)")
                     raise
                 self.delivered = min(self.batches, number - self.rank + self.world)
                 yield batch._replace(step_tokens=step_tokens, position=first + number)
@@ -182,13 +181,15 @@ class BatchLoader:
                 return
             except BatchNotMade as trouble:
                 failures += 1
-                name, place = _name(first + numbers[done]), self._look_up(plan.batch(numbers[done]))
+                reason, advice = trouble.args
+                name = f"batch {first + numbers[done]:,} (counted through all epochs)"
+                place = self._look_up(plan.batch(numbers[done]))
                 if failures == TRIES:
                     raise DataError(
-                        f"{name} could not be made, {TRIES} times in a row: {trouble.reason}. It holds {place}. {trouble.advice}."
+                        f"{name} could not be made, {TRIES} times in a row: {reason}. It holds {place}. {advice}."
                     ) from trouble
                 self._on_trouble(
-                    f"{name} was not made: {trouble.reason}. It holds {place}. The loader starts again from this batch "
+                    f"{name} was not made: {reason}. It holds {place}. The loader starts again from this batch "
                     f"(try {failures + 1} of {TRIES})"
                 )
 
@@ -198,7 +199,7 @@ class BatchLoader:
 
         def look_up() -> None:
             try:
-                found.put(self._place_of(sequences_B))
+                found.put(self._origin_of(sequences_B))
             except (*UNREADABLE, ValueError, LookupError) as error:  # what lies there may be damaged, too
                 found.put(f"sequences that cannot be looked up ({error})")
 
@@ -234,42 +235,25 @@ def rounds(batches: int, world: int) -> int:
     return -(-batches // world)
 
 
-def _name(position: int) -> str:
-    return f"batch {position:,} (counted through all epochs)"
-
-
-def pin(batch: Batch) -> Batch:
-    """Copy a batch's tensors to page-locked memory."""
-    pinned: dict[str, Any] = {
-        name: value.pin_memory() for name, value in batch._asdict().items() if isinstance(value, Tensor)
-    }
-    return batch._replace(**pinned)
-
-
-# Who makes the batches: requests (the sequences of each batch) in, batches out, until one is not made.
+# --- Making batches: requests (the sequences of each batch) in, batches out, until one is not made ----------------------
 #
 # Threads are the default: numpy's copies release the GIL, and what a thread makes need not be sent. Processes cost more than they
 # bring once the data lie in the cache; they are there for those who add heavy work of their own.
 
 
 class BatchNotMade(Exception):
-    """A batch that could not be made, for a reason that may be gone when the workers have started again."""
+    """A batch that could not be made, for a reason that may be gone when the workers have started again.
 
-    def __init__(self, reason: str, advice: str) -> None:
-        """`advice`: what to do if it stays so; without a full stop, as is the reason."""
-        super().__init__(reason, advice)
-        self.reason, self.advice = reason, advice
+    Its arguments: the reason, and what to do if it stays so; both without a full stop.
+    """
 
 
 class Workers:
     """Makes batches of one split, as `loading` says."""
 
-    def __init__(
-        self, sequences: Gathers, loading: Loading, pad_to: int | None = None, start_method: str | None = None
-    ) -> None:
+    def __init__(self, sequences: Gathers, limits: Limits, loading: Loading) -> None:
         self.loading = loading
-        self._gather = partial(sequences.gather, pad_to=pad_to)
-        self._start_method = start_method
+        self._gather = partial(gather_batch, sequences, limits)
         self._kept: list[WorkerProcess] = []
 
     def make(self, requests: Iterable[np.ndarray]) -> Generator[Batch]:
@@ -282,11 +266,11 @@ class Workers:
         makers: Sequence[MakeBatch] = [self._gather] * max(1, loading.workers)
         processes: list[WorkerProcess] = []
         if loading.workers and loading.worker_type == "process":
-            processes = self._kept or [WorkerProcess(self._gather, self._start_method) for _ in range(loading.workers)]
+            processes = self._kept or [WorkerProcess(self._gather) for _ in range(loading.workers)]
             self._kept = processes if loading.persistent else []
             makers = processes
         if loading.pin_memory:
-            makers = [_pinned(make) for make in makers]
+            makers = [partial(make_pinned, make) for make in makers]
         if loading.workers == 0:
             yield from (attempt(makers[0], request) for request in requests)
             return
@@ -339,8 +323,13 @@ class Workers:
         self._kept = []
 
 
-def _pinned(make: MakeBatch) -> MakeBatch:
-    return lambda sequences_B: pin(make(sequences_B))
+def make_pinned(make: MakeBatch, sequences_B: np.ndarray) -> Batch:
+    """Make a batch and copy its tensors to page-locked memory."""
+    batch = make(sequences_B)
+    pinned: dict[str, Any] = {
+        name: value.pin_memory() for name, value in batch._asdict().items() if isinstance(value, Tensor)
+    }
+    return batch._replace(**pinned)
 
 
 def attempt(make: Callable[[np.ndarray], Made], sequences_B: np.ndarray) -> Made:
@@ -349,9 +338,7 @@ def attempt(make: Callable[[np.ndarray], Made], sequences_B: np.ndarray) -> Made
         return make(sequences_B)
     except (BatchNotMade, DataError, SettingsError, StorageError):
         raise
-    except (
-        Exception
-    ) as error:  # of any type, as anybody's `gather` may run here; it is counted and reported, not swallowed
+    except Exception as error:  # of any type, as foreign code may gather; it is counted and reported, not swallowed
         if is_out_of_memory(error):
             raise
         *_, (frame, line) = traceback.walk_tb(error.__traceback__)  # no traceback gets out of a worker process
@@ -404,8 +391,8 @@ class WorkerProcess:
     other, so one that is killed in the midst of anything leaves the others whole.
     """
 
-    def __init__(self, make: MakeBatch, start_method: str | None) -> None:
-        context: Any = multiprocessing.get_context(start_method)
+    def __init__(self, make: MakeBatch) -> None:
+        context: Any = multiprocessing.get_context()
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
             target=_serve, args=(make, theirs, self._connection), name="batches", daemon=True

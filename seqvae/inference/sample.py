@@ -123,7 +123,7 @@ def _sequence_with_id(data: SequenceDataModule, splits: Sequence[str], id_: str)
     """Return the first sequence with this id, in a batch of its own."""
     for name in splits:
         stored = data.split(name)
-        place = stored.place_of(id_)
+        place = stored.sequence_of(id_)
         if place is not None:
             return stored.gather(np.array([place]))
     first = data.split(splits[0])

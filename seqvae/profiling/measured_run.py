@@ -33,6 +33,7 @@ from torch.profiler import ProfilerActivity, profile
 from seqvae.config.training import TrainingSettings
 from seqvae.console import set_up_output
 from seqvae.data.batch import Batch, padded_steps
+from seqvae.data.batching import gather_batch
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.errors import DataError, DivergedError, SettingsError, StorageError, UsageError, is_out_of_memory
 from seqvae.models.vae import SequenceVAE
@@ -472,7 +473,7 @@ class MeasurementCallback(Callback):
             give_back(0)
         other = with_budget(data, self._recipe.settings, tokens_per_batch)
         can_repeat = _reset_peak(on_gpu)
-        batch = other.gathering("train", other.limits).gather(np.array(sequences), other.limits.pad_to)
+        batch = gather_batch(other.split("train"), other.limits, np.array(sequences))
         tokens = int(batch.lengths_B.sum()) * data.accumulate
         for _ in range(MOST_FIRST_STEPS):
             self._requested.extend(batch._replace(step_tokens=tokens, position=k) for k in range(data.accumulate))

@@ -1,14 +1,14 @@
 """What is known of a data set, as text and as one figure: whether it would train, what to know before, and the numbers behind it.
 
-In: a `Heading`, and what `seqvae/data/inspection.py` counted (`inspect_cache`; of data that cannot be used `survey_files`). Rows
-are named tuples; in a table a field is a column. Text from data is drawn as it is, never as a formula.
+In: what `inspect_cache` of `seqvae/data/inspection.py` found, or `survey_files` in data that cannot be used. Rows are named tuples;
+in a table a field is a column. Text from data is drawn as it is, never as a formula.
 """
 
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -19,12 +19,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from seqvae.reports.figures import DARK, FONTS, GREY, LIGHT, MIDDLE, STYLE, TICKS
 from seqvae.reports.terminal import LONG_TAIL, Ink, bar, bin_edges, heading, histogram, note, section
-from seqvae.text import cells, clip, duration, measure, percent, size, visible
+from seqvae.text import cells, clip, counted, duration, measure, percent, size, visible
 
-FORMATS = {
-    **dict.fromkeys(("share", "in_sequences", "missing", "unknown", "efficiency"), percent),
-    "memory": size,
-}
+FORMATS = {**dict.fromkeys(("share", "in_sequences", "missing", "unknown", "efficiency"), percent), "memory": size}
 WARNING, LEFT_OUT = "warning: ", "left out: "
 """How notes begin that have a place of their own here."""
 LABEL_NAMES = ("label", "labels", "target", "class", "outcome", "y")
@@ -50,31 +47,11 @@ BAR_COLOURS = (DARK, MIDDLE, LIGHT)
 BAR_HATCHES = (None, "////", "....")
 
 
-class Heading(NamedTuple):
-    """What a report says before any number."""
-
-    name: str
-    kind: str
-    """tokens, vectors or events."""
-    layout: str
-    """What was detected, in one line."""
-    command: str
-    """What would train on these data."""
-    cache: str
-    """The directory of the converted data."""
-    cap: int
-    """--max_sequence_length."""
-    accumulate: int
-    """Batches of an optimizer step."""
-    notes: tuple[str, ...]
-    """What a user should know; those that begin with "warning: " come first."""
-
-
 # --- Text -------------------------------------------------------------------------------------------------------------
 
 
-def data_page(found: Any, about: Heading, ink: Ink, most: int) -> list[str]:
-    """Return the report on data that would train. Tables have at most `most` rows; 0: all."""
+def data_page(name: str, found: Any, command: str, ink: Ink, most: int) -> list[str]:
+    """Return the report on data that would train, with the command that does. Tables have at most `most` rows; 0: all."""
     rows = partial(section, ink=ink, most=most, formats=FORMATS)
     columns = sorted(found.columns, key=lambda column: column.part is None)
     like_labels = [row.column for row in columns if row.part is None and row.column.lower() in LABEL_NAMES]
@@ -88,17 +65,17 @@ def data_page(found: Any, about: Heading, ink: Ink, most: int) -> list[str]:
             for value in (found.time.median_span, found.time.mean_gap)
         )
         of_splits += f" A sequence spans {span} (median), its steps are {gap} apart (mean)."
-    warned = [*found.warnings, *(text.removeprefix(WARNING) for text in about.notes if text.startswith(WARNING))]
-    with_warnings = f", with {len(warned)} warning{'s' * (len(warned) > 1)}" if warned else ""
+    warned = [*found.warnings, *(text.removeprefix(WARNING) for text in found.notes if text.startswith(WARNING))]
+    with_warnings = f", with {counted(len(warned), 'warning')}" if warned else ""
     lines = [
-        ink.bold(visible(f"{about.name}: {about.kind}")),
-        *note(about.layout.removeprefix(f"{about.kind}: "), ink, mark=""),
-        *note(f"{found.files:,} file{'s' * (found.files > 1)}, {size(found.bytes)}; cache {about.cache}", ink, mark=""),
+        ink.bold(visible(f"{name}: {found.kind}")),
+        *note(found.layout.removeprefix(f"{found.kind}: "), ink, mark=""),
+        *note(f"{counted(found.files, 'file')}, {size(found.bytes)}; cache {found.cache}", ink, mark=""),
         "",
         ink.good("READY to train") + with_warnings,
-        f"  {visible(about.command)}",
+        f"  {visible(command)}",
     ]
-    others = [text for text in about.notes if not text.startswith((WARNING, LEFT_OUT))]
+    others = [text for text in found.notes if not text.startswith((WARNING, LEFT_OUT))]
     if warned or others:
         lines += heading("Worth knowing", ink)
     lines += [ink.warning(line) for text in warned for line in note(text, ink, mark="!")]
@@ -106,15 +83,27 @@ def data_page(found: Any, about: Heading, ink: Ink, most: int) -> list[str]:
     if found.bad_files:
         lines += heading(f"Files left out: {len(found.bad_files):,}", ink)
     lines += [line for text in without_advice(found.bad_files) for line in note(text, ink, mark="x")]
+    names = found.names
+    title = f"{TITLES[found.kind]}: {names.total:,}"
+    if found.kind == "tokens" and names.total < names.possible:
+        title += f" of {names.possible:,} occur"
+    if 0 < most < names.total:
+        title += ", those with the most missing values" if found.kind == "vectors" else ", the most frequent"
+    table_of_names = rows(title, names.rows, total=names.total, remark=OF_NAMES[found.kind])
+    if found.kind == "tokens":  # they have nothing but their share to show, so it is drawn, too
+        first = 3  # behind an empty line, the title and the heading
+        for number, row in enumerate(names.rows[:most] if most else names.rows, start=first):
+            room = ink.width - cells(table_of_names[number]) - 2
+            table_of_names[number] += f"  {bar(row.share / names.rows[0].share, room, ink)}".rstrip()
     return [
         *lines,
         *rows("Columns", columns, remark=of_columns),
         *rows("Splits", found.splits, remark=of_splits),
         *heading("Lengths", ink),
-        *histogram(found.lengths, about.cap, ink),
-        *_names(found, about, ink, most),
+        *histogram(found.lengths, found.cap, ink),
+        *table_of_names,
         *rows("Labels", found.labels),
-        *rows("Batches", found.batches, remark=OF_BATCHES.format(about.accumulate)),
+        *rows("Batches", found.batches, remark=OF_BATCHES.format(found.accumulate)),
     ]
 
 
@@ -146,28 +135,10 @@ def without_advice(messages: Sequence[str]) -> list[str]:
     return [f"{message.rpartition('. ')[0]}." if ". " in message else message for message in messages]
 
 
-def _names(found: Any, about: Heading, ink: Ink, most: int) -> list[str]:
-    """Return the table of names; tokens have nothing but their share to show, so it is drawn, too."""
-    names = found.names
-    title = f"{TITLES[about.kind]}: {names.total:,}"
-    if about.kind == "tokens" and names.total < names.possible:
-        title += f" of {names.possible:,} occur"
-    if 0 < most < names.total:
-        title += ", those with the most missing values" if about.kind == "vectors" else ", the most frequent"
-    remark = OF_NAMES[about.kind]
-    lines = section(title, names.rows, ink, most=most, total=names.total, formats=FORMATS, remark=remark)
-    if about.kind == "tokens":
-        first = 3  # behind an empty line, the title and the heading
-        for number, row in enumerate(names.rows[:most] if most else names.rows, start=first):
-            room = ink.width - cells(lines[number]) - 2
-            lines[number] += f"  {bar(row.share / names.rows[0].share, room, ink)}".rstrip()
-    return lines
-
-
 # --- The figure -------------------------------------------------------------------------------------------------------
 
 
-def write_data_figure(path: Path, found: Any, about: Heading) -> None:
+def write_data_figure(path: Path, name: str, found: Any) -> None:
     """Draw a PNG of four panels: lengths, two about names and their values, padding."""
     names = found.names
     rows = names.rows[:MOST_NAMES]
@@ -177,19 +148,18 @@ def write_data_figure(path: Path, found: Any, about: Heading) -> None:
     with matplotlib.rc_context(STYLE | {"font.family": fonts}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a name in a script the font does not have
         figure = Figure(figsize=(12, 8.5), layout="constrained")
-        figure.suptitle(visible(f"{about.name}: {about.kind}"), x=0.01, ha="left", fontsize=13, fontweight="bold")
+        figure.suptitle(visible(f"{name}: {found.kind}"), x=0.01, ha="left", fontsize=13, fontweight="bold")
         above, left, right, below = figure.subplots(2, 2).ravel()
-        _draw_lengths(above, found.lengths, about.cap)
-        if about.kind == "tokens":
+        _draw_lengths(above, found.lengths, found.cap)
+        if found.kind == "tokens":
             _draw_bars(left, f"Tokens, {few}", labels, {"train": [row.share for row in rows]})
             _draw_coverage(right, names.counts_U)
         else:
-            boxes = names.distributions
-            _draw_boxes(left, boxes.names[:MOST_NAMES], boxes.values_KQ[:MOST_NAMES])
-        if about.kind == "vectors":
+            _draw_boxes(left, labels, names.quantiles_KQ)
+        if found.kind == "vectors":
             missing = {split: shares_K[:MOST_NAMES].tolist() for split, shares_K in names.missing.items()}
             _draw_bars(right, "Missing values", labels, missing)
-        elif about.kind == "events":
+        elif found.kind == "events":
             per_sequence = [f"{row.seen / found.splits[0].sequences:,.1f} per sequence" for row in rows]
             present = {"train": [row.in_sequences for row in rows]}
             _draw_bars(right, f"Sequences that have the variable, {few}", labels, present, per_sequence)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from seqvae.config.data import LoadingSettings
 from seqvae.data.batch import TokenBatch
 from seqvae.data.batching import Cut, Limits, cut_batches, plan_epoch
-from seqvae.data.loader import BatchLoader, Workers, pin, resolve_loading
+from seqvae.data.loader import BatchLoader, Workers, make_pinned, resolve_loading
 from seqvae.errors import DataError
 from tests.support.fake_sequences import FakeSequences, log_normal_lengths
 
@@ -33,15 +33,17 @@ WAYS = {
     "two processes": LoadingSettings(worker_type="process", num_workers=2, persistent_workers=False),
 }
 LENGTHS = log_normal_lengths(300, cap=200)
-CUT = cut_batches(LENGTHS, Limits(None, 800, None))
+LIMITS = Limits(None, 800, None)
+CUT = cut_batches(LENGTHS, LIMITS)
 
 
 def make_loader(loading: LoadingSettings | None = None, cut: Cut = CUT, **options) -> Any:
     """A BatchLoader (whose batches are TokenBatches, which the type does not say)."""
     sequences = options.pop("sequences", FakeSequences(LENGTHS))
+    limits = options.pop("limits", LIMITS)
     loading = loading or LoadingSettings(num_workers=0)
     return BatchLoader(
-        sequences, lambda epoch: plan_epoch(cut, 0, epoch), cut.batches, resolve_loading(loading), **options
+        sequences, limits, lambda epoch: plan_epoch(cut, 0, epoch), cut.batches, resolve_loading(loading), **options
     )
 
 
@@ -62,8 +64,10 @@ def test_every_way_gives_the_same_batches_in_the_same_order(way):
     other.close()
 
 
-def test_spawned_processes_give_the_same_batches():
-    loader = make_loader(WAYS["one process"], start_method="spawn")
+def test_spawned_processes_give_the_same_batches(monkeypatch):
+    spawning = multiprocessing.get_context("spawn")
+    monkeypatch.setattr("multiprocessing.get_context", lambda *_: spawning)
+    loader = make_loader(WAYS["one process"])
     assert epoch_of(loader) == epoch_of(make_loader())
     loader.close()
 
@@ -79,7 +83,7 @@ def test_a_batch_holds_the_sequences_of_its_plan():
 
 
 def test_padding_to_a_fixed_length_gives_one_shape():
-    loader = make_loader(pad_to=200)
+    loader = make_loader(limits=LIMITS._replace(pad_to=200))
     assert {batch.tokens_BT.shape[1] for batch in loader} == {200}
 
 
@@ -343,7 +347,7 @@ def test_a_thread_makes_batches_in_one_go_when_half_of_those_ahead_are_gone():
             requested.append(number)
             yield np.array([number % len(LENGTHS)])
 
-    workers = Workers(FakeSequences(LENGTHS), resolve_loading(LoadingSettings(prefetch_factor=4)))
+    workers = Workers(FakeSequences(LENGTHS), LIMITS, resolve_loading(LoadingSettings(prefetch_factor=4)))
     batches = workers.make(requests())
     counts = []
     for _ in range(6):
@@ -361,7 +365,9 @@ def test_each_of_several_threads_always_has_something_to_do():
             requested.append(number)
             yield np.array([number % len(LENGTHS)])
 
-    workers = Workers(FakeSequences(LENGTHS), resolve_loading(LoadingSettings(num_workers=4, prefetch_factor=1)))
+    workers = Workers(
+        FakeSequences(LENGTHS), LIMITS, resolve_loading(LoadingSettings(num_workers=4, prefetch_factor=1))
+    )
     with closing(workers.make(requests())) as batches:
         for taken in range(6):
             next(batches)
@@ -399,6 +405,6 @@ def test_batches_made_in_process_or_by_threads_are_pinned(workers, monkeypatch):
 def test_pinning_keeps_what_is_no_tensor(monkeypatch):
     monkeypatch.setattr("torch.Tensor.pin_memory", lambda tensor: tensor + 1)
     batch = FakeSequences(LENGTHS).gather(np.array([3]))._replace(step_tokens=7, position=5)
-    pinned = pin(batch)
+    pinned = make_pinned(lambda _: batch, np.array([3]))
     assert pinned.sequences_B.tolist() == [4]
     assert (pinned.labels_B, pinned.step_tokens, pinned.position) == (None, 7, 5)

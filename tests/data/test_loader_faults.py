@@ -29,6 +29,7 @@ from tests.support.faulty_sequences import (
     AT,
     CUT,
     LENGTHS,
+    LIMITS,
     NEVER,
     WAYS,
     Faulty,
@@ -113,7 +114,7 @@ def test_the_third_failure_at_one_batch_ends_the_run_and_names_its_sequences(way
     messages: list[str] = []
     sequences = Faulty(fault, 99, tmp_path / "calls")
     loader = make_loader(
-        sequences, way, messages, 0.3 if fault is hangs else 60, place_of=lambda batch_B: f"<{batch_B}>"
+        sequences, way, messages, 0.3 if fault is hangs else 60, origin_of=lambda batch_B: f"<{batch_B}>"
     )
     batches = iter(loader)
     head = [content(next(batches)) for _ in range(AT)]
@@ -246,21 +247,21 @@ def test_a_wait_that_is_no_time_is_refused_in_the_words_of_the_flag(seconds):
 def test_a_restart_is_a_warning_by_default(tmp_path, caplog):
     sequences = Faulty(cannot_read, 1, tmp_path / "calls")
     loading = resolve_loading(LoadingSettings())
-    list(BatchLoader(sequences, lambda _: plan_epoch(CUT, 0, 0), CUT.batches, loading))
+    list(BatchLoader(sequences, LIMITS, lambda _: plan_epoch(CUT, 0, 0), CUT.batches, loading))
     (record,) = caplog.records
     assert (record.levelname, record.name) == ("WARNING", "seqvae.data.loader")
     assert "the disk is asleep" in record.message
 
 
 def test_a_disk_that_hangs_when_names_are_looked_up_does_not_keep_the_run(tmp_path, monkeypatch):
-    def place_of(sequences_B: np.ndarray) -> str:
+    def origin_of(sequences_B: np.ndarray) -> str:
         hangs()
         return "nothing"
 
     monkeypatch.setattr("seqvae.data.loader.NAMING_SECONDS", 0.1)
     messages: list[str] = []
     sequences = Faulty(cannot_read, 1, tmp_path / "calls")
-    assert epoch_of(make_loader(sequences, "one thread", messages, place_of=place_of)) == undisturbed()
+    assert epoch_of(make_loader(sequences, "one thread", messages, origin_of=origin_of)) == undisturbed()
     assert "It holds sequences that could not be looked up within 0.1 s." in messages[0]
 
 

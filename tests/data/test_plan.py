@@ -12,20 +12,19 @@ from hypothesis import strategies as st
 
 from seqvae.config.data import BatchSettings
 from seqvae.config.model import ModelSettings
+from seqvae.data.batch import with_rows
 from seqvae.data.batching import (
     Cut,
     Limits,
-    OnGrid,
     Plan,
     choose_batches,
     cut_batches,
+    gather_batch,
     grid_efficiency,
     grid_lengths,
     padding_efficiency,
     plan_epoch,
     plan_in_order,
-    rounded_up,
-    with_rows,
 )
 from tests.support.fake_sequences import FakeSequences, log_normal_lengths
 from tests.support.short_runs import ShortData
@@ -39,6 +38,7 @@ LIMITS = st.builds(
     pad_to=st.none() | st.just(60),
     hint=st.just(""),
     quadratic=st.sampled_from([None, 100.0]),
+    grid=st.just(()),
 )
 BUCKETING = st.booleans()
 
@@ -277,29 +277,27 @@ def test_a_data_module_counts_attention_only_with_level_cost():
 # --- A grid of few shapes ----------------------------------------------------------------------------------------------
 
 
-def padded_steps_on(lengths: np.ndarray, grid: tuple[int, ...]) -> int:
-    return int(rounded_up(lengths, np.array(grid)).sum())
+def padded_steps_on(lengths: list[int], grid: tuple[int, ...]) -> int:
+    return sum(min(padded for padded in grid if padded >= length) for length in lengths)
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=40), st.integers(1, 4))
 def test_a_grid_pads_with_as_few_steps_as_any_of_its_size(lengths, shapes):
-    lengths_N = np.array(lengths)
-    grid = grid_lengths(lengths_N, shapes)
+    grid = grid_lengths(np.array(lengths), shapes)
     present = sorted(set(lengths))
     size = min(shapes, len(present))
     rivals = ((*shorter, present[-1]) for shorter in combinations(present[:-1], size - 1))
     assert len(grid) == size
-    assert rounded_up(lengths_N, grid).sum() == min(padded_steps_on(lengths_N, rival) for rival in rivals)
+    assert padded_steps_on(lengths, grid) == min(padded_steps_on(lengths, rival) for rival in rivals)
 
 
 @settings(deadline=None)
 @given(LENGTHS, LIMITS, BUCKETING, st.integers(1, 8))
 def test_on_a_grid_every_batch_has_one_of_few_shapes_and_no_sequence_is_left_out(lengths, limits, bucketing, shapes):
-    limits = limits._replace(pad_to=None)
-    grid = grid_lengths(lengths, shapes)
-    on_grid = OnGrid(FakeSequences(lengths), grid, limits)
-    plan = plan_epoch(cut_batches(rounded_up(lengths, grid), limits, bucketing=bucketing), seed=0, epoch=0)
-    batches: list[Any] = [on_grid.gather(plan.batch(k)) for k in range(plan.batches)]
+    limits = limits._replace(pad_to=None, grid=grid_lengths(lengths, shapes))
+    sequences = FakeSequences(lengths)
+    plan = plan_epoch(cut_batches(lengths, limits, bucketing=bucketing), seed=0, epoch=0)
+    batches: list[Any] = [gather_batch(sequences, limits, plan.batch(k)) for k in range(plan.batches)]
     assert len({tuple(batch.tokens_BT.shape) for batch in batches}) <= shapes
     numbers = torch.cat([batch.sequences_B for batch in batches])
     assert sorted(numbers[numbers >= 0].tolist()) == list(range(len(lengths)))
@@ -310,16 +308,16 @@ def test_on_a_grid_every_batch_has_one_of_few_shapes_and_no_sequence_is_left_out
 
 def test_the_empty_batch_of_a_grid_has_one_of_its_shapes():
     lengths = np.array([3, 3, 8])
-    limits = Limits(None, 16, None)
-    empty: Any = OnGrid(FakeSequences(lengths), grid_lengths(lengths, 2), limits).gather(np.empty(0, np.int64))
+    limits = Limits(None, 16, None, grid=grid_lengths(lengths, 2))
+    empty: Any = gather_batch(FakeSequences(lengths), limits, np.empty(0, np.int64))
     assert empty.tokens_BT.shape == (5, 3)
     assert not empty.lengths_B.any()
 
 
 def test_the_efficiency_of_a_grid_counts_rows_that_are_filled_up():
     lengths = np.array([4, 4, 3, 8])
-    limits = Limits(None, 16, None)
-    cut = cut_batches(rounded_up(lengths, grid_lengths(lengths, 2)), limits)
+    limits = Limits(None, 16, None, grid=grid_lengths(lengths, 2))
+    cut = cut_batches(lengths, limits)
     assert grid_efficiency(lengths, cut, limits) == 19 / 32
 
 

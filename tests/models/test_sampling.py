@@ -4,13 +4,13 @@ Shapes: B sequences, T steps, W width, Z latent dimensions, V variables or ids, 
 """
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
-from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch, event_records, to_records, vector_records
+from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch, to_records
 from seqvae.data.description import DataDescription
 from seqvae.models.likelihoods import EventLikelihood, TokenLikelihood
 from seqvae.models.sampling import evaluating, reconstruct, sample, sample_prior
@@ -226,7 +226,7 @@ def test_vectors_get_their_units_back_and_missing_values_are_nan():
     values_BTD = torch.tensor([[[1.0, -2.0], [0.0, 0.0], [9.0, 9.0]]])
     observed_BTD = torch.tensor([[[True, True], [True, False], [False, False]]])
     batch = VectorBatch(values_BTD, observed_BTD, torch.tensor([2]), torch.tensor([0]), None, 2, 0)
-    ((first, second),) = vector_records(batch, description)
+    ((first, second),) = cast(Any, to_records(batch, description))
     assert first == pytest.approx({"heart rate": 90.0, "pH": 7.2})
     assert second == pytest.approx({"heart rate": 80.0, "pH": math.nan}, nan_ok=True)
 
@@ -246,7 +246,7 @@ def test_events_get_their_units_back_and_their_times_added_up():
         step_tokens=5,
         position=0,
     )
-    first, second = event_records(batch, description)
+    first, second = cast(Any, to_records(batch, description))
     assert first[0] == {"time": 0.0, "variable": "heart rate", "value": 90.0}
     assert first[1] == pytest.approx({"time": 5.5, "variable": "visit", "value": math.nan}, nan_ok=True)
     assert first[2] == {"time": 5.5, "variable": "heart rate", "value": 70.0}

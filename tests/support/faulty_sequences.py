@@ -16,7 +16,8 @@ from seqvae.data.loader import BatchLoader, resolve_loading
 from tests.support.fake_sequences import FakeSequences, log_normal_lengths
 
 LENGTHS = log_normal_lengths(60, cap=100)
-CUT = cut_batches(LENGTHS, Limits(4, 400, None))
+LIMITS = Limits(4, 400, None)
+CUT = cut_batches(LENGTHS, LIMITS)
 AT = 7
 """The number of the faulty batch."""
 NEVER = threading.Event()
@@ -80,6 +81,7 @@ def make_loader(sequences: FakeSequences, way: str, told: list[str] | None = Non
     loading = LoadingSettings(**WAYS[way], loader_timeout_seconds=wait)
     return BatchLoader(
         sequences,
+        LIMITS,
         lambda epoch: plan_epoch(CUT, 0, epoch),
         CUT.batches,
         resolve_loading(loading),

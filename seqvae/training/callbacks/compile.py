@@ -17,6 +17,7 @@ from lightning import Callback, LightningModule, Trainer
 from torch import nn
 
 from seqvae.data.batch import Batch
+from seqvae.data.batching import gather_batch
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.errors import harmless
 from seqvae.training.callbacks.progress import clock
@@ -128,7 +129,7 @@ class CompilerTrial(Callback):
 def trial_batches(data: SequenceDataModule, world: int) -> list[Batch]:
     """Return the longest, a middling and the shortest batch of the plan, and one of each kind that is compiled for apart: of a
     single sequence, of single steps, and the empty one that fills up the last round of several processes."""
-    split, cut = data.gathering("train", data.limits), data.cut
+    train, cut = data.split("train"), data.cut
     rows_K = np.diff(cut.starts_K1)
     longest_K = cut.tokens_K // rows_K
     last = cut.batches - 1
@@ -137,7 +138,7 @@ def trial_batches(data: SequenceDataModule, world: int) -> list[Batch]:
     rows = [cut.order_N[cut.starts_K1[k] : cut.starts_K1[k + 1]] for k in dict.fromkeys(chosen)]
     if world > 1:
         rows.append(np.empty(0, dtype=np.int64))
-    return [split.gather(sequences_B, data.limits.pad_to) for sequences_B in rows]
+    return [gather_batch(train, data.limits, sequences_B) for sequences_B in rows]
 
 
 class Timed(NamedTuple):
