@@ -19,8 +19,6 @@ from seqvae.monitors import formulas
 from seqvae.monitors.detection.findings import VerdictName
 from seqvae.monitors.drawing import save_posteriors
 from seqvae.reports.charts import (
-    CHARTS_OF_POSTERIORS,
-    CHARTS_OF_READINGS,
     LOOKS,
     Band,
     Curve,
@@ -29,7 +27,6 @@ from seqvae.reports.charts import (
     bands_of,
     columns_of,
     curves,
-    draw_plots,
     heat_map,
     kl_per_dim,
     kl_per_dim_chart,
@@ -37,7 +34,7 @@ from seqvae.reports.charts import (
     principal_components,
     timeline,
 )
-from seqvae.reports.draw import main
+from seqvae.reports.draw import CHARTS_OF_POSTERIORS, CHARTS_OF_READINGS, draw_plots, main
 from seqvae.reports.figures import COLOUR_MAP, CSS_VARIABLES, new_figure, page_figure
 from seqvae.reports.read_run import MOST_ROWS, read_history, read_posteriors, thin
 
