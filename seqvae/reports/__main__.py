@@ -16,9 +16,9 @@ from glob import escape
 from pathlib import Path
 
 from seqvae.reports.compare import comparison_page
-from seqvae.reports.html import report_page
 from seqvae.reports.read_run import is_run_directory, read_run
 from seqvae.reports.run_files import REPORT
+from seqvae.reports.run_page import report_page
 from seqvae.text import visible
 
 COMPARISON = "comparison.html"

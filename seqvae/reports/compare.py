@@ -10,8 +10,8 @@ from matplotlib.ticker import MaxNLocator
 
 from seqvae.reports.charts import Curve, curves, robust_span
 from seqvae.reports.figures import DARK, INK, MIDDLE, MORE_COLOURS, Chart, Medium, PageFigure, page_figure
-from seqvae.reports.html import OWN_SETTINGS, render, shown, six_numbers
 from seqvae.reports.read_run import Run, column, number, row_in, rows_in, text
+from seqvae.reports.run_page import OWN_SETTINGS, render, shown, six_numbers
 from seqvae.reports.story import moment, story_of
 from seqvae.text import clip, visible
 

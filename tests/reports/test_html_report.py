@@ -13,8 +13,8 @@ import pytest
 
 from seqvae.reports.__main__ import main
 from seqvae.reports.compare import comparison_page, path_of
-from seqvae.reports.html import MOST_BYTES, differing_settings, report_page, survived_rows
 from seqvae.reports.read_run import csv_rows, read_run
+from seqvae.reports.run_page import MOST_BYTES, differing_settings, report_page, survived_rows
 from seqvae.reports.story import end_of, story_of
 from tests.support.hostile import NAMES
 from tests.support.report_runs import STEPS, event, finished, make_run, reading, write, write_rows
