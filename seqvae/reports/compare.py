@@ -29,7 +29,11 @@ OVERLAYS = (
 
 def comparison_page(runs: Sequence[Run], now: float) -> str:
     """Write a page about several runs. `now`: seconds since 1970."""
-    names, stories = names_of(runs), [story_of(run, now) for run in runs]
+    times = Counter(run.name for run in runs)
+    paths = [run.directory.absolute() for run in runs]
+    full = [f"{path.parent.name}/{path.name}" if times[path.name] > 1 else path.name for path in paths]
+    names = [clip(visible(name), NAME_WIDTH) for name in full]  # with the folder above where a name occurs twice
+    stories = [story_of(run, now) for run in runs]
     overview = []
     for run, name, story in zip(runs, names, stories, strict=True):
         values = {title: value for title, value, _ in six_numbers(run)}
@@ -40,7 +44,6 @@ def comparison_page(runs: Sequence[Run], now: float) -> str:
     settings = {
         name: [shown(run.settings[name]) if name in run.settings else "(not known)" for run in runs] for name in every
     }
-    elbo = "Validation ELBO, nats per sequence"
     overlays = [_overlay(title, runs, names, rows, name) for title, rows, name in OVERLAYS]
     return render(
         "comparison.html.j2",
@@ -50,7 +53,7 @@ def comparison_page(runs: Sequence[Run], now: float) -> str:
         overview=overview,
         different=different_data(runs),
         rate_distortion=page_figure("rate_distortion", rate_distortion, runs, names),
-        elbo=_overlay(elbo, runs, names, "validations", "valid_elbo"),
+        elbo=_overlay("Validation ELBO, nats per sequence", runs, names, "validations", "valid_elbo"),
         overlays=[overlay for overlay in overlays if overlay],
         differing=[
             [f"--{name}", *row] for name, row in settings.items() if len(set(row)) > 1 and name not in OWN_SETTINGS
@@ -58,17 +61,6 @@ def comparison_page(runs: Sequence[Run], now: float) -> str:
         alike=[[f"--{name}", row[0]] for name, row in settings.items() if len(set(row)) == 1],
         written=moment(now),
     )
-
-
-def names_of(runs: Sequence[Run]) -> list[str]:
-    """Return the directories' names; those that occur twice with the folder above."""
-    times = Counter(run.name for run in runs)
-    full = [run.directory.absolute() for run in runs]
-    names = [
-        f"{path.parent.name}/{path.name}" if times[run.name] > 1 else run.name
-        for run, path in zip(runs, full, strict=True)
-    ]
-    return [clip(visible(name), NAME_WIDTH) for name in names]
 
 
 def different_data(runs: Sequence[Run]) -> list[str]:

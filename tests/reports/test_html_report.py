@@ -355,7 +355,7 @@ def test_what_is_no_run_is_left_out_with_a_note(tmp_path, monkeypatch, capsys):
 
 def test_what_killed_processes_left_is_removed_and_what_others_write_is_not(tmp_path):
     directory = make_run(tmp_path / "a")
-    left, fresh = directory / ".report.html.1.new", directory / ".report.html.2.new"
+    left, fresh = directory / ".report.html.1.partial", directory / ".report.html.2.partial"
     left.touch()
     fresh.touch()
     os.utime(left, (0, 0))
