@@ -37,7 +37,6 @@ from seqvae.reports.figures import (
     Key,
     Medium,
     count_steps,
-    linear_ticks,
 )
 from seqvae.reports.read_run import (
     History,
@@ -398,7 +397,8 @@ def posterior_means(medium: Medium, posteriors: Posteriors) -> Chart | str:
     are_some = len(kl_Z) > MOST_DIMENSIONS
     few = f"the {MOST_DIMENSIONS} with the largest KL of {len(kl_Z):,} dimensions" if are_some else ""
     height = 1.55 * lines + (1.9 if lines == 1 else 1.2)
-    chart = Chart(medium, height, f"Posterior means beside the prior{_at(posteriors)}", *posteriors.notes, few)
+    when = "" if posteriors.step is None else f", at step {posteriors.step:,}"
+    chart = Chart(medium, height, f"Posterior means beside the prior{when}", *posteriors.notes, few)
     places = chart.figure.subplots(lines, columns, sharey=True, squeeze=False).ravel()
     highest = 0.0
     for axes, place in zip(places, largest_D, strict=False):
@@ -441,7 +441,8 @@ def posterior_pca(medium: Medium, posteriors: Posteriors) -> Chart | str:
         if count < 2:
             return f"it takes two {noun} that are finite, and there is 1"
     found = principal_components(mean_NZ)
-    title = f"Principal components of the posterior means{_at(posteriors)}"
+    when = "" if posteriors.step is None else f", at step {posteriors.step:,}"
+    title = f"Principal components of the posterior means{when}"
     apart = 1 if medium.has_words else -(-len(mean_NZ) // MOST_DOTS)
     if medium.has_words:
         chart = Chart(medium, 5.2, title, *posteriors.notes)
@@ -490,10 +491,6 @@ def posterior_pca(medium: Medium, posteriors: Posteriors) -> Chart | str:
     return chart
 
 
-def _at(posteriors: Posteriors) -> str:
-    return "" if posteriors.step is None else f", at step {posteriors.step:,}"
-
-
 def kl_per_dim(mean_NZ: np.ndarray, logvar_NZ: np.ndarray) -> np.ndarray:
     """Return the KL of each dimension from N(0, 1); the formula of `monitors/formulas.py`, which needs torch.
 
@@ -538,6 +535,8 @@ def aggregate_density(mean_N: np.ndarray, logvar_N: np.ndarray, places_G: np.nda
 # --- Charts of pages alone --------------------------------------------------------------------------------------------
 
 MOST_BARS = 64
+ROUND = (1, 2, 2.5, 5, 10)
+"""Steps between the ticks of an axis, times a power of ten."""
 
 
 class Curve(NamedTuple):
@@ -587,13 +586,13 @@ def curves(
         low, high = y or robust_span([value for line in lines for _, value in line.points])
         axes.set_ylim(low, high if high > low else low + 1.0)
         are_counts = all(value == int(value) for line in lines for _, value in line.points)
-        axes.yaxis.set_major_locator(MaxNLocator(6, integer=True) if are_counts else linear_ticks())
+        axes.yaxis.set_major_locator(MaxNLocator(6, integer=True) if are_counts else MaxNLocator(6, steps=ROUND))
         axes.yaxis.set_major_formatter(TICKS)
     count_steps(axes)
     left, right = x or (0.0, max(line.points[-1][0] for line in lines))
     axes.set_xlim(left, left + 1.02 * max(right - left, 1e-6))
     if x_label:
-        axes.xaxis.set_major_locator(linear_ticks())
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=ROUND))
         axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     chart.legend(axes, columns=4)

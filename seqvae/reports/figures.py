@@ -135,6 +135,7 @@ class Chart:
             axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, handlelength=2.6, borderaxespad=0.2)
             return
         strokes = {"--": " dashed", "dashed": " dashed", ":": " dotted", "dotted": " dotted", "None": " dotted"}
+        handle: Any
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             if isinstance(handle, Line2D):
                 colour, look = handle.get_color(), strokes.get(handle.get_linestyle(), "")
@@ -176,10 +177,6 @@ def head(figure: Figure, title: str, *notes: str) -> None:
     figure.suptitle(f"{title}\n", x=0.01, ha="left", fontsize=TITLE_POINTS, fontweight="bold")  # room for the notes
     below = 0.98 - 1.5 * TITLE_POINTS / 72 / figure.get_figheight()
     figure.text(0.01, below, ", ".join(note for note in notes if note), va="top", fontsize=8.5, color=GREY)
-
-
-def linear_ticks() -> MaxNLocator:
-    return MaxNLocator(6, steps=(1, 2, 2.5, 5, 10))
 
 
 def count_steps(axes: Axes) -> None:

@@ -290,7 +290,7 @@ def number(row: Mapping[str, Any], name: str) -> float | None:
     >>> number({"a": 1, "b": True, "c": "x"}, "a"), number({"b": True}, "b"), number({}, "a")
     (1.0, None, None)
     """
-    value = row.get(name)
+    value: Any = row.get(name)
     return float(value) if type(value) in (int, float) and abs(value) <= LARGEST else None
 
 
@@ -378,7 +378,8 @@ def _read_object(path: Path) -> Row:
 def _table(lines: Sequence[bytes], names: Sequence[str]) -> list[Row]:
     """Return the numbers of the rows of a CSV that have one of these columns, at most MOST_ROWS of them.
 
-    To parse the whole of a long file takes seconds, so lines are chosen first.
+    To parse the whole of a long file takes seconds, so lines are chosen first. What is no number is left out, and so is all behind
+    what is no CSV.
     """
     heads = [head.decode("utf-8", "replace") for head in lines[0].rstrip().split(b",")] if lines else []
     places = [place for place, head in enumerate(heads) if head in names]
@@ -387,15 +388,9 @@ def _table(lines: Sequence[bytes], names: Sequence[str]) -> list[Row]:
     found = [line for line, fields in cut if any(fields[place] for place in places if place < len(fields))]
     if len(found) > MOST_ROWS:
         found = [found[round(place * (len(found) - 1) / (MOST_ROWS - 1))] for place in range(MOST_ROWS)]
-    rows = csv_rows([*lines[:1], *found])
-    return [row for row in rows if "step" in row and any(name in row for name in names)]
-
-
-def csv_rows(lines: Sequence[bytes]) -> list[Row]:
-    """Return numbers by column; what is no number is left out, and so is all behind what is no CSV."""
     rows: list[Row] = []
-    try:
-        for fields in csv.DictReader(line.decode("utf-8", "replace") for line in lines):
+    with suppress(csv.Error):
+        for fields in csv.DictReader(line.decode("utf-8", "replace") for line in [*lines[:1], *found]):
             row: Row = {}
             for name, field in fields.items():
                 try:
@@ -404,9 +399,8 @@ def csv_rows(lines: Sequence[bytes]) -> list[Row]:
                     continue
                 if isinstance(name, str) and abs(value) <= LARGEST:
                     row[name] = value
-            rows.append(row)
-    except csv.Error:
-        pass
+            if "step" in row and any(name in row for name in names):
+                rows.append(row)
     return rows
 
 

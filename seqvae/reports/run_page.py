@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -153,11 +152,6 @@ def report_page(run: Run, now: float) -> str:
     return page if len(page.encode()) <= MOST_BYTES else render("run.html.j2", **content | {"picture": ""})
 
 
-def render(template: str, **content: Any) -> str:
-    """Fill a template of templates/."""
-    return _environment().get_template(template).render(content) + "\n"
-
-
 def upto(value: object, most: int = MOST_TEXT) -> Markup:
     """Return text that is safe on a page: what is not printable spelled out, escaped, and cut.
 
@@ -177,21 +171,25 @@ def prose(value: object, most: int = MOST_TEXT) -> Markup:
     return Markup(_FLAG.sub(r"<code>\g<0></code>", str(upto(value, most))))
 
 
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        finalize=lambda value: value if isinstance(value, Markup) else upto(value),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    style = (TEMPLATES / "style.css").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode("ascii")
-    environment.globals |= {"style": Markup(style), "style_hash": Markup(f"sha256-{digest}")}
-    environment.filters |= {"upto": upto, "prose": prose}
-    return environment
+_STYLE = (TEMPLATES / "style.css").read_text(encoding="utf-8")
+_PAGES = Environment(
+    loader=FileSystemLoader(TEMPLATES),
+    autoescape=True,
+    finalize=lambda value: value if isinstance(value, Markup) else upto(value),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_PAGES.globals |= {
+    "style": Markup(_STYLE),
+    "style_hash": Markup("sha256-" + base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode("ascii")),
+}
+_PAGES.filters |= {"upto": upto, "prose": prose}
+
+
+def render(template: str, **content: Any) -> str:
+    """Fill a template of templates/."""
+    return _PAGES.get_template(template).render(content) + "\n"
 
 
 # --- Numbers, tables and sentences ----------------------------------------------------------------------------------

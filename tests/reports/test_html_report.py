@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from csv import DictReader
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from seqvae.reports.__main__ import main
 from seqvae.reports.compare import comparison_page, path_of
-from seqvae.reports.read_run import csv_rows, read_run
+from seqvae.reports.read_run import read_run
 from seqvae.reports.run_page import MOST_BYTES, differing_settings, report_page, survived_rows
 from seqvae.reports.story import end_of, story_of
 from tests.support.hostile import NAMES
@@ -218,10 +219,11 @@ def test_a_very_long_metrics_csv_is_thinned_before_it_is_parsed(tmp_path, monkey
     parsed = []
 
     def counted(lines):
-        parsed.append(len(lines))
-        return csv_rows(lines)
+        found = list(lines)
+        parsed.append(len(found))
+        return DictReader(found)
 
-    monkeypatch.setattr("seqvae.reports.read_run.csv_rows", counted)
+    monkeypatch.setattr("seqvae.reports.read_run.csv.DictReader", counted)
     run = read_run(directory)
     assert parsed == [1001, 12]
     assert (run.training[0]["step"], run.training[-1]["step"]) == (20, 49_999)
