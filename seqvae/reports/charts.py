@@ -52,7 +52,7 @@ from seqvae.text import brief, clip, counted, percent, visible
 LINEAR_BELOW = 0.1
 """Nats. Estimates scatter around 0 by about as much once a posterior has collapsed; what is healthy stands decades above."""
 LEAST_BOTTOM, LEAST_TOP, MOST_TOP = -0.12, 10.0, 1e5
-"""Of the axis of nats: figures of different runs can be compared, and one that explodes still shows how it began."""
+"""Limits of the axis of nats: figures of different runs can be compared, and one that explodes still shows how it began."""
 FEW_PROBES, MARKS = 60, 24
 """Up to FEW_PROBES probes are marked one by one, of more about MARKS."""
 MOST_BANDS = 200
@@ -215,13 +215,12 @@ def _legend_number(value: float, form: str = ".3g") -> str:
 # --- kl_per_dim.png and active_units.png ------------------------------------------------------------------------------
 
 KL_FLOOR, KL_LEAST_TOP, KL_MOST_TOP = 1e-4, 1.0, 1e3
-"""Nats, of the scale of colours: all below is dead, and a dimension that lives is always far above."""
-MOST_ROWS = 400
-"""As many as the figure has pixels for."""
-COLUMNS = 1000
+"""Limits of the scale of colours in nats: all below is dead, and a dimension that lives is always far above."""
+MOST_ROWS, COLUMNS = 400, 1000
+"""Of the picture: as many as it has pixels for."""
 NAMED_ROWS = 32
 MANY_DIMENSIONS = 64
-"""From here on a count of active ones is drawn on a logarithmic axis."""
+"""Above this number the axis that counts dimensions is logarithmic."""
 
 
 class HeatMap(NamedTuple):
@@ -372,7 +371,7 @@ HIGHEST = 1.25
 MOST_COMPONENTS = 16
 LEAST_VARIANCE = 1e-6
 MOST_DOTS = 400
-"""On a page."""
+"""Posterior means drawn on a page."""
 NONE_FINITE = "no posterior is finite"
 
 
@@ -381,9 +380,9 @@ class Components(NamedTuple):
 
     places_N2: np.ndarray
     variances_K: np.ndarray
-    """Of the means, along each component, the largest first."""
+    """Variance of the means along each component, the largest first."""
     prior_variances_K: np.ndarray
-    """Of as many draws from the prior, along theirs: the first ones are above 1, since they are the largest of many."""
+    """The same of as many draws from the prior: the first ones are above 1, since they are the largest of many."""
 
 
 def posterior_means(medium: Medium, posteriors: Posteriors) -> Chart | str:

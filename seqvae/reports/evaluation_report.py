@@ -15,7 +15,7 @@ HIGHER_IS_BETTER = {
     "perplexity": False,
     "perplexity, ELBO": False,
 }
-"""Only metrics of which it can be said."""
+"""Metrics of which one direction is better; of all others none is called the best."""
 NAME_WIDTH = 24
 
 
@@ -47,7 +47,7 @@ def evaluation_lines(record: Mapping[str, Any], ink: Ink) -> list[str]:
         f"{record['sequences']:,} sequences, {record['steps']:,} steps ({record['kind']})"
     )
     lines = [*heading(record["checkpoint"], ink), *note(about, ink, mark="")]
-    lines += [*note("in nats per sequence, where nothing else is said; ± one standard error", ink, mark=""), ""]
+    lines += [*note("in nats per sequence unless another unit is named; ± one standard error", ink, mark=""), ""]
     readings = [["reading", "value", "error", "of"]]
     for row in record["rows"]:
         error = "" if row["error"] is None else f"± {measure(row['error'])}"

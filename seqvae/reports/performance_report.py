@@ -44,9 +44,9 @@ COLOURS = {
     "monitoring": "#cc79a7",
     "loop": "#8a8a8a",
 }
-"""Told apart by people who do not see all colours; those that lie side by side differ in lightness, too."""
+"""Colours that people who do not see all of them can tell apart; neighbours differ in lightness, too."""
 ON_DARK = {"backward"}
-"""Colours that are written on in white."""
+"""Stages whose names are written in white."""
 STYLE = {
     "text.parse_math": False,
     "font.family": "DejaVu Sans",
@@ -62,9 +62,9 @@ STYLE = {
 }
 WIDTH, DOTS_PER_INCH = 9.0, 120
 LETTER = 0.0125
-"""Width of one as a share of the axis: a segment is written on where its name has room."""
+"""Width of a letter as a share of the axis: a segment is labelled where its name has room."""
 HATCHES = ("", "///", "...")
-"""Of the commands, where there are several."""
+"""Hatches of the commands, where there are several."""
 
 
 # --- Numbers ----------------------------------------------------------------------------------------------------------
@@ -78,12 +78,12 @@ class WholeRun(NamedTuple):
     epochs: float
     training_seconds: float
     validations: int
-    """With the last one, on all validation data."""
+    """Including the last one, on all validation data."""
     validation_seconds: float
-    """Of all of them."""
+    """Duration of all validations together."""
     checkpoints: int
     checkpoint_seconds: float
-    """Of all of them."""
+    """Duration of all checkpoints together."""
 
     @property
     def seconds(self) -> float:
@@ -107,37 +107,37 @@ class Speed(NamedTuple):
     """What a step of a sequence is called: token or step."""
     device: str
     precision: str
-    """In force."""
+    """The precision in force."""
     parameters: int
     steps: int
     """Optimizer steps measured."""
     seconds: float
-    """Of them."""
+    """Duration of these steps."""
     stages: Mapping[str, float]
-    """Seconds of each of `STAGE_NAMES` in them."""
+    """Seconds of each of `STAGE_NAMES` in this time."""
     real_steps: int
     padded_steps: int
-    """Computed on, padding included."""
+    """Steps that were computed on, padding included."""
     sequences: int
     events_per_step: float | None
-    """Of a sequence, on average over a sample."""
+    """Events in a step of a sequence, averaged over a sample."""
     turns: Sequence[float]
     """Real steps per second in each turn."""
     start_seconds: float
     """Until the first optimizer step, without imports; where layers are compiled, that is in it."""
     first_step_seconds: float
-    """Everything is new to it."""
+    """Duration of the very first optimizer step, which does everything for the first time."""
     cpu_utilisation: float
-    """Of the cores that the process may use, by itself."""
+    """Share of the cores that the process may use, taken by itself."""
     cores: int
     others_cpu_share: float | None
-    """Of all the machine's cores, what other programs took meanwhile."""
+    """Share of all the machine's cores that other programs took meanwhile."""
     gpu_utilisation: float | None
     peak_memory_gib: float
     flops_per_padded_step: float
-    """Forward and backward."""
+    """Floating-point operations, forward and backward."""
     peak_flops_per_second: float
-    """Of a large product of matrices, in between."""
+    """Rate of a large product of matrices, measured in between."""
     peak_dtype: str
     recompiles: int
     """Graphs that were compiled after warm-up."""
@@ -145,7 +145,7 @@ class Speed(NamedTuple):
 
     @property
     def seconds_per_step(self) -> float:
-        """Of the optimizer."""
+        """Return the duration of an optimizer step."""
         return self.seconds / self.steps
 
     @property
@@ -166,7 +166,7 @@ class Speed(NamedTuple):
 
     @property
     def flops_per_second(self) -> float:
-        """On real steps: what is computed on padding is no work."""
+        """Return the rate on real steps: what is computed on padding is no work."""
         return self.flops_per_padded_step * self.real_steps_per_second
 
     @property
@@ -174,7 +174,7 @@ class Speed(NamedTuple):
         return self.flops_per_second / self.peak_flops_per_second
 
     def share(self, *stages: str) -> float:
-        """Of training time."""
+        """Return the share of training time that these stages take together."""
         return sum(self.stages[stage] for stage in stages) / self.seconds
 
 
@@ -195,8 +195,9 @@ class Comparison(NamedTuple):
     slower: str
     ratio: float
     lowest: float
-    """Of the turns, like the next."""
+    """The lowest ratio of a turn."""
     highest: float
+    """The highest ratio of a turn."""
 
 
 def as_dict(speed: Speed, bottleneck: Bottleneck) -> dict[str, Any]:
@@ -278,7 +279,7 @@ def performance_page(
 
 
 def _stages(speeds: Sequence[Speed], ink: Ink) -> list[str]:
-    """Return where the time goes: of one command with bars."""
+    """Return a table of where the time goes, with bars where there is one command."""
     first = speeds[0]
     if len(speeds) == 1:
         rows = [["stage", "ms", "share"]]

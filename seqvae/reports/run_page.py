@@ -42,12 +42,12 @@ from seqvae.reports.story import GIVEN_UP, moment, story_of
 from seqvae.text import brief, duration, percent, visible
 
 MOST_BYTES = 2_000_000
-"""Of a page."""
+"""Size of a page."""
 MOST_PICTURE_BYTES = 900_000
 MOST_TEXT = 400
 """Characters of one piece of text from outside, where a template names no other number."""
 MOST_SHOWN = 40
-"""Events of one kind."""
+"""Events of one kind that are listed."""
 MISSING = {
     CONFIG: "the settings",
     ENVIRONMENT: "what it ran on",
@@ -66,7 +66,7 @@ SURVIVED = {
     "out_of_memory": "ran out of memory, and went on in smaller parts",
     "loader_restarted": "the process that prepares the data was started again",
     "not_saved": "a checkpoint could not be written",
-    "decoder_not_asked": "the decoder could not be asked",
+    "decoder_not_asked": "the decoder could not be probed",
     "failed": "was ended by an error",
     "diverged": "came to NaN or infinity for good",
     "stopped": "was stopped, as its posterior had collapsed",
@@ -222,7 +222,7 @@ def six_numbers(run: Run) -> list[tuple[str, str, str]]:
     error, cap = number(probed, "decoder_use_error"), number(reading, "mutual_information_cap")
     active, of = whole(reading, "active_units"), len(numbers(reading, "kl_per_dim"))
     scope = "step" if text(reading, "scope") == "step" else "sequence"
-    probe = f"nats, at step {whole(probed, 'step') or 0:,}" if probed else "never asked"
+    probe = f"nats, at step {whole(probed, 'step') or 0:,}" if probed else "never probed"
     information = known(number(reading, "mutual_information"))
     return [
         first,
