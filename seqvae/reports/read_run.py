@@ -221,10 +221,12 @@ def read_history(path: Path) -> History | None:
 
 def history_of(readings: Sequence[Row], readings_taken: int) -> History | None:
     """Return readings as arrays; None where there are none with a KL per dimension."""
-    dimensions = len(numbers(readings[-1], "kl_per_dim")) if readings else 0
-    rows = [row for row in readings if dimensions and len(numbers(row, "kl_per_dim")) == dimensions]
-    if not rows:
+    pairs = [(row, numbers(row, "kl_per_dim")) for row in readings]
+    dimensions = len(pairs[-1][1]) if pairs else 0
+    pairs = [(row, kl_Z) for row, kl_Z in pairs if dimensions and len(kl_Z) == dimensions]
+    if not pairs:
         return None
+    rows = [row for row, _ in pairs]
     probed = [row for row in rows if "decoder_use" in row]
 
     def array(rows: Sequence[Row], name: str) -> np.ndarray:
@@ -232,7 +234,7 @@ def history_of(readings: Sequence[Row], readings_taken: int) -> History | None:
 
     return History(
         steps_R=array(rows, "step"),
-        kl_RZ=np.array([numbers(row, "kl_per_dim") for row in rows], dtype=float),
+        kl_RZ=np.array([kl_Z for _, kl_Z in pairs], dtype=float),
         rate_R=array(rows, "rate"),
         mutual_information_R=array(rows, "mutual_information"),
         cap_R=array(rows, "mutual_information_cap"),
