@@ -109,7 +109,8 @@ def section(
 
 def table(rows: Sequence[Any], ink: Ink, formats: Formats | None = None) -> list[str]:
     """Return named tuples as a table: a field is a column, and one that is None in all rows is left out."""
-    columns, texts = [], []
+    columns: list[list[str]] = []
+    texts = []
     for field in rows[0]._fields:
         values = [getattr(row, field) for row in rows]
         if all(value is None for value in values):
