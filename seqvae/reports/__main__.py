@@ -7,25 +7,20 @@ python -m seqvae.reports.draw runs/name                     # draws the figures 
 """
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from glob import escape
 from pathlib import Path
 
+from seqvae.errors import ExitCode, UsageError
+from seqvae.files import replace_file
 from seqvae.reports.compare import comparison_page
-from seqvae.reports.html import report_page
 from seqvae.reports.read_run import is_run_directory, read_run
 from seqvae.reports.run_files import REPORT
+from seqvae.reports.run_page import report_page
 from seqvae.text import visible
 
 COMPARISON = "comparison.html"
-DONE, USAGE, STORAGE, INTERRUPTED = 0, 2, 6, 130
-"""Exit codes, as those of the other commands."""
-LEFT_SECONDS = 60.0
-"""A page is written in milliseconds: a file that is older was left behind by a process that was killed."""
 MOST_RUNS = 24
 """In one comparison: beyond it no one can tell the curves apart."""
 
@@ -56,31 +51,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         runs = _runs_among(settings.runs)
         if settings.compare and not 2 <= len(runs) <= MOST_RUNS:
-            raise _UsageError(f"--compare wants 2 to {MOST_RUNS} run directories, got {len(runs)}")
+            raise UsageError(f"--compare wants 2 to {MOST_RUNS} run directories, got {len(runs)}")
         if output is not None and not settings.compare and len(runs) > 1:
-            raise _UsageError("--output is for one report, or for a comparison (--compare)")
+            raise UsageError("--output is for one report, or for a comparison (--compare)")
         if output is not None and output.is_dir():
-            raise _UsageError(f"--output {output} is a directory: give the name of a file in it")
+            raise UsageError(f"--output {output} is a directory: give the name of a file in it")
         if settings.compare:
             page = comparison_page([read_run(directory) for directory in runs], time.time())
             written = [_write(output or Path(COMPARISON), page)]
         else:
             written = [write_report(directory, output) for directory in runs]
-    except _UsageError as error:
-        return _fail(str(error), USAGE)
+    except UsageError as error:
+        message, code = str(error), ExitCode.USAGE
     except OSError as error:
         place = "" if error.filename is None else f"{error.filename}: "
-        remedy = "Make it writable, or choose another --output."
-        return _fail(f"{place}cannot be written ({error.strerror}). {remedy}", STORAGE)
+        message = f"{place}cannot be written ({error.strerror}). Make it writable, or choose another --output."
+        code = ExitCode.STORAGE
     except KeyboardInterrupt:
-        return _fail("stopped by Ctrl-C", INTERRUPTED)
-    for path in written:
-        print(visible(str(path)))
-    return DONE
-
-
-class _UsageError(Exception):
-    """The arguments cannot be followed."""
+        message, code = "stopped by Ctrl-C", ExitCode.INTERRUPTED
+    else:
+        for path in written:
+            print(visible(str(path)))
+        return ExitCode.DONE
+    print(f"{parser.prog}: {visible(message)}", file=sys.stderr)
+    return code
 
 
 def _runs_among(directories: Sequence[Path]) -> list[Path]:
@@ -94,7 +88,7 @@ def _runs_among(directories: Sequence[Path]) -> list[Path]:
         else:
             runs.append(directory)
     if not runs:
-        raise _UsageError(f"{reasons[0]}. Give the directory of a run.")
+        raise UsageError(f"{reasons[0]}. Give the directory of a run.")
     for reason in reasons:
         print(visible(f"note: {reason}; it is left out"), file=sys.stderr)
     return runs
@@ -102,25 +96,12 @@ def _runs_among(directories: Sequence[Path]) -> list[Path]:
 
 def _write(path: Path, content: str) -> Path:
     """Replace a page at once: a reader who reloads it sees the old one or the new one."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        for left in path.parent.glob(f".{escape(path.name)}.[0-9]*.new"):
-            with suppress(OSError):
-                if time.time() - left.stat().st_mtime > LEFT_SECONDS:
-                    left.unlink()
-        beside.write_text(content, encoding="utf-8")
-        beside.replace(path)
-    except OSError as error:
+        with replace_file(path) as partial:
+            partial.write_text(content, encoding="utf-8")
+    except OSError as error:  # a message names the page, not the partial file
         raise OSError(error.errno, error.strerror, str(path)) from None
-    finally:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
     return path
-
-
-def _fail(message: str, code: int) -> int:
-    print(f"python -m seqvae.reports: {visible(message)}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

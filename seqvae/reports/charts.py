@@ -1,17 +1,16 @@
 """The charts of a run: what its readings, posteriors, validations and speed look like.
 
 Each is a function `chart(medium, data) -> Chart`, which `figures.py` turns into a file in plots/ or a part of a page; where there
-is nothing to draw it returns the reason instead. Verdicts stand in rows by name, so that the shortest one can be read.
+is nothing to draw it returns the reason instead.
 
 Shapes: R readings, P readings at which the decoder was probed, N posteriors, Z latent dimensions, D dimensions shown, G rows or
 places on an axis, K principal components.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib import colormaps
@@ -38,39 +37,29 @@ from seqvae.reports.figures import (
     Key,
     Medium,
     count_steps,
-    linear_ticks,
-    number,
-    save_png,
 )
 from seqvae.reports.read_run import (
-    PLOTS,
-    POSTERIORS,
-    READINGS,
     History,
     Posteriors,
     Run,
     column,
     numbers,
-    read_history,
-    read_posteriors,
     row_in,
     whole,
 )
-from seqvae.text import brief, clip, percent, visible
+from seqvae.text import brief, clip, counted, percent, visible
 from seqvae.verdicts import VERDICTS, Tone, tone_of
 
 LINEAR_BELOW = 0.1
 """Nats. Estimates scatter around 0 by about as much once a posterior has collapsed; what is healthy stands decades above."""
 LEAST_BOTTOM, LEAST_TOP, MOST_TOP = -0.12, 10.0, 1e5
-"""Of the axis of nats: figures of different runs can be compared, and one that explodes still shows how it began."""
+"""Limits of the axis of nats: figures of different runs can be compared, and one that explodes still shows how it began."""
 FEW_PROBES, MARKS = 60, 24
 """Up to FEW_PROBES probes are marked one by one, of more about MARKS."""
 MOST_BANDS = 200
 """Probes whose errors make up the band around the decoder use, where there are many."""
 NAME_WIDTH = 24
 OF_THE_LAST = "numbers: the last reading"
-SINGLE = "o"
-"""The mark of a curve that is one point."""
 
 
 class Look(NamedTuple):
@@ -89,26 +78,6 @@ LOOKS: dict[Tone, Look] = {
 }
 
 
-def draw_plots(directory: Path) -> dict[str, str | None]:
-    """Draw all figures of a run directory into its plots/. Return for each file None, or why there is none.
-
-    A figure that cannot be drawn any more is removed: it would pass for one of the run as it is.
-    """
-    plots = directory / PLOTS
-    history = read_history(directory / READINGS)
-    plots.mkdir(exist_ok=True)
-    reasons: dict[str, str | None] = {}
-    for name, draw_readings in CHARTS_OF_READINGS.items():
-        reasons[name] = "no reading yet" if history is None else save_png(plots / name, draw_readings, history)
-    stored = directory / POSTERIORS
-    posteriors = read_posteriors(stored) if stored.exists() else None
-    for name, draw_those in CHARTS_OF_POSTERIORS.items():
-        reasons[name] = f"no {POSTERIORS}" if posteriors is None else save_png(plots / name, draw_those, posteriors)
-    for name in (name for name, reason in reasons.items() if reason):
-        (plots / name).unlink(missing_ok=True)
-    return reasons
-
-
 # --- timeline.png -----------------------------------------------------------------------------------------------------
 
 
@@ -121,48 +90,73 @@ class Band(NamedTuple):
 
 
 def timeline(medium: Medium, history: History) -> Chart:
-    """Draw rate, mutual information and decoder use over the run, the verdicts and the KL weight."""
+    """Draw rate, mutual information and decoder use over the run; below them the verdicts and the KL weight."""
     bands = bands_of(history.steps_R, history.verdicts)
     met = dict.fromkeys(band.verdict for band in bands)
     rows = [*(name for name in VERDICTS if name in met), *(name for name in met if name not in VERDICTS)]
-    is_weighted = bool(np.isfinite(history.kl_weight_R).any())
+    is_probed, is_weighted = len(history.probed_steps_P) > 0, bool(np.isfinite(history.kl_weight_R).any())
     heights = [3.4 if medium.has_words else 3.6]
-    heights += [medium.row * len(rows) + 0.08] * bool(rows) + [0.75 if medium.has_words else 1.0] * is_weighted
-    probed = len(history.probed_steps_P) > 0
-    title = f"Rate, mutual information{' and decoder use' if probed else ''} over the run"
-    notes = (_readings_drawn(history), OF_THE_LAST, "±: standard error" if probed else "")
-    chart = Chart(medium, sum(heights) + 1.1, title if probed else title.replace(", ", " and ", 1), *notes)
+    if rows:
+        heights.append(medium.row * len(rows) + 0.08)
+    if is_weighted:
+        heights.append(0.75 if medium.has_words else 1.0)
+    title = "Rate, mutual information and decoder use" if is_probed else "Rate and mutual information"
+    notes = (_readings_drawn(history), OF_THE_LAST, "±: standard error" if is_probed else "")
+    chart = Chart(medium, sum(heights) + 1.1, f"{title} over the run", *notes)
     places = chart.figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    curves, *below = places
-    _over_steps(curves, history)
-    right = curves.get_xlim()[1]
+
+    axes, *below = places
+    right = _over_steps(axes, history)
     for band in bands:
         behind = LOOKS[tone_of(band.verdict)].behind
         if behind:
-            curves.axvspan(band.start, min(band.end, right), color=behind, linewidth=0, zorder=0)
+            axes.axvspan(band.start, min(band.end, right), color=behind, linewidth=0, zorder=0)
     steps_R, rate_R, information_R = history.steps_R, history.rate_R, history.mutual_information_R
-    alone = SINGLE if len(steps_R) == 1 else None
-    curves.plot(steps_R, rate_R, color=DARK, linewidth=1.8, marker=alone, label=f"rate (KL): {number(rate_R[-1])}")
-    label = f"mutual information: {number(information_R[-1])}"
-    curves.plot(steps_R, information_R, "--", color=MIDDLE, linewidth=1.6, marker=alone, label=label)
-    label = f"its cap, log N: {number(history.cap_R[-1])}"
-    curves.plot(steps_R, history.cap_R, ":", color=MIDDLE, linewidth=1.1, label=label)
-    if probed:
-        _draw_decoder_use(curves, history)
-    _make_log(curves, (rate_R, information_R, history.decoder_use_P))
-    curves.set_ylabel(f"nats, logarithmic\n(linear below {LINEAR_BELOW:g})")
-    chart.legend(curves, columns=4)
-    if rows:
-        _draw_verdicts(below.pop(0), bands, rows)
+    mark = "o" if len(steps_R) == 1 else None
+    label = f"rate (KL): {_legend_number(rate_R[-1])}"
+    axes.plot(steps_R, rate_R, color=DARK, linewidth=1.8, marker=mark, label=label)
+    label = f"mutual information: {_legend_number(information_R[-1])}"
+    axes.plot(steps_R, information_R, "--", color=MIDDLE, linewidth=1.6, marker=mark, label=label)
+    label = f"its cap, log N: {_legend_number(history.cap_R[-1])}"
+    axes.plot(steps_R, history.cap_R, ":", color=MIDDLE, linewidth=1.1, label=label)
+    if is_probed:
+        steps_P, use_P, error_P = history.probed_steps_P, history.decoder_use_P, history.decoder_use_error_P
+        few = len(steps_P) <= FEW_PROBES
+        label = f"decoder use: {_legend_number(use_P[-1])} ± {_legend_number(error_P[-1], '.2g')}"
+        (line,) = axes.plot(steps_P, use_P, "-o", color=INK, linewidth=0.9, markersize=4.5, zorder=3, label=label)
+        line.set(markerfacecolor="white", markevery=1 if few else len(steps_P) // MARKS)
+        if few:
+            sizes_P = np.maximum(np.nan_to_num(error_P), 0.0)
+            axes.errorbar(steps_P, use_P, sizes_P, fmt="none", ecolor=INK, elinewidth=0.8, capsize=2)
+        else:
+            shown = slice(None, None, -(-len(steps_P) // MOST_BANDS))
+            low_P, high_P = (use_P - error_P)[shown], (use_P + error_P)[shown]
+            axes.fill_between(steps_P[shown], low_P, high_P, color=INK, alpha=0.18, linewidth=0)
+    _make_log(axes, (rate_R, information_R, history.decoder_use_P))
+    axes.set_ylabel(f"nats, logarithmic\n(linear below {LINEAR_BELOW:g})")
+    chart.legend(axes, columns=4)
+
+    if rows:  # one for each verdict, under its name, so that the shortest stretch can be read
+        stretches = below.pop(0)
+        for place, name in enumerate(rows):
+            look = LOOKS[tone_of(name)]
+            spans = [(band.start, min(band.end, right) - band.start) for band in bands if band.verdict == name]
+            stretches.broken_barh(
+                spans, (place - 0.36, 0.72), facecolor=look.bar, edgecolor=GREY, linewidth=0.5, hatch=look.hatch
+            )
+        stretches.set_yticks(range(len(rows)), [clip(visible(name.replace("_", " ")), NAME_WIDTH) for name in rows])
+        stretches.set_ylim(len(rows) - 0.4, -0.6)
+        stretches.tick_params(axis="y", length=0)
+        stretches.grid(visible=False, axis="y")
     if is_weighted:
-        weight_R, axes = history.kl_weight_R, below.pop(0)
-        axes.fill_between(steps_R, weight_R, color=RULE, linewidth=0)
-        axes.plot(steps_R, weight_R, color=GREY, linewidth=1.2, marker=alone)
+        weight, weight_R = below.pop(0), history.kl_weight_R
+        weight.fill_between(steps_R, weight_R, color=RULE, linewidth=0)
+        weight.plot(steps_R, weight_R, color=GREY, linewidth=1.2, marker=mark)
         highest = float(np.nanmax(weight_R)) or 1.0
-        axes.set_ylim(0, 1.12 * highest)
-        axes.set_yticks((0.0, highest), ("0", brief(highest)))
-        axes.set_ylabel("KL weight")
-    curves.set_xlabel("")
+        weight.set_ylim(0, 1.12 * highest)
+        weight.set_yticks((0.0, highest), ("0", brief(highest)))
+        weight.set_ylabel("KL weight")
+    places[0].set_xlabel("")
     places[-1].set_xlabel("optimizer step")
     return chart
 
@@ -182,36 +176,6 @@ def bands_of(steps_R: np.ndarray, verdicts: Sequence[str | None]) -> list[Band]:
     return bands
 
 
-def _draw_decoder_use(axes: Axes, history: History) -> None:
-    steps_P, use_P, error_P = history.probed_steps_P, history.decoder_use_P, history.decoder_use_error_P
-    few = len(steps_P) <= FEW_PROBES
-    label = f"decoder use: {number(use_P[-1])} ± {number(error_P[-1], '.2g')}"
-    (line,) = axes.plot(steps_P, use_P, "-o", color=INK, linewidth=0.9, markersize=4.5, zorder=3, label=label)
-    line.set(markerfacecolor="white", markevery=1 if few else len(steps_P) // MARKS)
-    if few:
-        axes.errorbar(
-            steps_P, use_P, np.maximum(np.nan_to_num(error_P), 0.0), fmt="none", ecolor=INK, elinewidth=0.8, capsize=2
-        )
-    else:
-        shown = slice(None, None, -(-len(steps_P) // MOST_BANDS))
-        low_P, high_P = (use_P - error_P)[shown], (use_P + error_P)[shown]
-        axes.fill_between(steps_P[shown], low_P, high_P, color=INK, alpha=0.18, linewidth=0)
-
-
-def _draw_verdicts(axes: Axes, bands: Sequence[Band], rows: Sequence[str]) -> None:
-    right = axes.get_xlim()[1]
-    for place, name in enumerate(rows):
-        look = LOOKS[tone_of(name)]
-        spans = [(band.start, min(band.end, right) - band.start) for band in bands if band.verdict == name]
-        axes.broken_barh(
-            spans, (place - 0.36, 0.72), facecolor=look.bar, edgecolor=GREY, linewidth=0.5, hatch=look.hatch
-        )
-    axes.set_yticks(range(len(rows)), [clip(visible(name.replace("_", " ")), NAME_WIDTH) for name in rows])
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=False, axis="y")
-
-
 def _make_log(axes: Axes, curves: Iterable[np.ndarray]) -> None:
     """Make an axis of nats logarithmic, linear around 0. Error bars may leave it: wide ones would take half of the figure."""
     seen = np.concatenate([np.ravel(curve) for curve in curves])
@@ -224,29 +188,33 @@ def _make_log(axes: Axes, curves: Iterable[np.ndarray]) -> None:
     axes.yaxis.set_major_formatter(TICKS)
 
 
-def _over_steps(axes: Axes, history: History) -> None:
-    """Set the axis of optimizer steps, with room behind the last reading for its verdict to be seen."""
+def _over_steps(axes: Axes, history: History) -> float:
+    """Set the axis of optimizer steps, with room behind the last reading for its verdict to be seen. Return its end."""
     left, last = history.starts_at, float(history.steps_R[-1])
-    axes.set_xlim(left, last + 0.02 * max(last - left, 1.0))
+    right = last + 0.02 * max(last - left, 1.0)
+    axes.set_xlim(left, right)
     count_steps(axes)
+    return right
 
 
 def _readings_drawn(history: History) -> str:
-    drawn, taken = len(history.steps_R), history.readings_taken
-    readings = "1 reading" if taken == 1 else f"{taken:,} readings"
-    return readings if drawn == taken else f"{drawn:,} of {readings}"
+    drawn, readings = len(history.steps_R), counted(history.readings_taken, "reading")
+    return readings if drawn == history.readings_taken else f"{drawn:,} of {readings}"
+
+
+def _legend_number(value: float, form: str = ".3g") -> str:
+    return format(value, form) if math.isfinite(value) else "NaN"
 
 
 # --- kl_per_dim.png and active_units.png ------------------------------------------------------------------------------
 
 KL_FLOOR, KL_LEAST_TOP, KL_MOST_TOP = 1e-4, 1.0, 1e3
-"""Nats, of the scale of colours: all below is dead, and a dimension that lives is always far above."""
-MOST_ROWS = 400
-"""As many as the figure has pixels for."""
-COLUMNS = 1000
+"""Limits of the scale of colours in nats: all below is dead, and a dimension that lives is always far above."""
+MOST_ROWS, COLUMNS = 400, 1000
+"""Of the picture: as many as it has pixels for."""
 NAMED_ROWS = 32
 MANY_DIMENSIONS = 64
-"""From here on a count of active ones is drawn on a logarithmic axis."""
+"""Above this number the axis that counts dimensions is logarithmic."""
 
 
 class HeatMap(NamedTuple):
@@ -263,11 +231,12 @@ def kl_per_dim_chart(medium: Medium, history: History) -> Chart:
     found = heat_map(history.kl_RZ, MOST_ROWS if medium.has_words else MOST_ROWS // 4)
     dimensions, last = len(found.order_Z), float(history.steps_R[-1])
     mean_of = f"each row the mean of up to {found.per_row} neighbours" if found.per_row > 1 else ""
-    many = "1 dimension" if dimensions == 1 else f"{dimensions:,} dimensions"
     alive = f"{percent(float(np.mean(np.nan_to_num(found.last_kl_Z) >= 0.03)))} above 0.03 nats"
     height = float(np.clip(0.19 * dimensions, 1.6, 4.8)) if medium.has_words else 2.7
     title = "KL of each latent dimension, sorted by its last value"
-    chart = Chart(medium, height + 1.35, title, many, alive, mean_of, _readings_drawn(history))
+    chart = Chart(
+        medium, height + 1.35, title, counted(dimensions, "dimension"), alive, mean_of, _readings_drawn(history)
+    )
     if medium.has_words:
         axes, profile, scale = chart.figure.subplots(1, 3, width_ratios=(6, 1, 0.22))
         profile.sharey(axes)
@@ -362,14 +331,14 @@ def active_units(medium: Medium, history: History) -> Chart:
     """Draw how many dimensions are active, and over how many the rate is spread."""
     dimensions = history.kl_RZ.shape[1]
     counts_R, effective_R, steps_R = history.active_units_R, history.effective_dimensions_R, history.steps_R
-    alone = SINGLE if len(steps_R) == 1 else None
+    mark = "o" if len(steps_R) == 1 else None
     chart = Chart(medium, 3.4, f"Active units, of {dimensions:,}", _readings_drawn(history), OF_THE_LAST)
     axes = chart.figure.subplots()
     _over_steps(axes, history)
-    label = f"active units (whose mean moves with the input): {number(counts_R[-1], ',.0f')}"
-    axes.plot(steps_R, counts_R, color=DARK, linewidth=1.8, drawstyle="steps-post", marker=alone, label=label)
-    label = f"effective dimensions (that share the rate, however small): {number(effective_R[-1], ',.1f')}"
-    axes.plot(steps_R, effective_R, "--", color=MIDDLE, linewidth=1.4, marker=alone, label=label)
+    label = f"active units (whose mean moves with the input): {_legend_number(counts_R[-1], ',.0f')}"
+    axes.plot(steps_R, counts_R, color=DARK, linewidth=1.8, drawstyle="steps-post", marker=mark, label=label)
+    label = f"effective dimensions (that share the rate, however small): {_legend_number(effective_R[-1], ',.1f')}"
+    axes.plot(steps_R, effective_R, "--", color=MIDDLE, linewidth=1.4, marker=mark, label=label)
     axes.axhline(dimensions, color=GREY, linewidth=1, linestyle=":")
     if dimensions > MANY_DIMENSIONS:
         axes.set_yscale("symlog", linthresh=1, linscale=0.4)
@@ -396,7 +365,7 @@ HIGHEST = 1.25
 MOST_COMPONENTS = 16
 LEAST_VARIANCE = 1e-6
 MOST_DOTS = 400
-"""On a page."""
+"""Posterior means drawn on a page."""
 NONE_FINITE = "no posterior is finite"
 
 
@@ -405,9 +374,9 @@ class Components(NamedTuple):
 
     places_N2: np.ndarray
     variances_K: np.ndarray
-    """Of the means, along each component, the largest first."""
+    """Variance of the means along each component, the largest first."""
     prior_variances_K: np.ndarray
-    """Of as many draws from the prior, along theirs: the first ones are above 1, since they are the largest of many."""
+    """The same of as many draws from the prior: the first ones are above 1, since they are the largest of many."""
 
 
 def posterior_means(medium: Medium, posteriors: Posteriors) -> Chart | str:
@@ -421,13 +390,32 @@ def posterior_means(medium: Medium, posteriors: Posteriors) -> Chart | str:
     are_some = len(kl_Z) > MOST_DIMENSIONS
     few = f"the {MOST_DIMENSIONS} with the largest KL of {len(kl_Z):,} dimensions" if are_some else ""
     height = 1.55 * lines + (1.9 if lines == 1 else 1.2)
-    chart = Chart(medium, height, f"Posterior means beside the prior{_at(posteriors)}", *posteriors.notes, few)
+    when = "" if posteriors.step is None else f", at step {posteriors.step:,}"
+    chart = Chart(medium, height, f"Posterior means beside the prior{when}", *posteriors.notes, few)
     places = chart.figure.subplots(lines, columns, sharey=True, squeeze=False).ravel()
     highest = 0.0
     for axes, place in zip(places, largest_D, strict=False):
-        highest = max(highest, _draw_means(axes, mean_NZ[:, place], logvar_NZ[:, place]))
+        mean_N = mean_NZ[:, place]
+        reach = max(LEAST_REACH, 1.05 * float(np.abs(mean_N).max()))
+        density, edges = np.histogram(mean_N, BINS, (-reach, reach), density=True)
+        places_G = np.linspace(-reach, reach, 4 * BINS + 1)
+        prior_G = np.exp(-0.5 * places_G**2) / math.sqrt(2 * math.pi)
+        all_G = aggregate_density(mean_N, logvar_NZ[:, place], places_G)
+        axes.stairs(density, edges, fill=True, color=LIGHT, label="means")
+        axes.stairs(density, edges, color=DARK, linewidth=0.7)
+        axes.plot(places_G, prior_G, color=INK, linewidth=1.1, label="prior N(0, 1)")
+        label = "all posteriors together, with their variances"
+        axes.plot(places_G, all_G, "--", color=MIDDLE, linewidth=1.5, label=label)
+        bar = int(density.argmax())
+        if density[bar] > HIGHEST:
+            at, text = (edges[bar : bar + 2].mean(), HIGHEST), f"bar up to {density[bar]:.2g}"
+            axes.annotate(text, at, (6, -2), textcoords="offset points", va="top", fontsize=8, color=DARK)
+        axes.set_xlim(-reach, reach)
+        axes.xaxis.set_major_formatter(TICKS)
+        axes.grid(visible=False)
         name = posteriors.dimensions_Z[place]
         axes.set_title(f"dimension {name}: KL {kl_Z[place]:.3g}", fontsize=9, fontweight="normal")
+        highest = max(highest, density.max(), all_G.max(), prior_G.max())
     for axes in places[len(largest_D) :]:
         axes.set_visible(False)
     for axes in places[::columns]:
@@ -435,28 +423,6 @@ def posterior_means(medium: Medium, posteriors: Posteriors) -> Chart | str:
     places[0].set_ylim(0, min(1.1 * highest, HIGHEST))
     chart.figure.legend(*places[0].get_legend_handles_labels(), loc="outside lower left", ncols=3, handlelength=3)
     return chart
-
-
-def _draw_means(axes: Axes, mean_N: np.ndarray, logvar_N: np.ndarray) -> float:
-    """Draw one dimension; return the highest density."""
-    reach = max(LEAST_REACH, 1.05 * float(np.abs(mean_N).max()))
-    density, edges = np.histogram(mean_N, BINS, (-reach, reach), density=True)
-    places_G = np.linspace(-reach, reach, 4 * BINS + 1)
-    axes.stairs(density, edges, fill=True, color=LIGHT, label="means")
-    axes.stairs(density, edges, color=DARK, linewidth=0.7)
-    prior_G = np.exp(-0.5 * places_G**2) / math.sqrt(2 * math.pi)
-    all_G = aggregate_density(mean_N, logvar_N, places_G)
-    axes.plot(places_G, prior_G, color=INK, linewidth=1.1, label="prior N(0, 1)")
-    axes.plot(places_G, all_G, "--", color=MIDDLE, linewidth=1.5, label="all posteriors together, with their variances")
-    highest = density.argmax()
-    if density[highest] > HIGHEST:
-        middle = edges[highest : highest + 2].mean()
-        label = f"bar up to {density[highest]:.2g}"
-        axes.annotate(label, (middle, HIGHEST), (6, -2), textcoords="offset points", va="top", fontsize=8, color=DARK)
-    axes.set_xlim(-reach, reach)
-    axes.xaxis.set_major_formatter(TICKS)
-    axes.grid(visible=False)
-    return float(max(density.max(), all_G.max(), prior_G.max()))
 
 
 def posterior_pca(medium: Medium, posteriors: Posteriors) -> Chart | str:
@@ -468,7 +434,8 @@ def posterior_pca(medium: Medium, posteriors: Posteriors) -> Chart | str:
         if count < 2:
             return f"it takes two {noun} that are finite, and there is 1"
     found = principal_components(mean_NZ)
-    title = f"Principal components of the posterior means{_at(posteriors)}"
+    when = "" if posteriors.step is None else f", at step {posteriors.step:,}"
+    title = f"Principal components of the posterior means{when}"
     apart = 1 if medium.has_words else -(-len(mean_NZ) // MOST_DOTS)
     if medium.has_words:
         chart = Chart(medium, 5.2, title, *posteriors.notes)
@@ -479,9 +446,9 @@ def posterior_pca(medium: Medium, posteriors: Posteriors) -> Chart | str:
         plane, spectrum = chart.figure.subplots(2, 1, height_ratios=(1.9, 1))
 
     x_N, y_N = found.places_N2[::apart].T
-    for radius, line in ((1, "-"), (2, "--")):
-        label = f"prior, {radius} sd" if medium.has_words else f"prior, {radius} standard deviation{'s' * (radius > 1)}"
-        plane.add_patch(Circle((0, 0), radius, fill=False, edgecolor=INK, linewidth=1.1, linestyle=line, label=label))
+    for radius, stroke in ((1, "-"), (2, "--")):
+        label = f"prior, {radius} sd" if medium.has_words else f"prior, {counted(radius, 'standard deviation')}"
+        plane.add_patch(Circle((0, 0), radius, fill=False, edgecolor=INK, linewidth=1.1, linestyle=stroke, label=label))
     plane.plot(0, 0, "+", color=INK, markersize=9)
     plane.plot(x_N, y_N, "o", markersize=3.2, color=DARK, alpha=0.45, markeredgewidth=0, label="posterior mean")
     reach = max(2.3, 1.05 * float(np.abs(found.places_N2).max()))
@@ -498,9 +465,9 @@ def posterior_pca(medium: Medium, posteriors: Posteriors) -> Chart | str:
     variances_K, prior_variances_K = found.variances_K[:MOST_COMPONENTS], found.prior_variances_K[:MOST_COMPONENTS]
     numbers_K = np.arange(1, len(variances_K) + 1)
     floor = np.clip(variances_K.min() / 3, LEAST_VARIANCE, 0.01)
-    look = {"color": DARK, "linewidth": 1, "markersize": 5, "clip_on": False}
     what = "" if medium.has_words else "variance of "  # on a page both legends are one
-    spectrum.plot(numbers_K, np.maximum(variances_K, floor), "o-", **look, label=f"{what}posterior means")
+    (line,) = spectrum.plot(numbers_K, np.maximum(variances_K, floor), "o-", color=DARK, linewidth=1, markersize=5)
+    line.set(clip_on=False, label=f"{what}posterior means")
     label = f"{what}as many draws from the prior"
     spectrum.plot(numbers_K, prior_variances_K, "--", color=INK, linewidth=1.1, label=label)
     spectrum.set_yscale("log")
@@ -517,10 +484,6 @@ def posterior_pca(medium: Medium, posteriors: Posteriors) -> Chart | str:
     return chart
 
 
-def _at(posteriors: Posteriors) -> str:
-    return "" if posteriors.step is None else f", at step {posteriors.step:,}"
-
-
 def kl_per_dim(mean_NZ: np.ndarray, logvar_NZ: np.ndarray) -> np.ndarray:
     """Return the KL of each dimension from N(0, 1); the formula of `monitors/formulas.py`, which needs torch.
 
@@ -534,21 +497,23 @@ def kl_per_dim(mean_NZ: np.ndarray, logvar_NZ: np.ndarray) -> np.ndarray:
 def principal_components(mean_NZ: np.ndarray) -> Components:
     """Find the directions in which posterior means differ most."""
 
-    def smaller_product(centred_NZ: np.ndarray) -> np.ndarray:
-        """N x N or Z x Z: apart from zeros they have the same eigenvalues."""
-        is_wide = centred_NZ.shape[1] > len(centred_NZ)
-        return centred_NZ @ centred_NZ.T if is_wide else centred_NZ.T @ centred_NZ
-
+    count, dimensions = mean_NZ.shape
+    is_wide = dimensions > count
     centred_NZ = mean_NZ - mean_NZ.mean(axis=0)
-    values, vectors = np.linalg.eigh(smaller_product(centred_NZ))
+    drawn_NZ = np.random.default_rng(0).standard_normal(mean_NZ.shape)
+    drawn_NZ = drawn_NZ - drawn_NZ.mean(axis=0)
+    if is_wide:  # apart from zeros, N x N and Z x Z have the same eigenvalues: take the smaller
+        product, prior_product = centred_NZ @ centred_NZ.T, drawn_NZ @ drawn_NZ.T
+    else:
+        product, prior_product = centred_NZ.T @ centred_NZ, drawn_NZ.T @ drawn_NZ
+    values, vectors = np.linalg.eigh(product)
+    prior_values = np.linalg.eigvalsh(prior_product)
     directions_Z2 = vectors[:, :-3:-1]
-    if len(directions_Z2) != mean_NZ.shape[1]:
+    if is_wide:
         directions_Z2 = np.linalg.qr(centred_NZ.T @ directions_Z2)[0]
     largest_12 = np.abs(directions_Z2).argmax(axis=0)[None]
     signs_12 = np.sign(np.take_along_axis(directions_Z2, largest_12, axis=0))  # not mirrored the next time
-    drawn_NZ = np.random.default_rng(0).standard_normal(mean_NZ.shape)
-    prior_values = np.linalg.eigvalsh(smaller_product(drawn_NZ - drawn_NZ.mean(axis=0)))
-    variances_K, prior_variances_K = (np.maximum(both[::-1], 0) / (len(mean_NZ) - 1) for both in (values, prior_values))
+    variances_K, prior_variances_K = (np.maximum(both[::-1], 0) / (count - 1) for both in (values, prior_values))
     return Components(mean_NZ @ (directions_Z2 * signs_12), variances_K, prior_variances_K)
 
 
@@ -560,20 +525,11 @@ def aggregate_density(mean_N: np.ndarray, logvar_N: np.ndarray, places_G: np.nda
     return (np.exp(-0.5 * distance_GN**2 / variance_N) / np.sqrt(2 * math.pi * variance_N)).mean(axis=1)
 
 
-CHARTS_OF_READINGS: dict[str, Callable[[Medium, History], Chart | str]] = {
-    "timeline.png": timeline,
-    "kl_per_dim.png": kl_per_dim_chart,
-    "active_units.png": active_units,
-}
-CHARTS_OF_POSTERIORS: dict[str, Callable[[Medium, Posteriors], Chart | str]] = {
-    "posterior_means.png": posterior_means,
-    "posterior_pca.png": posterior_pca,
-}
-
-
 # --- Charts of pages alone --------------------------------------------------------------------------------------------
 
 MOST_BARS = 64
+ROUND = (1, 2, 2.5, 5, 10)
+"""Steps between the ticks of an axis, times a power of ten."""
 
 
 class Curve(NamedTuple):
@@ -611,33 +567,32 @@ def curves(
         axes.plot(*np.transpose(guide), ":", color=FAINT, linewidth=1.0)
     for line in lines:
         x_N, y_N = np.transpose(line.points)
-        look: dict[str, Any] = {"color": line.colour, "linestyle": line.stroke, "linewidth": 1.8, "alpha": line.opacity}
         label = f"{line.name}: {brief(y_N[-1])}" if line.has_value else line.name
-        axes.plot(x_N, y_N, **look, label=label)
-        marked = slice(None) if line.marks == "all" or len(x_N) == 1 else slice(-1, None)
+        axes.plot(x_N, y_N, line.stroke, color=line.colour, linewidth=1.8, alpha=line.opacity, label=label)
         if line.marks or len(x_N) == 1:
-            ring: dict[str, Any] = {"markersize": 5.5, "markerfacecolor": "white", "markeredgewidth": 1.6, "zorder": 3}
-            axes.plot(x_N[marked], y_N[marked], "o", color=line.colour, **ring)
+            marked = slice(None) if line.marks == "all" else slice(-1, None)
+            (rings,) = axes.plot(x_N[marked], y_N[marked], "o", color=line.colour, markersize=5.5, zorder=3)
+            rings.set(markerfacecolor="white", markeredgewidth=1.6)
     if is_log:
         _make_log(axes, [np.array(line.points)[:, 1] for line in lines])
     else:
         low, high = y or robust_span([value for line in lines for _, value in line.points])
         axes.set_ylim(low, high if high > low else low + 1.0)
         are_counts = all(value == int(value) for line in lines for _, value in line.points)
-        axes.yaxis.set_major_locator(MaxNLocator(6, integer=True) if are_counts else linear_ticks())
+        axes.yaxis.set_major_locator(MaxNLocator(6, integer=True) if are_counts else MaxNLocator(6, steps=ROUND))
         axes.yaxis.set_major_formatter(TICKS)
     count_steps(axes)
     left, right = x or (0.0, max(line.points[-1][0] for line in lines))
     axes.set_xlim(left, left + 1.02 * max(right - left, 1e-6))
     if x_label:
-        axes.xaxis.set_major_locator(linear_ticks())
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=ROUND))
         axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     chart.legend(axes, columns=4)
     return chart
 
 
-def robust_span(values: Sequence[float], pad: float = 0.06) -> tuple[float, float]:
+def robust_span(values: Sequence[float]) -> tuple[float, float]:
     """Return the lowest and highest with some room, without the heights of a run's very beginning, which would flatten the rest.
 
     >>> robust_span([900.0, *[5.0 - 0.1 * place for place in range(40)]])[1] < 10
@@ -648,7 +603,7 @@ def robust_span(values: Sequence[float], pad: float = 0.06) -> tuple[float, floa
         tail = values[len(values) // 10 :]
         room = (max(tail) - min(tail)) or abs(max(tail)) * 1e-3 or 1.0
         low, high = max(low, min(tail) - room), min(high, max(tail) + room)
-    room = max((high - low) * pad, abs(high) * 1e-3, 1e-9)
+    room = max(0.06 * (high - low), abs(high) * 1e-3, 1e-9)
     return low - room, high + room
 
 
@@ -660,12 +615,11 @@ def bars(
         return "nothing to draw"
     chart = Chart(medium, 3.4, title, *notes)
     axes = chart.figure.subplots()
-    places = np.arange(len(heights))
-    axes.bar(
-        places, [max(value, 0.0) for _, value in heights], 0.92 if len(heights) < 40 else 1.0, color=DARK, alpha=0.85
-    )
-    apart = max(1, math.ceil(len(heights) * max(len(label) for label, _ in heights) / 44))
-    axes.set_xticks(places[::apart], [label for label, _ in heights][::apart])
+    labels, values = [label for label, _ in heights], [max(value, 0.0) for _, value in heights]
+    places, width = np.arange(len(heights)), 0.92 if len(heights) < 40 else 1.0
+    axes.bar(places, values, width, color=DARK, alpha=0.85)
+    apart = max(1, math.ceil(len(heights) * max(map(len, labels)) / 44))
+    axes.set_xticks(places[::apart], labels[::apart])
     axes.set_xlim(-0.6, len(heights) - 0.4)
     axes.tick_params(axis="x", length=0)
     axes.grid(visible=False, axis="x")

@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from matplotlib.ticker import MaxNLocator
 
 from seqvae.reports.charts import Curve, curves, robust_span
-from seqvae.reports.figures import DARK, INK, MIDDLE, MORE_COLOURS, Chart, Medium, PageFigure, page_figure
-from seqvae.reports.html import OWN_SETTINGS, render, shown, six_numbers
+from seqvae.reports.figures import DARK, INK, MIDDLE, MORE_COLOURS, Chart, Medium, page_figure
 from seqvae.reports.read_run import Run, column, number, row_in, rows_in, text
+from seqvae.reports.run_page import OWN_SETTINGS, render, shown, six_numbers
 from seqvae.reports.story import moment, story_of
 from seqvae.text import clip, visible
 
 COLOURS, STROKES = (DARK, MIDDLE, INK, *MORE_COLOURS), ("-", "--", ":")
 NAME_WIDTH = 40
 OVERLAYS = (
+    ("Validation ELBO, nats per sequence", "validations", "valid_elbo"),
     ("Rate, nats", "readings", "rate"),
     ("Mutual information, nats", "readings", "mutual_information"),
     ("Decoder use, nats", "readings", "decoder_use"),
@@ -29,7 +30,11 @@ OVERLAYS = (
 
 def comparison_page(runs: Sequence[Run], now: float) -> str:
     """Write a page about several runs. `now`: seconds since 1970."""
-    names, stories = names_of(runs), [story_of(run, now) for run in runs]
+    times = Counter(run.name for run in runs)
+    paths = [run.directory.absolute() for run in runs]
+    full = [f"{path.parent.name}/{path.name}" if times[path.name] > 1 else path.name for path in paths]
+    names = [clip(visible(name), NAME_WIDTH) for name in full]  # with the folder above where a name occurs twice
+    stories = [story_of(run, now) for run in runs]
     overview = []
     for run, name, story in zip(runs, names, stories, strict=True):
         values = {title: value for title, value, _ in six_numbers(run)}
@@ -40,8 +45,18 @@ def comparison_page(runs: Sequence[Run], now: float) -> str:
     settings = {
         name: [shown(run.settings[name]) if name in run.settings else "(not known)" for run in runs] for name in every
     }
-    elbo = "Validation ELBO, nats per sequence"
-    overlays = [_overlay(title, runs, names, rows, name) for title, rows, name in OVERLAYS]
+    looks = []
+    for place, name in enumerate(names):
+        colour, stroke = COLOURS[place % len(COLOURS)], STROKES[place // len(COLOURS) % len(STROKES)]
+        looks.append(Curve(name, (), colour, stroke, marks="ends", has_value=False))
+    overlays = {}
+    for title, rows, name in OVERLAYS:
+        lines = [look._replace(points=column(getattr(run, rows), name)) for run, look in zip(runs, looks, strict=True)]
+        if rows == "training":
+            lines = [line._replace(marks="") for line in lines]
+        is_log = rows == "readings" and name != "active_units"
+        overlays[name] = page_figure(f"{rows}_{name}", curves, title, lines, y_label="", is_log=is_log)
+    elbo = overlays.pop("valid_elbo")
     return render(
         "comparison.html.j2",
         title=f"{len(runs)} runs compared",
@@ -49,26 +64,15 @@ def comparison_page(runs: Sequence[Run], now: float) -> str:
         names=names,
         overview=overview,
         different=different_data(runs),
-        rate_distortion=page_figure("rate_distortion", rate_distortion, runs, names),
-        elbo=_overlay(elbo, runs, names, "validations", "valid_elbo"),
-        overlays=[overlay for overlay in overlays if overlay],
+        rate_distortion=page_figure("rate_distortion", rate_distortion, runs, looks),
+        elbo=elbo,
+        overlays=[overlay for overlay in overlays.values() if overlay],
         differing=[
             [f"--{name}", *row] for name, row in settings.items() if len(set(row)) > 1 and name not in OWN_SETTINGS
         ],
         alike=[[f"--{name}", row[0]] for name, row in settings.items() if len(set(row)) == 1],
         written=moment(now),
     )
-
-
-def names_of(runs: Sequence[Run]) -> list[str]:
-    """Return the directories' names; those that occur twice with the folder above."""
-    times = Counter(run.name for run in runs)
-    full = [run.directory.absolute() for run in runs]
-    names = [
-        f"{path.parent.name}/{path.name}" if times[run.name] > 1 else run.name
-        for run, path in zip(runs, full, strict=True)
-    ]
-    return [clip(visible(name), NAME_WIDTH) for name in names]
 
 
 def different_data(runs: Sequence[Run]) -> list[str]:
@@ -97,12 +101,9 @@ def path_of(run: Run) -> list[tuple[float, float]]:
     return [(rate, nll) for rate, nll in found if rate is not None and nll is not None]
 
 
-def rate_distortion(medium: Medium, runs: Sequence[Run], names: Sequence[str]) -> Chart | str:
-    """Draw NLL against rate, with lines along which the ELBO is the same."""
-    lines = [
-        _curve(place, name, path_of(run), opacity=0.6)
-        for place, (run, name) in enumerate(zip(runs, names, strict=True))
-    ]
+def rate_distortion(medium: Medium, runs: Sequence[Run], looks: Sequence[Curve]) -> Chart | str:
+    """Draw NLL against rate, with lines along which the ELBO is the same; `looks` are the curves without their points."""
+    lines = [look._replace(points=path_of(run), opacity=0.6) for run, look in zip(runs, looks, strict=True)]
     paths = [line.points for line in lines if line.points]
     if not paths:
         return "no run has a rate and an NLL"
@@ -120,20 +121,3 @@ def rate_distortion(medium: Medium, runs: Sequence[Run], names: Sequence[str]) -
             guides.append([(start, total - start), (end, total - end)])
     title, x_label = "Distortion (reconstruction NLL) against rate", "rate: KL, nats per sequence"
     return curves(medium, title, lines, y_label="NLL", x_label=x_label, x=(0.0, right), y=(bottom, top), guides=guides)
-
-
-def _overlay(title: str, runs: Sequence[Run], names: Sequence[str], rows: str, name: str) -> PageFigure | None:
-    marks = "" if rows == "training" else "ends"
-    lines = [
-        _curve(place, run_name, column(getattr(run, rows), name), marks=marks)
-        for place, (run, run_name) in enumerate(zip(runs, names, strict=True))
-    ]
-    is_log = rows == "readings" and name != "active_units"
-    return page_figure(f"{rows}_{name}", curves, title, lines, y_label="", is_log=is_log)
-
-
-def _curve(
-    place: int, name: str, points: Sequence[tuple[float, float]], *, marks: str = "ends", opacity: float = 1.0
-) -> Curve:
-    colour, stroke = COLOURS[place % len(COLOURS)], STROKES[place // len(COLOURS) % len(STROKES)]
-    return Curve(name, points, colour, stroke, marks, has_value=False, opacity=opacity)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from seqvae.reports.terminal import Ink, grid, heading, note, section, table
+from seqvae.reports.terminal import Ink, grid, heading, note, section
 from seqvae.text import clip, measure, percent, visible
 
 BARS, PLAIN_BARS = " ▁▂▃▄▅▆▇█", " .:-=+*%#"
@@ -15,17 +15,8 @@ HIGHER_IS_BETTER = {
     "perplexity": False,
     "perplexity, ELBO": False,
 }
-"""Only metrics of which it can be said."""
+"""Metrics of which one direction is better; of all others none is called the best."""
 NAME_WIDTH = 24
-
-
-class Reading(NamedTuple):
-    """A row of the first table."""
-
-    reading: str
-    value: str
-    error: str
-    of: str
 
 
 class Feature(NamedTuple):
@@ -55,41 +46,36 @@ def evaluation_lines(record: Mapping[str, Any], ink: Ink) -> list[str]:
         f"step {record['step']:,}, {record['parameters']:,} parameters; {record['split']} of {record['data']}: "
         f"{record['sequences']:,} sequences, {record['steps']:,} steps ({record['kind']})"
     )
-    readings = [
-        Reading(
-            row["name"],
-            _written(row["value"], None),
-            "" if row["error"] is None else f"± {measure(row['error'])}",
-            row["of"],
-        )
-        for row in record["rows"]
-    ]
-    features = [
-        Feature(
-            one["name"],
-            one["values"],
-            one["rmse"],
-            one["mae"],
-            one["rmse_of_mean"],
-            percent(max(0.0, 1 - (one["rmse"] / one["rmse_of_mean"]) ** 2)) if one["rmse_of_mean"] else "-",
-        )
-        for one in record["features"]
-    ]
-    of_features = (
+    lines = [*heading(record["checkpoint"], ink), *note(about, ink, mark="")]
+    lines += [*note("in nats per sequence unless another unit is named; ± one standard error", ink, mark=""), ""]
+    readings = [["reading", "value", "error", "of"]]
+    for row in record["rows"]:
+        error = "" if row["error"] is None else f"± {measure(row['error'])}"
+        readings.append([visible(row["name"]), _written(row["value"], None), error, visible(row["of"])])
+    lines += grid(readings, ink, texts=range(len(readings[0])))
+
+    kl_per_dim, width = record["kl_per_dim"], ink.width - 6
+    bars, most = BARS if ink.blocks else PLAIN_BARS, max(kl_per_dim)
+    drawn = "".join(bars[min(8, round(8 * kl / most))] if most > 0 else bars[0] for kl in kl_per_dim)
+    lines += heading("KL of each dimension, nats", ink)
+    lines += [f"  |{drawn[first : first + width]}|" for first in range(0, len(drawn), width)]
+    largest = sorted(range(len(kl_per_dim)), key=lambda number: -kl_per_dim[number])[:5]
+    named = ", ".join(f"z{number} {measure(kl_per_dim[number])}" for number in largest)
+    lines += note(f"largest: {named}", ink, mark="")
+
+    features = []
+    for one in record["features"]:
+        rmse, of_mean = one["rmse"], one["rmse_of_mean"]
+        explained = percent(max(0.0, 1 - (rmse / of_mean) ** 2)) if of_mean else "-"
+        features.append(Feature(one["name"], one["values"], rmse, one["mae"], of_mean, explained))
+    remark = (
         "One step ahead, given the posterior's mean and all steps before; in the data's own units. Training mean: the RMSE of "
         "always predicting that. Explained: the share of its square that the model takes away."
     )
-    return [
-        *heading(record["checkpoint"], ink),
-        *note(about, ink, mark=""),
-        *note("in nats per sequence, where nothing else is said; ± one standard error", ink, mark=""),
-        "",
-        *table(readings, ink),
-        *_dimensions(record["kl_per_dim"], ink),
-        *section("Errors of each feature", features, ink, most=MOST_FEATURES, remark=of_features),
-        *(_probe(record["probe"], ink) if record.get("probe") is not None else []),
-        *_warnings(record["notes"], ink),
-    ]
+    lines += section("Errors of each feature", features, ink, most=MOST_FEATURES, remark=remark)
+    if record.get("probe") is not None:
+        lines += _probe(record["probe"], ink)
+    return lines + _warnings(record["notes"], ink)
 
 
 def comparison_lines(comparison: Mapping[str, Any], ink: Ink) -> list[str]:
@@ -103,22 +89,38 @@ def comparison_lines(comparison: Mapping[str, Any], ink: Ink) -> list[str]:
             f"{record['data']}, {record['sequences']:,} sequences"
         )
         lines += note(about, ink, mark="")
-    metrics = _metrics(records)
+
+    higher_is_better = dict(HIGHER_IS_BETTER)
+    metrics: dict[str, list[tuple[float | None, float | None]]] = {}
+    for place, record in enumerate(records):
+        found = {row["name"]: (row["value"], row["error"]) for row in record["rows"]}
+        for row in (record.get("probe") or {"rows": []})["rows"]:
+            name = f"probe, {row['features']}"
+            higher_is_better[name], found[name] = True, (row["score"][0], None)
+        for one in record["features"]:
+            name = f"RMSE, {one['name']}"
+            higher_is_better[name], found[name] = False, (one["rmse"], one["rmse_error"])
+        for name, pair in found.items():
+            metrics.setdefault(name, [(None, None)] * len(records))[place] = pair
     rows, bold = [["", *letters]], set()
-    for number, metric in enumerate(metrics[:MOST_FEATURES], start=1):
-        texts = [_written(*pair) for pair in zip(metric.values, metric.errors, strict=True)]
-        rows.append([clip(visible(metric.name), NAME_WIDTH), *texts])
-        if comparison["same_data"] and (best := _best(metric)) is not None:
-            bold.add((number, best + 1))
+    for number, (name, pairs) in enumerate(list(metrics.items())[:MOST_FEATURES], start=1):
+        rows.append([clip(visible(name), NAME_WIDTH), *(_written(*pair) for pair in pairs)])
+        values = [value for value, _ in pairs]
+        known = [value for value in values if value is not None and value == value]
+        if comparison["same_data"] and name in higher_is_better and len(known) > 1:
+            best = max(known) if higher_is_better[name] else min(known)
+            if known.count(best) == 1:  # else two are as good
+                bold.add((number, 1 + values.index(best)))
     lines += ["", *grid(rows, ink, bold=bold)]
     if len(metrics) > MOST_FEATURES:
         lines.append(ink.dim(f"  ... and {len(metrics) - MOST_FEATURES:,} more"))
+
     if comparison["differences"]:
         lines += heading("IW-NLL on the same sequences, nats per sequence", ink)
     for one in comparison["differences"]:
         value, error = one["value"], one["error"]
-        found = f"{one['lower']} is lower" if abs(value) > 2 * error else "no difference shown"
-        lines.append(f"  {one['of']}: {value:+.4g} ± {error:.2g} ({found})")
+        verdict = f"{one['lower']} is lower" if abs(value) > 2 * error else "no difference shown"
+        lines.append(f"  {one['of']}: {value:+.4g} ± {error:.2g} ({verdict})")
     if unlike := comparison["unlike"]:
         lines += ["", *(line for text in unlike for line in note(text, ink))]
         lines += note("so these numbers do not compare, and none is called the best", ink)
@@ -128,17 +130,6 @@ def comparison_lines(comparison: Mapping[str, Any], ink: Ink) -> list[str]:
 
 def _warnings(notes: Sequence[str], ink: Ink) -> list[str]:
     return ["", *(ink.warning(line) for text in notes for line in note(text, ink))] if notes else []
-
-
-def _dimensions(kl_per_dim: Sequence[float], ink: Ink) -> list[str]:
-    """Draw a bar for each dimension, in their order, and name the largest."""
-    bars, most = BARS if ink.blocks else PLAIN_BARS, max(kl_per_dim)
-    line = "".join(bars[min(8, round(8 * kl / most))] if most > 0 else bars[0] for kl in kl_per_dim)
-    width = ink.width - 6
-    rows = [f"  |{line[first : first + width]}|" for first in range(0, len(line), width)]
-    largest = sorted(range(len(kl_per_dim)), key=lambda number: -kl_per_dim[number])[:5]
-    named = ", ".join(f"z{number} {measure(kl_per_dim[number])}" for number in largest)
-    return [*heading("KL of each dimension, nats", ink), *rows, *note(f"largest: {named}", ink, mark="")]
 
 
 def _probe(probe: Mapping[str, Any], ink: Ink) -> list[str]:
@@ -162,43 +153,7 @@ def _probe(probe: Mapping[str, Any], ink: Ink) -> list[str]:
     )
 
 
-class _Metric(NamedTuple):
-    name: str
-    values: tuple[float | None, ...]
-    errors: tuple[float | None, ...]
-    higher_is_better: bool | None
-
-
-def _metrics(records: Sequence[Mapping[str, Any]]) -> list[_Metric]:
-    """Return everything that one of the records has, in the order in which it is met."""
-    better: dict[str, bool | None] = dict(HIGHER_IS_BETTER)
-    found: list[dict[str, tuple[float, float | None]]] = []
-    for record in records:
-        rows = {row["name"]: (row["value"], row["error"]) for row in record["rows"]}
-        for row in (record.get("probe") or {"rows": []})["rows"]:
-            name = f"probe, {row['features']}"
-            better[name], rows[name] = True, (row["score"][0], None)
-        for one in record["features"]:
-            name = f"RMSE, {one['name']}"
-            better[name], rows[name] = False, (one["rmse"], one["rmse_error"])
-        found.append(rows)
-    metrics = []
-    for name in dict.fromkeys(name for rows in found for name in rows):
-        pairs = [rows.get(name, (None, None)) for rows in found]
-        metrics.append(_Metric(name, tuple(v for v, _ in pairs), tuple(e for _, e in pairs), better.get(name)))
-    return metrics
-
-
 def _written(value: float | None, error: float | None) -> str:
     if value is None or value != value:
         return "-"
     return measure(value) if error is None else f"{measure(value)} ± {error:.2g}"
-
-
-def _best(metric: _Metric) -> int | None:
-    """Return which run is best; None where that cannot be said, or where two are as good."""
-    values = [value for value in metric.values if value is not None and value == value]
-    if metric.higher_is_better is None or len(values) < 2:
-        return None
-    best = (max if metric.higher_is_better else min)(values)
-    return metric.values.index(best) if values.count(best) == 1 else None

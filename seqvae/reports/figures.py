@@ -9,12 +9,11 @@ marks, too. Text from data is drawn as it is: no formula is read into a `$`.
 """
 
 import io
-import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Concatenate, NamedTuple, ParamSpec
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias
 from xml.etree import ElementTree
 
 import matplotlib
@@ -29,6 +28,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from seqvae.files import replace_file
 from seqvae.text import tick_label
 
 DARK, MIDDLE, LIGHT = "#00437a", "#d55e00", "#8ecae6"
@@ -134,43 +134,42 @@ class Chart:
         if self.medium.has_words:
             axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, handlelength=2.6, borderaxespad=0.2)
             return
+        strokes = {"--": " dashed", "dashed": " dashed", ":": " dotted", "dotted": " dotted", "None": " dotted"}
+        handle: Any
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            if isinstance(handle, Line2D):
+                colour, look = handle.get_color(), strokes.get(handle.get_linestyle(), "")
+            elif handle.get_fill():
+                colour, look = handle.get_facecolor(), " block"
+            else:
+                colour, look = handle.get_edgecolor(), strokes.get(handle.get_linestyle(), "")
             found = re.fullmatch(r"(.*): (\S*\d\S*(?: ± \S+)?)", label)
             name, value = found.groups() if found else (label, "")
-            self.keys.append(Key(_look_of(handle), name, value))
+            self.keys.append(Key(CSS_VARIABLES[to_hex(colour)] + look, name, value))
 
 
 P = ParamSpec("P")
+Draw: TypeAlias = Callable[Concatenate[Medium, P], Chart | str]
 
 
-def save_png(
-    path: Path, draw: Callable[Concatenate[Medium, P], Chart | str], *data: P.args, **more: P.kwargs
-) -> str | None:
+def save_png(path: Path, draw: Draw[P], *data: P.args, **more: P.kwargs) -> str | None:
     """Draw a chart into a PNG file that is there as a whole or not at all. Return why there is no chart, if there is none."""
     with matplotlib.rc_context(STYLE):
         chart = draw(FILE, *data, **more)
         if isinstance(chart, str):
             return chart
-        _replace_png(path, chart.figure)
+        with replace_file(path) as partial:
+            FigureCanvasAgg(chart.figure).print_png(partial)  # savefig would lay everything out twice: 1.5x the time
     return None
 
 
 @contextmanager
 def new_figure(path: Path, width: float, height: float) -> Iterator[Figure]:
-    """Give a figure to draw on, and write it to `path` as a PNG at the end of the context."""
-    with matplotlib.rc_context(STYLE):
+    """Yield a figure to draw on, and write it to `path` as a PNG at the end of the context."""
+    with matplotlib.rc_context(STYLE), replace_file(path) as partial:
         figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=0.06), dpi=DOTS_PER_INCH)
         yield figure
-        _replace_png(path, figure)
-
-
-def _replace_png(path: Path, figure: Figure) -> None:
-    beside = path.with_name(f".{path.name}.new")
-    try:
-        FigureCanvasAgg(figure).print_png(beside)  # savefig would lay everything out twice: 1.5x the time
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+        FigureCanvasAgg(figure).print_png(partial)
 
 
 def head(figure: Figure, title: str, *notes: str) -> None:
@@ -180,24 +179,11 @@ def head(figure: Figure, title: str, *notes: str) -> None:
     figure.text(0.01, below, ", ".join(note for note in notes if note), va="top", fontsize=8.5, color=GREY)
 
 
-def linear_ticks(most: int = 6) -> MaxNLocator:
-    return MaxNLocator(most, steps=(1, 2, 2.5, 5, 10))
-
-
 def count_steps(axes: Axes) -> None:
     """Label the axis of optimizer steps."""
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=(1, 2, 5, 10)))
     axes.xaxis.set_major_formatter(TICKS)
     axes.set_xlabel("optimizer step")
-
-
-def number(value: float, form: str = ".3g") -> str:
-    """Return a number of a legend.
-
-    >>> number(0.12345), number(12.0, ",.0f"), number(float("inf"))
-    ('0.123', '12', 'NaN')
-    """
-    return format(value, form) if math.isfinite(value) else "NaN"
 
 
 # --- SVG inside a page ------------------------------------------------------------------------------------------------
@@ -212,9 +198,7 @@ class PageFigure(NamedTuple):
     svg: Markup
 
 
-def page_figure(
-    name: str, draw: Callable[Concatenate[Medium, P], Chart | str], *data: P.args, **more: P.kwargs
-) -> PageFigure | None:
+def page_figure(name: str, draw: Draw[P], *data: P.args, **more: P.kwargs) -> PageFigure | None:
     """Draw a chart for a page; None where there is no chart. `name` is unique on the page: ids within the SVG are made from it."""
     style = STYLE | {
         "font.size": PAGE.font_size,
@@ -281,31 +265,12 @@ def _svg_of_page(raw: bytes, title: str) -> Markup:
             if child.tag in ("metadata", "style") or (draws_nothing and parent.tag == "g"):
                 parent.remove(child)
         if parent.tag == "g" and len(parent) > 1 and all(child.tag == "use" for child in parent):
-            for name in parent[0].attrib.keys() - {
-                "href",
-                "x",
-                "y",
-            }:  # marks of one curve: what they share is written once
-                if len({child.get(name) for child in parent}) == 1:
-                    parent.set(name, parent[0].attrib[name])
+            for name, value in list(parent[0].items()):  # marks of one curve: what they share is written once
+                if name not in ("href", "x", "y") and all(child.get(name) == value for child in parent):
+                    parent.set(name, value)
                     for child in parent:
                         del child.attrib[name]
     view = root.attrib["viewBox"]
     root.attrib.clear()
     root.attrib.update({"viewBox": view, "role": "img", "aria-label": title})
     return Markup(ElementTree.tostring(root, encoding="unicode"))
-
-
-def _look_of(handle: Any) -> str:
-    """Return the class names of a legend's swatch: its colour, and a line's stroke or a block."""
-    if isinstance(handle, Line2D):
-        colour, stroke, is_line = handle.get_color(), handle.get_linestyle(), True
-    else:
-        is_line = not handle.get_fill()
-        colour, stroke = (handle.get_edgecolor() if is_line else handle.get_facecolor()), handle.get_linestyle()
-    look = CSS_VARIABLES[to_hex(colour)]
-    if not is_line:
-        return f"{look} block"
-    return look + {"--": " dashed", "dashed": " dashed", ":": " dotted", "dotted": " dotted", "None": " dotted"}.get(
-        stroke, ""
-    )

@@ -6,18 +6,17 @@ Of one command times are in milliseconds of an optimizer step; of several in mic
 optimizer steps are of different sizes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from seqvae.reports.figures import DARK, GREY, LIGHT, MIDDLE
-from seqvae.reports.terminal import Ink, bar, grid, heading, note, table
+from seqvae.reports.terminal import Ink, bar, grid, heading, note
 from seqvae.text import counted, duration, measure, percent, visible
 
 STAGE_NAMES = {
@@ -34,7 +33,6 @@ BAR = 20
 """Characters."""
 BUSY = 0.1
 """Share of a machine, taken by others, from which on rates are not what they could be."""
-FASTER = "faster"
 STEADY = 0.1
 """Spread of a rate that a quiet machine stays below."""
 COLOURS = {
@@ -46,9 +44,9 @@ COLOURS = {
     "monitoring": "#cc79a7",
     "loop": "#8a8a8a",
 }
-"""Told apart by people who do not see all colours; those that lie side by side differ in lightness, too."""
+"""Colours that people who do not see all of them can tell apart; neighbours differ in lightness, too."""
 ON_DARK = {"backward"}
-"""Colours that are written on in white."""
+"""Stages whose names are written in white."""
 STYLE = {
     "text.parse_math": False,
     "font.family": "DejaVu Sans",
@@ -64,9 +62,9 @@ STYLE = {
 }
 WIDTH, DOTS_PER_INCH = 9.0, 120
 LETTER = 0.0125
-"""Width of one as a share of the axis: a segment is written on where its name has room."""
+"""Width of a letter as a share of the axis: a segment is labelled where its name has room."""
 HATCHES = ("", "///", "...")
-"""Of the commands, where there are several."""
+"""Hatches of the commands, where there are several."""
 
 
 # --- Numbers ----------------------------------------------------------------------------------------------------------
@@ -80,12 +78,12 @@ class WholeRun(NamedTuple):
     epochs: float
     training_seconds: float
     validations: int
-    """With the last one, on all validation data."""
+    """Including the last one, on all validation data."""
     validation_seconds: float
-    """Of all of them."""
+    """Duration of all validations together."""
     checkpoints: int
     checkpoint_seconds: float
-    """Of all of them."""
+    """Duration of all checkpoints together."""
 
     @property
     def seconds(self) -> float:
@@ -109,37 +107,37 @@ class Speed(NamedTuple):
     """What a step of a sequence is called: token or step."""
     device: str
     precision: str
-    """In force."""
+    """The precision in force."""
     parameters: int
     steps: int
     """Optimizer steps measured."""
     seconds: float
-    """Of them."""
+    """Duration of these steps."""
     stages: Mapping[str, float]
-    """Seconds of each of `STAGE_NAMES` in them."""
+    """Seconds of each of `STAGE_NAMES` in this time."""
     real_steps: int
     padded_steps: int
-    """Computed on, padding included."""
+    """Steps that were computed on, padding included."""
     sequences: int
     events_per_step: float | None
-    """Of a sequence, on average over a sample."""
+    """Events in a step of a sequence, averaged over a sample."""
     turns: Sequence[float]
     """Real steps per second in each turn."""
     start_seconds: float
     """Until the first optimizer step, without imports; where layers are compiled, that is in it."""
     first_step_seconds: float
-    """Everything is new to it."""
+    """Duration of the very first optimizer step, which does everything for the first time."""
     cpu_utilisation: float
-    """Of the cores that the process may use, by itself."""
+    """Share of the cores that the process may use, taken by itself."""
     cores: int
     others_cpu_share: float | None
-    """Of all the machine's cores, what other programs took meanwhile."""
+    """Share of all the machine's cores that other programs took meanwhile."""
     gpu_utilisation: float | None
     peak_memory_gib: float
     flops_per_padded_step: float
-    """Forward and backward."""
+    """Floating-point operations, forward and backward."""
     peak_flops_per_second: float
-    """Of a large product of matrices, in between."""
+    """Rate of a large product of matrices, measured in between."""
     peak_dtype: str
     recompiles: int
     """Graphs that were compiled after warm-up."""
@@ -147,7 +145,7 @@ class Speed(NamedTuple):
 
     @property
     def seconds_per_step(self) -> float:
-        """Of the optimizer."""
+        """Return the duration of an optimizer step."""
         return self.seconds / self.steps
 
     @property
@@ -168,7 +166,7 @@ class Speed(NamedTuple):
 
     @property
     def flops_per_second(self) -> float:
-        """On real steps: what is computed on padding is no work."""
+        """Return the rate on real steps: what is computed on padding is no work."""
         return self.flops_per_padded_step * self.real_steps_per_second
 
     @property
@@ -176,7 +174,7 @@ class Speed(NamedTuple):
         return self.flops_per_second / self.peak_flops_per_second
 
     def share(self, *stages: str) -> float:
-        """Of training time."""
+        """Return the share of training time that these stages take together."""
         return sum(self.stages[stage] for stage in stages) / self.seconds
 
 
@@ -197,22 +195,31 @@ class Comparison(NamedTuple):
     slower: str
     ratio: float
     lowest: float
-    """Of the turns, like the next."""
+    """The lowest ratio of a turn."""
     highest: float
+    """The highest ratio of a turn."""
 
 
 def as_dict(speed: Speed, bottleneck: Bottleneck) -> dict[str, Any]:
     """Return a speed in types of JSON, with what follows from the numbers."""
-    derived = (
-        *("seconds_per_step", "real_steps_per_second", "sequences_per_second", "events_per_second"),
-        *("padding_share", "flops_per_second", "share_of_peak"),
-    )
-    run = {
-        name: getattr(speed.run, name)
-        for name in (*WholeRun._fields, "seconds", "validation_share", "checkpoint_share")
+    run = speed.run
+    return {
+        **speed._asdict(),
+        "seconds_per_step": speed.seconds_per_step,
+        "real_steps_per_second": speed.real_steps_per_second,
+        "sequences_per_second": speed.sequences_per_second,
+        "events_per_second": speed.events_per_second,
+        "padding_share": speed.padding_share,
+        "flops_per_second": speed.flops_per_second,
+        "share_of_peak": speed.share_of_peak,
+        "run": {
+            **run._asdict(),
+            "seconds": run.seconds,
+            "validation_share": run.validation_share,
+            "checkpoint_share": run.checkpoint_share,
+        },
+        "bottleneck": bottleneck._asdict(),
     }
-    rates = {name: getattr(speed, name) for name in derived}
-    return {**speed._asdict(), **rates, "run": run, "bottleneck": bottleneck._asdict()}
 
 
 # --- Text -------------------------------------------------------------------------------------------------------------
@@ -226,22 +233,26 @@ def performance_page(
     ink: Ink,
 ) -> list[str]:
     """Report on one command, or on several side by side; `data` says in some lines what they trained on."""
-    several, unit = len(speeds) > 1, speeds[0].unit
-    lines = [
-        ink.bold(
-            visible(f"{speed.name}: {speed.parameters / 1e6:.2f} M parameters, {speed.precision} on {speed.device}")
-        )
-        for speed in speeds
-    ]
+    unit = speeds[0].unit
+    names = [f"{speed.name}: " if len(speeds) > 1 else "" for speed in speeds]
+    lines = []
+    for speed in speeds:
+        about = f"{speed.name}: {speed.parameters / 1e6:.2f} M parameters, {speed.precision} on {speed.device}"
+        lines.append(ink.bold(visible(about)))
     for line in data:
         lines += note(line, ink, mark="")
     lines += _stages(speeds, ink)
-    lines += [*heading("Speed", ink), *grid(_speed_rows(speeds), ink)]
+    figures = [_figures_of(speed) for speed in speeds]
+    rows = [["", *(speed.name for speed in speeds)]]
+    for title, *texts in zip(figures[0], *(one.values() for one in figures), strict=True):
+        known = [text for text in texts if text is not None]
+        if len(known) == len(speeds):
+            rows.append([title, *known])
+    lines += [*heading("Speed", ink), *grid(rows, ink)]
     busiest = max((speed.others_cpu_share or 0.0) for speed in speeds)
     if busiest > BUSY:
-        remark = (
-            f"Other programs took {percent(busiest)} of this machine meanwhile: on a quiet one, all of this is faster."
-        )
+        taken = f"Other programs took {percent(busiest)} of this machine meanwhile"
+        remark = f"{taken}: on a quiet one, all of this is faster."
         lines += ["", *map(ink.warning, note(remark, ink, mark="!"))]
     if comparison is not None:
         ratio = (
@@ -250,94 +261,75 @@ def performance_page(
         )
         lines += ["", *map(ink.good, note(ratio, ink, mark=""))]
     lines += heading("The whole run as requested", ink)
-    for speed in speeds:
+    for name, speed in zip(names, speeds, strict=True):
         run = speed.run
-        epochs = f"{run.epochs:.3g} epoch{'s' * (run.epochs != 1)}"
         parts = (
             f"training {percent(run.training_seconds / run.seconds)}",
             f"{counted(run.validations, 'validation')} {percent(run.validation_share)}",
             f"{counted(run.checkpoints, 'checkpoint')} {percent(run.checkpoint_share)}",
         )
-        whole = f"{run.steps:,} optimizer steps ({epochs}) in about {duration(run.seconds)}: {', '.join(parts)}."
-        lines += note(f"{speed.name}: {whole}" if several else whole, ink, mark="")
+        epochs = f"{run.epochs:.3g} epoch{'s' * (run.epochs != 1)}"
+        length = f"{run.steps:,} optimizer steps ({epochs}) in about {duration(run.seconds)}"
+        lines += note(f"{name}{length}: {', '.join(parts)}.", ink, mark="")
     lines += heading("What holds it back", ink)
-    for speed, bottleneck in zip(speeds, bottlenecks, strict=True):
+    for name, bottleneck in zip(names, bottlenecks, strict=True):
         tries = f" Worth a try: {' or '.join(bottleneck.tries)}." if bottleneck.tries else ""
-        found = f"{bottleneck.name}: {bottleneck.evidence}{tries}"
-        lines += note(f"{speed.name}: {found}" if several else found, ink, mark="")
+        lines += note(f"{name}{bottleneck.name}: {bottleneck.evidence}{tries}", ink, mark="")
     return lines
 
 
 def _stages(speeds: Sequence[Speed], ink: Ink) -> list[str]:
-    """Return where the time goes: of one command with bars."""
+    """Return a table of where the time goes, with bars where there is one command."""
     first = speeds[0]
     if len(speeds) == 1:
         rows = [["stage", "ms", "share"]]
         for stage, name in STAGE_NAMES.items():
             rows.append([name, f"{1e3 * first.stages[stage] / first.steps:,.2f}", percent(first.share(stage))])
-        head, *lines = grid(rows, ink)
-        bars = (bar(first.share(stage), BAR, ink) for stage in STAGE_NAMES)
+        lines = grid(rows, ink)
+        for place, stage in enumerate(STAGE_NAMES, start=1):
+            lines[place] = f"{lines[place]}  {bar(first.share(stage), BAR, ink)}".rstrip()
         title = f"Where an optimizer step of {measure(1000 * first.seconds_per_step)} ms goes ({first.steps:,} of them)"
-        return [
-            *heading(title, ink),
-            head,
-            *(f"{line}  {drawn}".rstrip() for line, drawn in zip(lines, bars, strict=True)),
-        ]
-    rows = [[f"us per real {first.unit}", *(word for speed in speeds for word in (speed.name, "share"))]]
-    for stage, name in STAGE_NAMES.items():
-        values = [(1e6 * speed.stages[stage] / speed.real_steps, speed.share(stage)) for speed in speeds]
-        rows.append([name, *(text for value, share in values for text in (f"{value:,.2f}", percent(share)))])
-    rows.append(
-        ["together", *(text for speed in speeds for text in (f"{1e6 * speed.seconds / speed.real_steps:,.2f}", ""))]
-    )
-    return [*heading(f"Where the time of a real {first.unit} goes", ink), *grid(rows, ink)]
+        return [*heading(title, ink), *lines]
+    head, together = [f"us per real {first.unit}"], ["together"]
+    rows = [[name] for name in STAGE_NAMES.values()]
+    for speed in speeds:
+        head += [speed.name, "share"]
+        together += [f"{1e6 * speed.seconds / speed.real_steps:,.2f}", ""]
+        for row, stage in zip(rows, STAGE_NAMES, strict=True):
+            row += [f"{1e6 * speed.stages[stage] / speed.real_steps:,.2f}", percent(speed.share(stage))]
+    return [*heading(f"Where the time of a real {first.unit} goes", ink), *grid([head, *rows, together], ink)]
 
 
-def _speed_rows(speeds: Sequence[Speed]) -> list[list[str]]:
-    """Return a row for each number; one that is unknown of a command has none."""
-    unit = speeds[0].unit
+def _figures_of(speed: Speed) -> dict[str, str | None]:
+    """Return the rows of the table of speed; None where a number is not known."""
+    unit, turns = speed.unit, speed.turns
+    events, others, gpu = speed.events_per_second, speed.others_cpu_share, speed.gpu_utilisation
 
     def flops(per_second: float) -> str:
         return f"{per_second / 1e12:.3g} TFLOP/s" if per_second >= 1e12 else f"{per_second / 1e9:.3g} GFLOP/s"
 
-    rows: list[tuple[str, Callable[[Speed], str | None]]] = [
-        (f"real {unit}s/s", lambda one: f"{one.real_steps_per_second:,.0f}"),
-        (f"  in {len(speeds[0].turns)} turns", lambda one: f"{min(one.turns):,.0f}-{max(one.turns):,.0f}"),
-        ("sequences/s", lambda one: measure(one.sequences_per_second)),
-        ("events/s", lambda one: None if one.events_per_second is None else f"{one.events_per_second:,.0f}"),
-        ("optimizer step", lambda one: f"{measure(1000 * one.seconds_per_step)} ms"),
-        (f"  real {unit}s in it", lambda one: f"{one.real_steps / one.steps:,.0f}"),
-        ("padding", lambda one: percent(one.padding_share)),
-        ("peak memory", lambda one: f"{one.peak_memory_gib:.2f} GiB"),
-        ("CPU", lambda one: f"{percent(one.cpu_utilisation)} of {one.cores} cores"),
-        (
-            "  other programs",
-            lambda one: None if one.others_cpu_share is None else f"{percent(one.others_cpu_share)} of the machine",
-        ),
-        ("GPU", lambda one: None if one.gpu_utilisation is None else percent(one.gpu_utilisation)),
-        (f"arithmetic on real {unit}s", lambda one: flops(one.flops_per_second)),
-        ("  large products alone", lambda one: f"{flops(one.peak_flops_per_second)}, {one.peak_dtype}"),
-        ("  share of that peak", lambda one: percent(one.share_of_peak)),
-        ("recompiles after warm-up", lambda one: f"{one.recompiles}"),
-        ("start, without imports", lambda one: duration(one.start_seconds)),
-        ("  very first step", lambda one: duration(one.first_step_seconds)),
-    ]
-    written = [(name, [write(speed) for speed in speeds]) for name, write in rows]
-    known = [[name, *(text for text in texts if text is not None)] for name, texts in written if None not in texts]
-    return [["", *(speed.name for speed in speeds)], *known]
+    return {
+        f"real {unit}s/s": f"{speed.real_steps_per_second:,.0f}",
+        f"  in {len(turns)} turns": f"{min(turns):,.0f}-{max(turns):,.0f}",
+        "sequences/s": measure(speed.sequences_per_second),
+        "events/s": None if events is None else f"{events:,.0f}",
+        "optimizer step": f"{measure(1000 * speed.seconds_per_step)} ms",
+        f"  real {unit}s in it": f"{speed.real_steps / speed.steps:,.0f}",
+        "padding": percent(speed.padding_share),
+        "peak memory": f"{speed.peak_memory_gib:.2f} GiB",
+        "CPU": f"{percent(speed.cpu_utilisation)} of {speed.cores} cores",
+        "  other programs": None if others is None else f"{percent(others)} of the machine",
+        "GPU": None if gpu is None else percent(gpu),
+        f"arithmetic on real {unit}s": flops(speed.flops_per_second),
+        "  large products alone": f"{flops(speed.peak_flops_per_second)}, {speed.peak_dtype}",
+        "  share of that peak": percent(speed.share_of_peak),
+        "recompiles after warm-up": f"{speed.recompiles}",
+        "start, without imports": duration(speed.start_seconds),
+        "  very first step": duration(speed.first_step_seconds),
+    }
 
 
 # --- What --advise found out ------------------------------------------------------------------------------------------
-
-
-class _Trial(NamedTuple):
-    """A row of the table of trials."""
-
-    change: str
-    gain: str
-    spread: str
-    memory: str
-    verdict: str
 
 
 def advice_lines(advice: Mapping[str, Any], ink: Ink) -> list[str]:
@@ -375,53 +367,29 @@ def _trials(title: str, trials: Sequence[Mapping[str, Any]], ink: Ink) -> list[s
     """Return a table of trials, each with its flags below it, which are too long for a column."""
     if not trials:
         return []
-    rows = []
+    rows = [["change", "gain", "spread", "memory", "verdict"]]
     for trial in trials:
-        gain, spread, memory = "-", "-", "-"
+        numbers = ["-", "-", "-"]
         if trial["gain"] is not None:
-            gain, memory = f"{trial['gain']:.2f}x", f"{trial['memory_gib']:.1f} GiB"
             spread = f"{trial['lower']:.2f}-{trial['upper']:.2f}"
-        rows.append(_Trial(trial["change"], gain, spread, memory, trial["verdict"]))
-    titles, *lines = table(rows, ink)
+            numbers = [f"{trial['gain']:.2f}x", spread, f"{trial['memory_gib']:.1f} GiB"]
+        rows.append([visible(trial["change"]), *numbers, visible(trial["verdict"])])
+    titles, *lines = grid(rows, ink, texts=range(len(rows[0])))
     found = [*heading(title, ink), titles]
     for trial, line in zip(trials, lines, strict=True):
-        remarks = "; ".join(trial[name] for name in ("remark", "effect") if trial[name])
-        found.append(ink.good(line) if trial["verdict"] == FASTER else line)
+        found.append(ink.good(line) if trial["verdict"] == "faster" else line)
         found.append(ink.dim(f"      {visible(trial['flags'])}"))
-        if remarks:
-            found += [ink.dim(part) for part in note(remarks, ink, mark="   ")]
+        remarks = "; ".join(trial[name] for name in ("remark", "effect") if trial[name])
+        found += [ink.dim(part) for part in note(remarks, ink, mark="   ")]
     return found
 
 
 # --- The figure -------------------------------------------------------------------------------------------------------
 
 
-class _Column(NamedTuple):
-    """A command's bar: what each stage takes, in the unit of the figure."""
-
-    speed: Speed
-    values: dict[str, float]
-
-    @property
-    def total(self) -> float:
-        return sum(self.values.values())
-
-
 def write_performance_figure(path: Path, speeds: Sequence[Speed], comparison: Comparison | None) -> None:
     """Draw a PNG: a stacked bar for each command, and below it every stage with its number."""
-    several, first = len(speeds) > 1, speeds[0]
-    columns = [
-        _Column(
-            speed,
-            {
-                stage: 1e6 * speed.stages[stage] / speed.real_steps
-                if several
-                else 1e3 * speed.stages[stage] / speed.steps
-                for stage in STAGE_NAMES
-            },
-        )
-        for speed in speeds
-    ]
+    several, first, names = len(speeds) > 1, speeds[0], list(STAGE_NAMES.values())
     if comparison is not None:
         title = f"{comparison.faster}: {comparison.ratio:.2f}x the real {first.unit}s per second"
         notes = f"{comparison.lowest:.2f}x to {comparison.highest:.2f}x in {len(first.turns)} turns"
@@ -431,58 +399,51 @@ def write_performance_figure(path: Path, speeds: Sequence[Speed], comparison: Co
             f"{first.real_steps_per_second:,.0f} real {first.unit}s/s, {percent(first.padding_share)} padding, {first.precision}, "
             f"{percent(first.share_of_peak)} of the peak, {first.peak_memory_gib:.1f} GiB"
         )
-    stacks, rows = 0.75 * len(speeds) + 0.55, len(STAGE_NAMES) * (0.62 if several else 0.42) + 0.2
+    columns: list[list[float]] = []
+    for speed in speeds:
+        per, count = (1e6, speed.real_steps) if several else (1e3, speed.steps)
+        columns.append([per * speed.stages[stage] / count for stage in STAGE_NAMES])
+    unit, totals = "µs" if several else "ms", [sum(values) for values in columns]
+    stacks, rows = 0.75 * len(speeds) + 0.55, len(names) * (0.62 if several else 0.42) + 0.2
     with matplotlib.rc_context(STYLE):
         layout = ConstrainedLayoutEngine(h_pad=0.08, hspace=0.04)
         figure = Figure(figsize=(WIDTH, stacks + rows + 1.3), layout=layout)
         above, below = figure.subplots(2, 1, height_ratios=(stacks, rows))
+
         above.set_title(f"{title}\n", loc="left", x=0, fontsize=16, fontweight="bold")
         above.annotate(notes, (0, 1), (0, 8), xycoords="axes fraction", textcoords="offset points", color=GREY)
-        _draw_stacks(above, columns, f"µs per real {first.unit}" if several else "ms")
-        _draw_stages(below, columns, "µs" if several else "ms")
+        for place, (values, total, hatch) in enumerate(zip(columns, totals, HATCHES, strict=False)):
+            left = 0.0
+            for stage, name, value in zip(STAGE_NAMES, names, values, strict=True):
+                above.barh(
+                    place, value, 0.62, left, color=COLOURS[stage], hatch=hatch, edgecolor="white", linewidth=0.8
+                )
+                if not several and value > LETTER * len(name) * max(totals):
+                    text, colour = f"{name}\n{percent(value / total)}", "white" if stage in ON_DARK else "black"
+                    above.text(left + value / 2, place, text, ha="center", va="center", color=colour)
+                left += value
+        commands = [f"{speed.name}\n{speed.real_steps_per_second:,.0f} {speed.unit}s/s" for speed in speeds]
+        above.set_yticks(range(len(speeds)), commands if several else [""])
+        above.set_ylim(len(speeds) - 0.55, -0.45)
+        above.set_xlim(0, max(totals))
+        above.tick_params(axis="y", length=0)
+        above.set_xlabel(f"{unit} per real {first.unit}" if several else unit, loc="right", labelpad=1)
+
+        places, height = np.arange(len(names)), 0.78 / len(speeds)
+        for number, (values, total, hatch) in enumerate(zip(columns, totals, HATCHES, strict=False)):
+            offsets = places + (number - (len(speeds) - 1) / 2) * height
+            colours = [COLOURS[stage] for stage in STAGE_NAMES]
+            below.barh(offsets, values, 0.92 * height, color=colours, hatch=hatch, edgecolor="white", linewidth=0)
+            for offset, value in zip(offsets, values, strict=True):
+                written = "<0.1" if 0 < value < 0.05 else f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+                text = f"{written} {unit}, {percent(value / total)}"
+                below.annotate(text, (value, offset), (7, 0), textcoords="offset points", va="center", fontsize=11)
+        for place, stage in enumerate(STAGE_NAMES):  # where a bar is too short to show its colour
+            below.vlines(0, place - 0.39, place + 0.39, color=COLOURS[stage], linewidth=5)
+        below.set_yticks(places, names)
+        below.set_ylim(len(names) - 0.5, -0.5)
+        below.set_xlim(0, 1.4 * max(map(max, columns)))
+        below.tick_params(axis="y", length=0)
+        below.set_xticks([])
+        below.spines["bottom"].set_visible(False)
         figure.savefig(path, dpi=DOTS_PER_INCH, format="png")
-
-
-def _draw_stacks(axes: Axes, columns: Sequence[_Column], unit: str) -> None:
-    longest = max(column.total for column in columns)
-    several = len(columns) > 1
-    for place, (column, hatch) in enumerate(zip(columns, HATCHES, strict=False)):
-        left = 0.0
-        for stage, value in column.values.items():
-            axes.barh(place, value, 0.62, left, color=COLOURS[stage], hatch=hatch, edgecolor="white", linewidth=0.8)
-            if not several and value > LETTER * len(STAGE_NAMES[stage]) * longest:
-                text = f"{STAGE_NAMES[stage]}\n{percent(value / column.total)}"
-                colour = "white" if stage in ON_DARK else "black"
-                axes.text(left + value / 2, place, text, ha="center", va="center", color=colour)
-            left += value
-    names = [
-        f"{column.speed.name}\n{column.speed.real_steps_per_second:,.0f} {column.speed.unit}s/s" for column in columns
-    ]
-    axes.set_yticks(range(len(columns)), names if several else [""])
-    axes.set_ylim(len(columns) - 0.55, -0.45)
-    axes.set_xlim(0, longest)
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(unit, loc="right", labelpad=1)
-
-
-def _draw_stages(axes: Axes, columns: Sequence[_Column], unit: str) -> None:
-    """Draw a row for each stage; its colour is what the stack is read by."""
-    places, height = np.arange(len(STAGE_NAMES)), 0.78 / len(columns)
-    highest = max(max(column.values.values()) for column in columns)
-    for number, (column, hatch) in enumerate(zip(columns, HATCHES, strict=False)):
-        offsets = places + (number - (len(columns) - 1) / 2) * height
-        values = [column.values[stage] for stage in STAGE_NAMES]
-        colours = [COLOURS[stage] for stage in STAGE_NAMES]
-        axes.barh(offsets, values, 0.92 * height, color=colours, hatch=hatch, edgecolor="white", linewidth=0)
-        for offset, value in zip(offsets, values, strict=True):
-            written = "<0.1" if 0 < value < 0.05 else f"{value:.0f}" if value >= 100 else f"{value:.1f}"
-            text = f"{written} {unit}, {percent(value / column.total)}"
-            axes.annotate(text, (value, offset), (7, 0), textcoords="offset points", va="center", fontsize=11)
-    for place, stage in enumerate(STAGE_NAMES):  # where a bar is too short to show its colour
-        axes.vlines(0, place - 0.39, place + 0.39, color=COLOURS[stage], linewidth=5)
-    axes.set_yticks(places, list(STAGE_NAMES.values()))
-    axes.set_ylim(len(STAGE_NAMES) - 0.5, -0.5)
-    axes.set_xlim(0, 1.4 * highest)
-    axes.tick_params(axis="y", length=0)
-    axes.set_xticks([])
-    axes.spines["bottom"].set_visible(False)

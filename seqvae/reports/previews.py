@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import matplotlib
 from matplotlib import font_manager
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -105,13 +104,8 @@ class PreviewRow(NamedTuple):
 def write_preview_figure(path: Path, rows: Sequence[PreviewRow], *, title: str, time_label: str) -> None:
     """Draw a PNG: a row for each feature, a column for each sequence, and below a panel of samples for each feature.
 
-    Originals are dots and reconstructions are lines, so that they are told apart without colours.
+    Originals are dots and reconstructions are lines, so that they differ without colours, too.
     """
-
-    def tidy(axes: Axes) -> None:
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        axes.yaxis.set_major_locator(MaxNLocator(4))
-
     fonts = [font for font in FONTS if font in font_manager.get_font_names()]
     style = STYLE | {"font.family": fonts, "font.size": 8, "axes.titlesize": 9, "axes.titlelocation": "center"}
     with matplotlib.rc_context(style), warnings.catch_warnings():
@@ -123,9 +117,8 @@ def write_preview_figure(path: Path, rows: Sequence[PreviewRow], *, title: str, 
         for row, line_of_axes in zip(rows, grid, strict=True):
             for axes, original, reconstruction in zip(line_of_axes, row.originals, row.reconstructions, strict=True):
                 axes.plot(*original, "o", color=DARK, markersize=3.5, linestyle="none", label="original")
-                look = {"color": MIDDLE, "linewidth": 1.3, "marker": ".", "markersize": 2.5}
-                axes.plot(*reconstruction, "-", **look, label="reconstruction")
-                tidy(axes)
+                (line,) = axes.plot(*reconstruction, "-", color=MIDDLE, linewidth=1.3, label="reconstruction")
+                line.set(marker=".", markersize=2.5)
             line_of_axes[0].set_ylabel(clip(visible(row.name), NAME_WIDTH))
         for number, (top, bottom) in enumerate(zip(grid[0], grid[-1], strict=True), 1):
             top.set_title(f"sequence {number}")
@@ -133,9 +126,11 @@ def write_preview_figure(path: Path, rows: Sequence[PreviewRow], *, title: str, 
         above.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=2, frameon=False)
         below.suptitle(f"Drawn from the prior, {len(rows[0].samples)} sequences", fontsize=10, fontweight="bold")
         for axes, row in zip(below.subplots(1, len(rows), squeeze=False)[0], rows, strict=True):
-            for track, (colour, line) in zip(row.samples, SAMPLE_STYLES, strict=False):
-                axes.plot(*track, line, color=colour, linewidth=1.1, marker=".", markersize=2.5)
+            for track, (colour, stroke) in zip(row.samples, SAMPLE_STYLES, strict=False):
+                axes.plot(*track, stroke, color=colour, linewidth=1.1, marker=".", markersize=2.5)
             axes.set_title(clip(visible(row.name), 2 * NAME_WIDTH))
             axes.set_xlabel(time_label)
-            tidy(axes)
+        for axes in figure.axes:
+            axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+            axes.yaxis.set_major_locator(MaxNLocator(4))
         figure.savefig(path, dpi=100, format="png")

@@ -7,19 +7,20 @@ Shapes: R readings, P readings at which the decoder was probed, N posteriors, Z 
 """
 
 import csv
-import io
-import json
 import math
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
 
+from seqvae.files import parse_rows, whole_lines
 from seqvae.reports.previews import Preview, read_preview
 from seqvae.reports.run_files import ENVIRONMENT, EVENTS, FACTS
+from seqvae.text import counted
 
 CONFIG, METRICS, READINGS, THROUGHPUT = "config.yaml", "metrics.csv", "posterior.jsonl", "throughput.jsonl"
 EVALUATION = "evaluation.jsonl"
@@ -78,8 +79,6 @@ class Run(NamedTuple):
     posteriors: Posteriors | None
     last_sign: float | None
     """When the run last wrote something, in seconds since 1970."""
-    missing: tuple[str, ...]
-    """Files that a run of this kind has, and this one has not."""
 
     @property
     def name(self) -> str:
@@ -93,7 +92,22 @@ class Run(NamedTuple):
     def step(self) -> int:
         """The last step that any file mentions."""
         rows = [of[-1] for of in (self.training, self.validations, self.readings, self.events) if of]
-        return max((int(number(row, "step") or 0) for row in rows), default=0)
+        return max((whole(row, "step") or 0 for row in rows), default=0)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Files that a run of this kind has, and this one has not."""
+        is_there = {
+            CONFIG: self.settings,
+            ENVIRONMENT: self.environment,
+            FACTS: self.facts,
+            METRICS: self.training or self.validations,
+            EVENTS: self.events,
+            READINGS: self.readings or not self.is_monitored,
+            THROUGHPUT: self.throughput or not self.is_monitored,
+            SAMPLES: self.preview is not None or self.picture is not None,
+        }
+        return tuple(name for name, there in is_there.items() if not there)
 
 
 def is_run_directory(directory: Path) -> bool:
@@ -103,23 +117,21 @@ def is_run_directory(directory: Path) -> bool:
 
 def read_run(directory: Path) -> Run:
     """Read whatever of a run is there."""
-    metrics = _read_lines(directory / METRICS, has_head=True)
-    previews = sorted((directory / SAMPLES).glob("step-*")) if (directory / SAMPLES).is_dir() else []
+    metrics = _last_lines(directory / METRICS, head=MOST_HEAD)
+    previews = sorted((directory / SAMPLES).glob("step-*"))
     pages = [path for path in previews if path.suffix == ".txt"]
     pictures = [path for path in previews if path.suffix == ".png" and path.is_file()]
     readings_taken, readings = _rows_over_the_run(directory / READINGS)
-    events = _json_rows(_read_lines(directory / EVENTS)[-MOST_EVENTS:])
+    events = parse_rows(_last_lines(directory / EVENTS)[-MOST_EVENTS:])
     times = []
     for name in GROWING_FILES:
-        try:
+        with suppress(OSError):
             times.append((directory / name).stat().st_mtime)
-        except OSError:
-            continue
     try:
         posteriors = read_posteriors(directory / POSTERIORS)
     except (OSError, ValueError):
         posteriors = None
-    run = Run(
+    return Run(
         directory,
         facts=_read_object(directory / FACTS),
         environment=_read_object(directory / ENVIRONMENT),
@@ -130,24 +142,12 @@ def read_run(directory: Path) -> Run:
         readings_taken=readings_taken,
         throughput=_rows_over_the_run(directory / THROUGHPUT)[1],
         events=[row for row in events if isinstance(row.get("event"), str) and number(row, "step") is not None],
-        evaluations=_json_rows(_read_lines(directory / EVALUATION)),
+        evaluations=parse_rows(_last_lines(directory / EVALUATION)),
         preview=read_preview(pages[-1]) if pages else None,
         picture=pictures[-1] if pictures else None,
         posteriors=posteriors,
         last_sign=max(times, default=None),
-        missing=(),
     )
-    is_there = {
-        CONFIG: run.settings,
-        ENVIRONMENT: run.environment,
-        FACTS: run.facts,
-        METRICS: run.training or run.validations,
-        EVENTS: run.events,
-        READINGS: run.readings or not run.is_monitored,
-        THROUGHPUT: run.throughput or not run.is_monitored,
-        SAMPLES: run.preview is not None or run.picture is not None,
-    }
-    return run._replace(missing=tuple(name for name, there in is_there.items() if not there))
 
 
 def read_posteriors(path: Path, most: int = MOST_POSTERIORS) -> Posteriors:
@@ -166,13 +166,12 @@ def read_posteriors(path: Path, most: int = MOST_POSTERIORS) -> Posteriors:
     posteriors_N = np.flatnonzero(finite_NZ[:, dimensions_Z].all(axis=1))
     apart = max(1, math.ceil(len(posteriors_N) / most))
     shown_N = posteriors_N[::apart]
-    notes = [f"{len(shown_N):,} posteriors" if len(shown_N) != 1 else "1 posterior"]
+    notes = [counted(len(shown_N), "posterior")]
     if apart > 1:
         notes.append(f"one in {apart} of {len(posteriors_N):,}")
-    if len(posteriors_N) < len(mean_NZ):
-        notes.append(f"{len(mean_NZ) - len(posteriors_N):,} left out: not finite")
-    if len(dimensions_Z) < mean_NZ.shape[1]:
-        gone = mean_NZ.shape[1] - len(dimensions_Z)
+    if gone := len(mean_NZ) - len(posteriors_N):
+        notes.append(f"{gone:,} left out: not finite")
+    if gone := mean_NZ.shape[1] - len(dimensions_Z):
         notes.append(f"{gone:,} of {mean_NZ.shape[1]:,} dimensions left out: not finite")
     chosen = np.ix_(shown_N, dimensions_Z)
     return Posteriors(mean_NZ[chosen], logvar_NZ[chosen], dimensions_Z, step, tuple(notes))
@@ -207,13 +206,13 @@ class History(NamedTuple):
         return max(0.0, float(self.steps_R[0]) - apart)
 
 
-def read_history(path: Path, most: int = MOST_ROWS) -> History | None:
+def read_history(path: Path) -> History | None:
     """Read a posterior.jsonl, also one that is being written; None if it holds no reading yet.
 
     Raises ValueError where it holds rows, but none of them is a reading.
     """
     path.stat()  # a missing file is an error here, not an empty one
-    taken, rows = _rows_over_the_run(path, most)
+    taken, rows = _rows_over_the_run(path)
     history = history_of(rows, taken)
     if rows and history is None:
         raise ValueError(f"a row of {path.name} has no kl_per_dim")
@@ -222,27 +221,29 @@ def read_history(path: Path, most: int = MOST_ROWS) -> History | None:
 
 def history_of(readings: Sequence[Row], readings_taken: int) -> History | None:
     """Return readings as arrays; None where there are none with a KL per dimension."""
-    dimensions = len(numbers(readings[-1], "kl_per_dim")) if readings else 0
-    rows = [row for row in readings if dimensions and len(numbers(row, "kl_per_dim")) == dimensions]
-    if not rows:
+    pairs = [(row, numbers(row, "kl_per_dim")) for row in readings]
+    dimensions = len(pairs[-1][1]) if pairs else 0
+    pairs = [(row, kl_Z) for row, kl_Z in pairs if dimensions and len(kl_Z) == dimensions]
+    if not pairs:
         return None
+    rows = [row for row, _ in pairs]
     probed = [row for row in rows if "decoder_use" in row]
 
-    def column(rows: Sequence[Row], name: str) -> np.ndarray:
+    def array(rows: Sequence[Row], name: str) -> np.ndarray:
         return np.array([number(row, name) for row in rows], dtype=float)
 
     return History(
-        steps_R=column(rows, "step"),
-        kl_RZ=np.array([numbers(row, "kl_per_dim") for row in rows], dtype=float),
-        rate_R=column(rows, "rate"),
-        mutual_information_R=column(rows, "mutual_information"),
-        cap_R=column(rows, "mutual_information_cap"),
-        active_units_R=column(rows, "active_units"),
-        effective_dimensions_R=column(rows, "effective_dimensions"),
-        kl_weight_R=column(rows, "kl_weight"),
-        probed_steps_P=column(probed, "step"),
-        decoder_use_P=column(probed, "decoder_use"),
-        decoder_use_error_P=column(probed, "decoder_use_error"),
+        steps_R=array(rows, "step"),
+        kl_RZ=np.array([kl_Z for _, kl_Z in pairs], dtype=float),
+        rate_R=array(rows, "rate"),
+        mutual_information_R=array(rows, "mutual_information"),
+        cap_R=array(rows, "mutual_information_cap"),
+        active_units_R=array(rows, "active_units"),
+        effective_dimensions_R=array(rows, "effective_dimensions"),
+        kl_weight_R=array(rows, "kl_weight"),
+        probed_steps_P=array(probed, "step"),
+        decoder_use_P=array(probed, "decoder_use"),
+        decoder_use_error_P=array(probed, "decoder_use_error"),
         verdicts=tuple(text(row, "verdict") or None for row in rows),
         readings_taken=readings_taken,
     )
@@ -291,10 +292,8 @@ def number(row: Mapping[str, Any], name: str) -> float | None:
     >>> number({"a": 1, "b": True, "c": "x"}, "a"), number({"b": True}, "b"), number({}, "a")
     (1.0, None, None)
     """
-    value = row.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if abs(value) <= LARGEST else None
+    value: Any = row.get(name)
+    return float(value) if type(value) in (int, float) and abs(value) <= LARGEST else None
 
 
 def whole(row: Mapping[str, Any], name: str) -> int | None:
@@ -317,7 +316,8 @@ def numbers(row: Mapping[str, Any], name: str) -> list[float | None]:
     value = row.get(name)
     if not isinstance(value, list):
         return []
-    return [one if type(one) is float and abs(one) <= LARGEST else number({"": one}, "") for one in value]
+    # floats are checked in place: a call for each takes twice the time, and 1,000 rows may have thousands each
+    return [one if type(one) is float and abs(one) <= LARGEST else number({name: one}, name) for one in value]
 
 
 def rows_in(row: Mapping[str, Any], name: str) -> list[Row]:
@@ -343,53 +343,36 @@ def column(rows: Sequence[Row], name: str) -> list[tuple[float, float]]:
 # --- Files ------------------------------------------------------------------------------------------------------------
 
 
-def _rows_over_the_run(path: Path, most: int = MOST_ROWS) -> tuple[int, list[Row]]:
-    """Read JSON lines of a run of any length: how many there are, and at most `most` of them, spread evenly.
+def _rows_over_the_run(path: Path) -> tuple[int, list[Row]]:
+    """Read JSON lines of a run of any length: how many there are, and about MOST_ROWS of them, spread evenly.
 
     Of the lists in a row only `kl_per_dim` is kept: the others are thousands of numbers where there are many dimensions.
     """
     try:
         with path.open("rb") as file:
-            taken, lines = thin(file, most)
+            taken, lines = thin(file, MOST_ROWS)
     except OSError:
         return 0, []
-    rows = [row for row in _json_rows(lines) if number(row, "step") is not None]
     kept = [
         {name: value for name, value in row.items() if name == "kl_per_dim" or not isinstance(value, list)}
-        for row in rows
+        for row in parse_rows(lines)
+        if number(row, "step") is not None
     ]
     return (len(kept) if taken == len(lines) else taken), kept
 
 
-def _read_lines(path: Path, *, has_head: bool = False) -> list[bytes]:
-    """Return whole lines; none of a file that is missing or cannot be read. `has_head`: the first line is always among them."""
+def _last_lines(path: Path, head: int = 0) -> list[bytes]:
+    """Return whole lines of a file's end, behind the first line if it is up to `head` bytes; none where it cannot be read."""
     try:
-        with path.open("rb") as file:
-            head = [file.readline(MOST_HEAD).rstrip(b"\n")] if has_head else []
-            end = file.seek(0, io.SEEK_END)
-            file.seek(max(0, end - MOST_BYTES))
-            lines = file.read().split(b"\n")
+        return whole_lines(path, at_most=MOST_BYTES, head=head)
     except OSError:
         return []
-    return [*head, *lines[1:-1]] if end > MOST_BYTES else lines[:-1]
-
-
-def _json_rows(lines: Iterable[bytes]) -> list[Row]:
-    rows = []
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
 
 
 def _read_object(path: Path) -> Row:
     """Read a file that is one JSON object; empty where it is not."""
     try:
-        return next(iter(_json_rows([path.read_bytes()])), {})
+        return next(iter(parse_rows([path.read_bytes()])), {})
     except OSError:
         return {}
 
@@ -397,7 +380,8 @@ def _read_object(path: Path) -> Row:
 def _table(lines: Sequence[bytes], names: Sequence[str]) -> list[Row]:
     """Return the numbers of the rows of a CSV that have one of these columns, at most MOST_ROWS of them.
 
-    To parse the whole of a long file takes seconds, so lines are chosen first.
+    To parse the whole of a long file takes seconds, so lines are chosen first. What is no number is left out, and so is all behind
+    what is no CSV.
     """
     heads = [head.decode("utf-8", "replace") for head in lines[0].rstrip().split(b",")] if lines else []
     places = [place for place, head in enumerate(heads) if head in names]
@@ -406,15 +390,9 @@ def _table(lines: Sequence[bytes], names: Sequence[str]) -> list[Row]:
     found = [line for line, fields in cut if any(fields[place] for place in places if place < len(fields))]
     if len(found) > MOST_ROWS:
         found = [found[round(place * (len(found) - 1) / (MOST_ROWS - 1))] for place in range(MOST_ROWS)]
-    rows = csv_rows([*lines[:1], *found])
-    return [row for row in rows if "step" in row and any(name in row for name in names)]
-
-
-def csv_rows(lines: Sequence[bytes]) -> list[Row]:
-    """Return numbers by column; what is no number is left out, and so is all behind what is no CSV."""
     rows: list[Row] = []
-    try:
-        for fields in csv.DictReader(line.decode("utf-8", "replace") for line in lines):
+    with suppress(csv.Error):
+        for fields in csv.DictReader(line.decode("utf-8", "replace") for line in [*lines[:1], *found]):
             row: Row = {}
             for name, field in fields.items():
                 try:
@@ -423,9 +401,8 @@ def csv_rows(lines: Sequence[bytes]) -> list[Row]:
                     continue
                 if isinstance(name, str) and abs(value) <= LARGEST:
                     row[name] = value
-            rows.append(row)
-    except csv.Error:
-        pass
+            if "step" in row and any(name in row for name in names):
+                rows.append(row)
     return rows
 
 

@@ -10,12 +10,15 @@ import platform
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from seqvae.files import parse_rows, replace_file, whole_lines
 
 ENVIRONMENT, EVENTS, FACTS, REPORT = "environment.json", "events.jsonl", "run.json", "report.html"
 PACKAGES = (
@@ -32,16 +35,24 @@ def environment(argv: Sequence[str], **more: Any) -> dict[str, Any]:
 
     `argv` is `sys.argv`; `more` is what this module cannot find out, in types of JSON.
     """
+    cpus = []
+    with suppress(OSError):  # Linux writes the processor's name as its maker does
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        cpus = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    packages = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
     return {
         "command": command_line(argv),
         "started": utc_now(),
         "commit": commit_of(Path(__file__).parent.parent.parent),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cpu": _cpu_model(),
+        "cpu": cpus[0] if cpus else platform.processor() or platform.machine(),
         "cpu_count": os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
-        "packages": installed_versions(PACKAGES),
+        "packages": packages,
         **more,
     }
 
@@ -56,21 +67,14 @@ def write_facts(directory: Path, content: Mapping[str, Any]) -> None:
     _write_json(directory / FACTS, content)
 
 
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    with replace_file(path) as partial:
+        partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def read_events(directory: Path) -> list[dict[str, Any]]:
     """Return all events, oldest first; a line that was cut short, or is no event, is left out."""
-    path = directory / EVENTS
-    if not path.exists():
-        return []
-    content = path.read_bytes()
-    events = []
-    for line in content[: content.rfind(b"\n") + 1].splitlines():
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(event, dict) and isinstance(event.get("event"), str):
-            events.append(event)
-    return events
+    return [row for row in parse_rows(whole_lines(directory / EVENTS)) if isinstance(row.get("event"), str)]
 
 
 def utc_now() -> str:
@@ -108,30 +112,3 @@ def commit_of(checkout: Path) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return answer.stdout.strip() or None
-
-
-def installed_versions(packages: Sequence[str]) -> dict[str, str]:
-    """Return the versions of those packages that are installed."""
-    found = {}
-    for name in packages:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def _cpu_model() -> str:
-    """Return the processor's name as its maker writes it, where Linux reports it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    beside = path.with_name(f"{path.name}.new")
-    beside.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    beside.replace(path)

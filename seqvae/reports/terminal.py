@@ -109,16 +109,17 @@ def section(
 
 def table(rows: Sequence[Any], ink: Ink, formats: Formats | None = None) -> list[str]:
     """Return named tuples as a table: a field is a column, and one that is None in all rows is left out."""
-    fields = [field for field in rows[0]._fields if any(getattr(row, field) is not None for row in rows)]
-    written = [
-        [
-            "-" if (value := getattr(row, field)) is None else (formats or {}).get(field, plain)(value)
-            for field in fields
-        ]
-        for row in rows
-    ]
-    texts = [place for place, field in enumerate(fields) if any(isinstance(getattr(row, field), str) for row in rows)]
-    return grid([[field.replace("_", " ") for field in fields], *written], ink, texts)
+    columns: list[list[str]] = []
+    texts = []
+    for field in rows[0]._fields:
+        values = [getattr(row, field) for row in rows]
+        if all(value is None for value in values):
+            continue
+        if any(isinstance(value, str) for value in values):
+            texts.append(len(columns))
+        write = (formats or {}).get(field, plain)
+        columns.append([field.replace("_", " "), *("-" if value is None else write(value) for value in values)])
+    return grid(list(zip(*columns, strict=True)), ink, texts)
 
 
 def grid(
@@ -137,9 +138,8 @@ def grid(
         drawn.add_column(justify="left" if is_text else "right", no_wrap=not is_text, min_width=width)
     for number, row in enumerate(rows):
         styles = ["bold" if (number, place) in bold else "" for place in range(len(row))]
-        drawn.add_row(
-            *(Text(cell, style, no_wrap=True, overflow="ellipsis") for cell, style in zip(row, styles, strict=True))
-        )
+        pairs = zip(row, styles, strict=True)
+        drawn.add_row(*(Text(cell, style, no_wrap=True, overflow="ellipsis") for cell, style in pairs))
     console = Console(
         file=io.StringIO(),
         width=max(ink.width, sum(least) + 2 * len(least)),
@@ -172,15 +172,18 @@ def histogram(lengths: Mapping[str, np.ndarray], cap: int, ink: Ink) -> list[str
     edges = bin_edges(np.concatenate(list(lengths.values())), cap)
     counts = {split: np.histogram(of_split, edges)[0].tolist() for split, of_split in lengths.items()}
     labels = [f"{a:,}" if a == b - 1 else f"{a:,}-{b - 1:,}" for a, b in pairwise(edges.tolist())]
-    columns = [[split, *(f"{number:,}" for number in column)] for split, column in counts.items()]
     label_width = max(map(len, ("steps", *labels)))
-    room = ink.width - 4 - label_width - sum(max(map(len, column)) + 2 for column in columns)
+    columns = []
+    for split, numbers in counts.items():
+        texts = [split, *(f"{number:,}" for number in numbers)]
+        width = max(map(len, texts))
+        columns.append([f"  {text:>{width}}" for text in texts])
+    room = ink.width - 4 - label_width - sum(len(column[0]) for column in columns)
     first = next(iter(counts.values()))
     bars = [" " * room, *(bar(number / max(first), room, ink) for number in first)]
     lines = []
     for label, drawn, *row in zip(("steps", *labels), bars, *columns, strict=True):
-        right = "".join(f"  {number:>{max(map(len, of))}}" for number, of in zip(row, columns, strict=True))
-        lines.append(f"  {label:>{label_width}}  {drawn}{right}")
+        lines.append(f"  {label:>{label_width}}  {drawn}{''.join(row)}")
     lines[0] = ink.dim(lines[0])
     over_cap = np.flatnonzero(edges[:-1] > cap)
     if len(over_cap):

@@ -17,8 +17,6 @@ from matplotlib.colors import to_rgb
 from seqvae.monitors import formulas
 from seqvae.monitors.drawing import save_posteriors
 from seqvae.reports.charts import (
-    CHARTS_OF_POSTERIORS,
-    CHARTS_OF_READINGS,
     LOOKS,
     Band,
     Curve,
@@ -27,7 +25,6 @@ from seqvae.reports.charts import (
     bands_of,
     columns_of,
     curves,
-    draw_plots,
     heat_map,
     kl_per_dim,
     kl_per_dim_chart,
@@ -35,7 +32,7 @@ from seqvae.reports.charts import (
     principal_components,
     timeline,
 )
-from seqvae.reports.draw import main
+from seqvae.reports.draw import CHARTS_OF_POSTERIORS, CHARTS_OF_READINGS, draw_plots, main
 from seqvae.reports.figures import COLOUR_MAP, CSS_VARIABLES, new_figure, page_figure
 from seqvae.reports.read_run import MOST_ROWS, read_history, read_posteriors, thin
 from seqvae.verdicts import VERDICTS
@@ -44,7 +41,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def a_row(step, *, kl=(0.5, 0.02), **more):
-    """A line of posterior.jsonl, as a module writes it that tells no more than it must."""
+    """A line of posterior.jsonl, with no more fields than it must have."""
     return {
         "step": step,
         "rate": sum(value or 0.0 for value in kl),
@@ -56,8 +53,8 @@ def a_row(step, *, kl=(0.5, 0.02), **more):
     } | more
 
 
-def told(step, verdict="healthy", use=0.7, **more):
-    """One that tells everything."""
+def a_complete_row(step, verdict="healthy", use=0.7, **more):
+    """One with every field."""
     return a_row(step, kl_weight=0.01 * step, decoder_use=use, decoder_use_error=0.1, verdict=verdict, **more)
 
 
@@ -91,29 +88,38 @@ def grey_of(path):
 NO_POSTERIORS = dict.fromkeys(CHARTS_OF_POSTERIORS, "no plots/posteriors.npz")
 ALIKE = (np.full((5, 3), 0.5), np.zeros((5, 3)))
 EXPLODED = (np.full((8, 3), 1e30), np.full((8, 3), 1000.0))
-ALL_TOLD = [told(20 * step) for step in range(1, 6)]
+COMPLETE = [a_complete_row(20 * step) for step in range(1, 6)]
 RUNS = {
     "no reading yet": ([], None),
-    "everything told": (ALL_TOLD, some_posteriors()),
-    "one reading of one dimension": ([told(20, kl=[0.3])], some_posteriors(dimensions=1)),
+    "all fields": (COMPLETE, some_posteriors()),
+    "one reading of one dimension": ([a_complete_row(20, kl=[0.3])], some_posteriors(dimensions=1)),
     "4,096 dimensions": ([a_row(step, kl=[1e-3] * 4096) for step in (1, 2)], some_posteriors(8, 4096)),
-    "nothing told that may be left out": ([a_row(20), a_row(40)], None),
-    "NaN at the end": ([*ALL_TOLD, told(120, "diverged", None, kl=[None, None], rate=None)], some_posteriors()),
-    "nothing but NaN": ([told(20, use=None, kl=[None, None], active_units=None)], with_nan(some_posteriors(), ...)),
-    "a NaN in one dimension": ([told(20, kl=[0.3, None])], with_nan(some_posteriors(), (..., 1))),
-    "a NaN in one posterior": (ALL_TOLD, with_nan(some_posteriors(), 3)),
-    "posteriors that are alike": (ALL_TOLD, ALIKE),
-    "posteriors that exploded": ([told(20, kl=[1e30] * 3)], EXPLODED),
-    "one posterior": (ALL_TOLD, some_posteriors(1)),
-    "more dimensions than posteriors": (ALL_TOLD, some_posteriors(3, 20)),
-    "collapsed, a KL of exactly 0": ([told(20, "collapsed", 0.0, kl=[0.0, 0.0])], some_posteriors(spread=0.0)),
-    "a verdict of tomorrow": ([told(20), told(40, "bored")], None),
-    "an error below 0": ([told(20), told(40) | {"decoder_use_error": -1.0}], some_posteriors()),
+    "required fields alone": ([a_row(20), a_row(40)], None),
+    "NaN at the end": (
+        [*COMPLETE, a_complete_row(120, "diverged", None, kl=[None, None], rate=None)],
+        some_posteriors(),
+    ),
+    "nothing but NaN": (
+        [a_complete_row(20, use=None, kl=[None, None], active_units=None)],
+        with_nan(some_posteriors(), ...),
+    ),
+    "a NaN in one dimension": ([a_complete_row(20, kl=[0.3, None])], with_nan(some_posteriors(), (..., 1))),
+    "a NaN in one posterior": (COMPLETE, with_nan(some_posteriors(), 3)),
+    "posteriors that are alike": (COMPLETE, ALIKE),
+    "posteriors that exploded": ([a_complete_row(20, kl=[1e30] * 3)], EXPLODED),
+    "one posterior": (COMPLETE, some_posteriors(1)),
+    "more dimensions than posteriors": (COMPLETE, some_posteriors(3, 20)),
+    "collapsed, a KL of exactly 0": (
+        [a_complete_row(20, "collapsed", 0.0, kl=[0.0, 0.0])],
+        some_posteriors(spread=0.0),
+    ),
+    "a verdict of tomorrow": ([a_complete_row(20), a_complete_row(40, "bored")], None),
+    "an error below 0": ([a_complete_row(20), a_complete_row(40) | {"decoder_use_error": -1.0}], some_posteriors()),
 }
 NOT_DRAWN = {
     "no reading yet": dict.fromkeys(CHARTS_OF_READINGS, "no reading yet") | NO_POSTERIORS,
     "one reading of one dimension": {"posterior_pca.png": "it takes two dimensions that are finite, and there is 1"},
-    "nothing told that may be left out": NO_POSTERIORS,
+    "required fields alone": NO_POSTERIORS,
     "a verdict of tomorrow": NO_POSTERIORS,
     "nothing but NaN": dict.fromkeys(CHARTS_OF_POSTERIORS, "no posterior is finite"),
     "a NaN in one dimension": {"posterior_pca.png": "it takes two dimensions that are finite, and there is 1"},
@@ -123,10 +129,10 @@ NOT_DRAWN = {
 
 @pytest.mark.parametrize("kind", RUNS)
 def test_every_run_has_its_figures_or_a_reason_why_not(tmp_path, kind):
-    said = draw_plots(a_run(tmp_path, *RUNS[kind]))
-    assert {name: reason for name, reason in said.items() if reason} == NOT_DRAWN.get(kind, {})
+    reasons = draw_plots(a_run(tmp_path, *RUNS[kind]))
+    assert {name: reason for name, reason in reasons.items() if reason} == NOT_DRAWN.get(kind, {})
     drawn = {path.name for path in (tmp_path / "plots").glob("*.png")}
-    assert drawn == {name for name, reason in said.items() if reason is None}
+    assert drawn == {name for name, reason in reasons.items() if reason is None}
     for name in drawn:
         grey = grey_of(tmp_path / "plots" / name)
         assert min(grey.shape) > 200
@@ -136,7 +142,7 @@ def test_every_run_has_its_figures_or_a_reason_why_not(tmp_path, kind):
 
 
 def test_a_figure_that_cannot_be_drawn_any_more_is_removed(tmp_path):
-    before = a_run(tmp_path, ALL_TOLD, some_posteriors(1)) / "plots" / "posterior_pca.png"
+    before = a_run(tmp_path, COMPLETE, some_posteriors(1)) / "plots" / "posterior_pca.png"
     before.write_text("of an earlier run")
     draw_plots(tmp_path)
     assert not before.exists()
@@ -155,7 +161,7 @@ def test_a_figure_that_fails_leaves_the_one_before(tmp_path):
 
 
 def test_a_history_is_what_the_file_says(tmp_path):
-    rows = [told(20, "warming_up"), a_row(40, mutual_information=None), told(60, use=None)]
+    rows = [a_complete_row(20, "warming_up"), a_row(40, mutual_information=None), a_complete_row(60, use=None)]
     found = read_history(a_run(tmp_path, rows) / "posterior.jsonl")
     assert found is not None
     np.testing.assert_equal(found.steps_R, [20, 40, 60])
@@ -169,7 +175,7 @@ def test_a_history_is_what_the_file_says(tmp_path):
 
 
 def test_the_line_that_is_being_written_is_left_out(tmp_path):
-    path = a_run(tmp_path, ALL_TOLD) / "posterior.jsonl"
+    path = a_run(tmp_path, COMPLETE) / "posterior.jsonl"
     path.write_text(path.read_text(encoding="utf-8") + '{"step": 120, "ra', encoding="utf-8")
     found = read_history(path)
     assert found is not None
@@ -265,7 +271,7 @@ def test_figures_need_no_torch():
 
 
 def test_the_command_says_what_it_drew_and_what_not(tmp_path, capsys):
-    main([str(a_run(tmp_path, ALL_TOLD))])
+    main([str(a_run(tmp_path, COMPLETE))])
     said = capsys.readouterr().out.splitlines()
     assert said[0] == f"{tmp_path}/plots/timeline.png"
     assert said[-1] == f"{tmp_path}/plots/posterior_pca.png: not drawn, no plots/posteriors.npz"
@@ -296,7 +302,7 @@ def svgs_of(directory):
     return [one for one in drawn if one is not None]
 
 
-@pytest.mark.parametrize("kind", ["everything told", "NaN at the end", "a verdict of tomorrow"])
+@pytest.mark.parametrize("kind", ["all fields", "NaN at the end", "a verdict of tomorrow"])
 def test_a_pages_figures_have_no_inline_style_and_no_colour_of_their_own(tmp_path, kind):
     readings, posteriors = RUNS[kind]
     for drawn in svgs_of(a_run(tmp_path, readings, posteriors or some_posteriors())):
@@ -318,7 +324,7 @@ def test_every_colour_of_the_palette_is_in_the_style_sheet_for_light_and_dark():
 
 
 def test_a_pages_figures_are_the_same_each_time_and_small(tmp_path):
-    directory = a_run(tmp_path, [told(20 * step) for step in range(1, 900)], some_posteriors(2048, 16))
+    directory = a_run(tmp_path, [a_complete_row(20 * step) for step in range(1, 900)], some_posteriors(2048, 16))
     once, again = svgs_of(directory), svgs_of(directory)
     assert once == again
     assert max(len(drawn.svg) for drawn in once) < 60_000
@@ -326,7 +332,7 @@ def test_a_pages_figures_are_the_same_each_time_and_small(tmp_path):
 
 def test_a_verdict_from_a_file_is_text_in_a_figure(tmp_path):
     names = "</text><script>alert(1)</script>", "\x1b[2J$\\frac{$"
-    drawn = svgs_of(a_run(tmp_path, [told(20, names[0]), told(40, names[1])], some_posteriors()))[0]
+    drawn = svgs_of(a_run(tmp_path, [a_complete_row(20, names[0]), a_complete_row(40, names[1])], some_posteriors()))[0]
     assert "<script" not in drawn.svg
     assert "&lt;/text&gt;&lt;script" in drawn.svg
     assert "\\x1b[2J$" in drawn.svg

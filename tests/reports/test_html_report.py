@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from csv import DictReader
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,8 +15,8 @@ import pytest
 
 from seqvae.reports.__main__ import main
 from seqvae.reports.compare import comparison_page, path_of
-from seqvae.reports.html import MOST_BYTES, differing_settings, report_page, survived_rows
-from seqvae.reports.read_run import csv_rows, read_run
+from seqvae.reports.read_run import read_run
+from seqvae.reports.run_page import MOST_BYTES, differing_settings, report_page, survived_rows
 from seqvae.reports.story import end_of, story_of
 from seqvae.verdicts import VERDICTS, VerdictKind
 from tests.support.hostile import NAMES
@@ -230,10 +231,11 @@ def test_a_very_long_metrics_csv_is_thinned_before_it_is_parsed(tmp_path, monkey
     parsed = []
 
     def counted(lines):
-        parsed.append(len(lines))
-        return csv_rows(lines)
+        found = list(lines)
+        parsed.append(len(found))
+        return DictReader(found)
 
-    monkeypatch.setattr("seqvae.reports.read_run.csv_rows", counted)
+    monkeypatch.setattr("seqvae.reports.read_run.csv.DictReader", counted)
     run = read_run(directory)
     assert parsed == [1001, 12]
     assert (run.training[0]["step"], run.training[-1]["step"]) == (20, 49_999)
@@ -367,7 +369,7 @@ def test_what_is_no_run_is_left_out_with_a_note(tmp_path, monkeypatch, capsys):
 
 def test_what_killed_processes_left_is_removed_and_what_others_write_is_not(tmp_path):
     directory = make_run(tmp_path / "a")
-    left, fresh = directory / ".report.html.1.new", directory / ".report.html.2.new"
+    left, fresh = directory / ".report.html.1.partial", directory / ".report.html.2.partial"
     left.touch()
     fresh.touch()
     os.utime(left, (0, 0))

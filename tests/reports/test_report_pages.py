@@ -11,8 +11,8 @@ import pytest
 from markupsafe import Markup
 
 from seqvae.reports.compare import comparison_page
-from seqvae.reports.html import render, report_page
 from seqvae.reports.read_run import read_run
+from seqvae.reports.run_page import render, report_page
 from tests.support.hostile import NAMES
 from tests.support.report_runs import finished, make_run
 

@@ -5,7 +5,7 @@ import socket
 import subprocess
 from pathlib import Path
 
-from seqvae.reports.run_files import ENVIRONMENT, commit_of, environment, installed_versions, write_environment
+from seqvae.reports.run_files import ENVIRONMENT, commit_of, environment, write_environment
 
 
 def git(folder: Path, *words: str) -> str:
@@ -33,8 +33,9 @@ def test_an_environment_names_neither_the_host_nor_the_user_nor_their_folders():
     assert str(Path(__file__).parent.parent.parent) not in text
 
 
-def test_versions_are_those_of_installed_packages_alone():
-    assert set(installed_versions(["numpy", "no-such-package-at-all"])) == {"numpy"}
+def test_versions_are_those_of_installed_packages_alone(monkeypatch):
+    monkeypatch.setattr("seqvae.reports.run_files.PACKAGES", ("numpy", "no-such-package-at-all"))
+    assert set(environment(["train.py"])["packages"]) == {"numpy"}
 
 
 def test_the_commit_is_that_of_the_checkout_and_says_whether_it_was_changed(tmp_path):

@@ -8,8 +8,9 @@ is let through its content policy by its hash; everything else, but pictures ins
 import base64
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cache
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,12 +42,12 @@ from seqvae.reports.story import GIVEN_UP, moment, story_of
 from seqvae.text import brief, duration, percent, visible
 
 MOST_BYTES = 2_000_000
-"""Of a page."""
+"""Size of a page."""
 MOST_PICTURE_BYTES = 900_000
 MOST_TEXT = 400
 """Characters of one piece of text from outside, where a template names no other number."""
 MOST_SHOWN = 40
-"""Events of one kind."""
+"""Events of one kind that are listed."""
 MISSING = {
     CONFIG: "the settings",
     ENVIRONMENT: "what it ran on",
@@ -65,7 +66,7 @@ SURVIVED = {
     "out_of_memory": "ran out of memory, and went on in smaller parts",
     "loader_restarted": "the process that prepares the data was started again",
     "not_saved": "a checkpoint could not be written",
-    "decoder_not_asked": "the decoder could not be asked",
+    "decoder_not_asked": "the decoder could not be probed",
     "failed": "was ended by an error",
     "diverged": "came to NaN or infinity for good",
     "stopped": "was stopped, as its posterior had collapsed",
@@ -80,14 +81,75 @@ _FLAG = re.compile(r"--[a-z]\w*(?: (?:[\d.:]+\b|cyclical|linear|parallel|32-true
 
 def report_page(run: Run, now: float) -> str:
     """Write the report of a run. `now`: seconds since 1970. A page that would be too large goes without its picture."""
-    content = _content(run, now)
+    story = story_of(run, now)
+    history = history_of(run.readings, run.readings_taken) if run.is_monitored else None
+    drawn = {
+        "elbo": page_figure("elbo", charts.validation_elbo, run),
+        "loss": page_figure("loss", charts.training_loss, run),
+        "timeline": history and page_figure("timeline", charts.timeline, history),
+        "active_units": history and page_figure("active_units", charts.active_units, history),
+        "kl_per_dim": history and page_figure("kl_per_dim", charts.kl_per_dim_chart, history),
+        "last_kl": page_figure("last_kl", charts.last_kl, run),
+        "posterior_pca": run.posteriors and page_figure("posterior_pca", charts.posterior_pca, run.posteriors),
+        "lengths": page_figure("lengths", charts.sequence_lengths, run),
+        "speed": page_figure("speed", charts.speed, run),
+    }
+    data, header, preview = row_in(run.facts, "data"), row_in(run.facts, "header"), run.preview
+    splits = rows_in(data, "splits")
+    picture = b""
+    if run.picture and not preview:
+        with suppress(OSError):
+            picture = run.picture.read_bytes()
+    if len(picture) > MOST_PICTURE_BYTES or not picture.startswith(b"\x89PNG"):
+        picture = b""
+    survived, survived_more = survived_rows(run)
+    unmonitored = "Without monitoring nothing measures where the time goes; this is what the progress reports."
+    content = {
+        "title": f"{run.name}: {story.verdict}",
+        "run": run,
+        "story": story,
+        "six_numbers": six_numbers(run),
+        "charts": drawn,
+        "given_up": GIVEN_UP,
+        "verdicts": [
+            [f"{whole(row, 'step') or 0:,}", text(row, "verdict").replace("_", " "), text(row, "evidence")]
+            for row in run.events
+            if row["event"] == "verdict"
+        ],
+        "evaluations": evaluation_tables(run),
+        "previews": [[str(place), *pair] for place, pair in enumerate(preview.pairs, 1)] if preview else [],
+        "samples": [[str(place), one] for place, one in enumerate(preview.samples, 1)] if preview else [],
+        "picture": Markup(base64.b64encode(picture).decode("ascii")),
+        "has_data": bool(data),
+        "data_rows": [
+            ("layout", text(data, "layout")),
+            ("batches", text(data, "batches")),
+            ("classes", "" if splits else ", ".join(texts(data, "classes")[:20])),
+        ],
+        "splits": [
+            [text(row, "split"), *(_value(row, name) for name in ("sequences", "steps", "mean_length", "longest"))]
+            for row in splits
+        ],
+        "notes": [note.removeprefix("note: ") for note in texts(data, "notes")[:40]],
+        "names": [
+            [text(row, "name"), _value(row, "mean"), _value(row, "std"), text(row, "told")]
+            for row in rows_in(data, "names")
+        ],
+        "noun": "features" if text(data, "kind") == "vectors" else "variables",
+        "speed_rows": speed_rows(run),
+        "bottleneck": bottleneck(run) if run.is_monitored else unmonitored,
+        "differing": differing_settings(run),
+        "settings": [[f"--{name}", shown(value)] for name, value in run.settings.items()],
+        "model_rows": [(name, text(header, name)) for name in ("model", "objective", "training")],
+        "command": text(run.environment, "command"),
+        "environment_rows": environment_rows(run),
+        "survived": survived,
+        "survived_more": survived_more,
+        "missing": [f"{name} ({MISSING[name]})" for name in run.missing],
+        "written": moment(now),
+    }
     page = render("run.html.j2", **content)
     return page if len(page.encode()) <= MOST_BYTES else render("run.html.j2", **content | {"picture": ""})
-
-
-def render(template: str, **content: Any) -> str:
-    """Fill a template of templates/."""
-    return _environment().get_template(template).render(content) + "\n"
 
 
 def upto(value: object, most: int = MOST_TEXT) -> Markup:
@@ -109,93 +171,25 @@ def prose(value: object, most: int = MOST_TEXT) -> Markup:
     return Markup(_FLAG.sub(r"<code>\g<0></code>", str(upto(value, most))))
 
 
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        finalize=lambda value: value if isinstance(value, Markup) else upto(value),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    style = (TEMPLATES / "style.css").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode("ascii")
-    environment.globals |= {"style": Markup(style), "style_hash": Markup(f"sha256-{digest}")}
-    environment.filters |= {"upto": upto, "prose": prose}
-    return environment
+_STYLE = (TEMPLATES / "style.css").read_text(encoding="utf-8")
+_PAGES = Environment(
+    loader=FileSystemLoader(TEMPLATES),
+    autoescape=True,
+    finalize=lambda value: value if isinstance(value, Markup) else upto(value),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_PAGES.globals |= {
+    "style": Markup(_STYLE),
+    "style_hash": Markup("sha256-" + base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode("ascii")),
+}
+_PAGES.filters |= {"upto": upto, "prose": prose}
 
 
-def _content(run: Run, now: float) -> dict[str, Any]:
-    """Gather what the template shows."""
-    story = story_of(run, now)
-    history = history_of(run.readings, run.readings_taken) if run.is_monitored else None
-    drawn = {
-        "elbo": page_figure("elbo", charts.validation_elbo, run),
-        "loss": page_figure("loss", charts.training_loss, run),
-        "timeline": history and page_figure("timeline", charts.timeline, history),
-        "active_units": history and page_figure("active_units", charts.active_units, history),
-        "kl_per_dim": history and page_figure("kl_per_dim", charts.kl_per_dim_chart, history),
-        "last_kl": page_figure("last_kl", charts.last_kl, run),
-        "posterior_pca": run.posteriors and page_figure("posterior_pca", charts.posterior_pca, run.posteriors),
-        "lengths": page_figure("lengths", charts.sequence_lengths, run),
-        "speed": page_figure("speed", charts.speed, run),
-    }
-    data, header = row_in(run.facts, "data"), row_in(run.facts, "header")
-    preview = run.preview
-    survived, survived_more = survived_rows(run)
-    unmonitored = "Without monitoring nothing measures where the time goes; this is what the progress reports."
-    return {
-        "title": f"{run.name}: {story.verdict}",
-        "run": run,
-        "story": story,
-        "six_numbers": six_numbers(run),
-        "charts": drawn,
-        "given_up": GIVEN_UP,
-        "verdicts": [
-            [f"{whole(row, 'step') or 0:,}", text(row, "verdict").replace("_", " "), text(row, "evidence")]
-            for row in run.events
-            if row["event"] == "verdict"
-        ],
-        "evaluations": evaluation_tables(run),
-        "previews": [[str(place), *pair] for place, pair in enumerate(preview.pairs, 1)] if preview else [],
-        "samples": [[str(place), one] for place, one in enumerate(preview.samples, 1)] if preview else [],
-        "picture": _embedded(run.picture) if run.picture and not preview else "",
-        "has_data": bool(data),
-        "data_rows": _data_rows(data),
-        "splits": [
-            [text(row, "split"), *(_value(row, name) for name in ("sequences", "steps", "mean_length", "longest"))]
-            for row in rows_in(data, "splits")
-        ],
-        "notes": [note.removeprefix("note: ") for note in texts(data, "notes")[:40]],
-        "names": [
-            [text(row, "name"), _value(row, "mean"), _value(row, "std"), text(row, "told")]
-            for row in rows_in(data, "names")
-        ],
-        "noun": "features" if text(data, "kind") == "vectors" else "variables",
-        "performance": performance_rows(run),
-        "bottleneck": bottleneck(run) if run.is_monitored else unmonitored,
-        "differing": differing_settings(run),
-        "settings": [[f"--{name}", shown(value)] for name, value in run.settings.items()],
-        "model_rows": [(name, text(header, name)) for name in ("model", "objective", "training")],
-        "command": text(run.environment, "command"),
-        "environment_rows": _environment_rows(run),
-        "survived": survived,
-        "survived_more": survived_more,
-        "missing": [f"{name} ({MISSING[name]})" for name in run.missing],
-        "written": moment(now),
-    }
-
-
-def _embedded(path: Path) -> Markup:
-    """Return a PNG in base64; nothing where it is no PNG or too large for a page."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return Markup()
-    if len(content) > MOST_PICTURE_BYTES or not content.startswith(b"\x89PNG"):
-        return Markup()
-    return Markup(base64.b64encode(content).decode("ascii"))
+def render(template: str, **content: Any) -> str:
+    """Fill a template of templates/."""
+    return _PAGES.get_template(template).render(content) + "\n"
 
 
 # --- Numbers, tables and sentences ----------------------------------------------------------------------------------
@@ -228,7 +222,7 @@ def six_numbers(run: Run) -> list[tuple[str, str, str]]:
     error, cap = number(probed, "decoder_use_error"), number(reading, "mutual_information_cap")
     active, of = whole(reading, "active_units"), len(numbers(reading, "kl_per_dim"))
     scope = "step" if text(reading, "scope") == "step" else "sequence"
-    probe = f"nats, at step {whole(probed, 'step') or 0:,}" if probed else "never asked"
+    probe = f"nats, at step {whole(probed, 'step') or 0:,}" if probed else "never probed"
     information = known(number(reading, "mutual_information"))
     return [
         first,
@@ -244,7 +238,8 @@ def six_numbers(run: Run) -> list[tuple[str, str, str]]:
     ]
 
 
-def performance_rows(run: Run) -> list[tuple[str, str]]:
+def speed_rows(run: Run) -> list[tuple[str, str]]:
+    """Return name and value of the figures of speed that are known."""
     rows, last = run.throughput, run.throughput[-1] if run.throughput else {}
     seconds = number((run.training or run.validations or [{}])[-1], "seconds")
     speed = _typical(rows, "real_steps_per_second") or _typical(run.training, "steps_per_second")
@@ -335,17 +330,18 @@ def shown(value: str | None) -> str:
 
 def survived_rows(run: Run) -> tuple[list[list[str]], str]:
     """Return what happened beside verdicts, and a note on what is left out."""
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     kept = []
     for row in run.events:
         name = row["event"]
         if name in ("started", "verdict", "finished"):
             continue
-        counts[name] = counts.get(name, 0) + 1
+        counts[name] += 1
         if counts[name] <= MOST_SHOWN:
-            message = text(row, "checkpoint") if name == "resumed" else text(row, "said") or _spoken_verdict(row)
+            message = text(row, "said") or text(row, "verdict").replace("_", " ")
             what = SURVIVED.get(name, name.replace("_", " "))
-            kept.append([_time(row, "time"), f"{whole(row, 'step') or 0:,}", what, message])
+            found = text(row, "checkpoint") if name == "resumed" else message
+            kept.append([_time(row, "time"), f"{whole(row, 'step') or 0:,}", what, found])
     more = [
         f"{count - MOST_SHOWN:,} more of {name.replace('_', ' ')}"
         for name, count in counts.items()
@@ -354,13 +350,8 @@ def survived_rows(run: Run) -> tuple[list[list[str]], str]:
     return kept, f"Left out here: {', '.join(more)}; all stand in {EVENTS}." if more else ""
 
 
-def _data_rows(data: Mapping[str, Any]) -> list[tuple[str, str]]:
-    rows = [("layout", text(data, "layout")), ("batches", text(data, "batches"))]
-    splits = rows_in(data, "splits")
-    return rows if splits else [*rows, ("classes", ", ".join(texts(data, "classes")[:20]))]
-
-
-def _environment_rows(run: Run) -> list[tuple[str, str]]:
+def environment_rows(run: Run) -> list[tuple[str, str]]:
+    """Return name and value of what is known of the machine and the software."""
     found = run.environment
     memory, cores, threads = number(found, "memory_bytes"), whole(found, "cpu_count"), whole(found, "threads")
     cpu = ", ".join(part for part in (text(found, "cpu"), f"{cores} cores" if cores else "") if part)
@@ -375,10 +366,6 @@ def _environment_rows(run: Run) -> list[tuple[str, str]]:
         ("packages", ", ".join(f"{name} {version}" for name, version in packages if isinstance(version, str))),
         ("commit", text(found, "commit")),
     ]
-
-
-def _spoken_verdict(row: Row) -> str:
-    return text(row, "verdict").replace("_", " ")
 
 
 def _time(row: Mapping[str, Any], name: str) -> str:
