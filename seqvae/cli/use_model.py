@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,52 +25,13 @@ CHECKPOINT is a .ckpt file, the directory of a run (its best checkpoint) or an e
 text as text, all of it as Parquet, written as it is computed: memory does not grow with the data."""
 
 
-def encode(model: "Model", settings: Encode, ids: list[str]) -> "Iterator[pa.Table]":
-    from seqvae.inference.encode import encode
-
-    return encode(model, *_opened(model, settings.data))
-
-
-def reconstruct(model: "Model", settings: Reconstruct, ids: list[str]) -> "Iterator[pa.Table]":
-    from seqvae.inference.sample import reconstructed
-
-    data, splits = _opened(model, settings.data)
-    return reconstructed(model, data, splits, temperature=settings.drawing.temperature, seed=settings.machine.seed)
-
-
-def sample(model: "Model", settings: Sample, ids: list[str]) -> "Iterator[pa.Table]":
-    from seqvae.inference.sample import sampled
-
-    own = settings.sampling
-    return sampled(model, own.count, temperature=own.temperature, length=own.length, seed=settings.machine.seed)
-
-
-def interpolate(model: "Model", settings: Interpolate, ids: list[str]) -> "Iterator[pa.Table]":
-    from seqvae.inference.sample import interpolated
-
-    data, splits = _opened(model, settings.data)
-    temperature, seed = settings.drawing.temperature, settings.machine.seed
-    return interpolated(model, data, splits, ids, settings.path.steps, temperature=temperature, seed=seed)
-
-
-def impute(model: "Model", settings: Impute, ids: list[str]) -> "Iterator[pa.Table]":
-    from seqvae.inference.impute import imputed
-
-    data, splits = _opened(model, settings.data)
-    names = settings.imputing.variables
-    variables = None if names is None else [name.strip() for name in names.split(",")]
-    return imputed(model, data, splits, draws=settings.imputing.draws, variables=variables, seed=settings.machine.seed)
-
-
 class Action(NamedTuple):
-    """A verb that uses a model."""
+    """A command that uses a model."""
 
     settings: type[Any]
-    run: "Callable[[Model, Any, list[str]], Iterator[pa.Table]] | None"
-    """None: export, which writes no table."""
     summary: str
-    default: str
-    """Where the output goes."""
+    output: str
+    """Where the output goes by default."""
     words: tuple[str, ...] = ("CHECKPOINT",)
     """What stands before the flags."""
 
@@ -78,27 +39,20 @@ class Action(NamedTuple):
 ACTIONS = {
     "encode": Action(
         Encode,
-        encode,
         "Each sequence's posterior mean and variance, its NLL and its rate (in nats; their sum is an outlier score).",
         "latents.parquet",
     ),
-    "reconstruct": Action(
-        Reconstruct, reconstruct, "Each sequence as decoded from its own latent.", "reconstructed.parquet"
-    ),
-    "sample": Action(Sample, sample, "New sequences, from the prior.", "samples.parquet"),
+    "reconstruct": Action(Reconstruct, "Each sequence as decoded from its own latent.", "reconstructed.parquet"),
+    "sample": Action(Sample, "New sequences, from the prior.", "samples.parquet"),
     "interpolate": Action(
         Interpolate,
-        interpolate,
         "What lies between two sequences of the data, by their ids.",
         "between.parquet",
         ("CHECKPOINT", "ID", "ID"),
     ),
-    "impute": Action(
-        Impute, impute, "Missing values of vectors and events, with how sure the model is.", "filled.parquet"
-    ),
+    "impute": Action(Impute, "Missing values of vectors and events, with how sure the model is.", "filled.parquet"),
     "export": Action(
         Export,
-        None,
         "Weights as safetensors, with settings, and tokenizer or scaler, for other programs; every verb reads it back.",
         "exported",
     ),
@@ -107,11 +61,14 @@ ACTIONS = {
 
 def run(verb: str, words: Sequence[str]) -> None:
     action = ACTIONS[verb]
-    example = f"{program()} {' '.join(action.words)} [--flag value ...]"
-    places, flags = split_positional(words, action.words, example)
-    prog = f"seqvae {verb} {' '.join(action.words)}"
+    names = " ".join(action.words)
+    places, flags = split_positional(words, action.words, f"{program()} {names} [--flag value ...]")
     settings = parse_command_line(
-        action.settings, flags, prog=prog, description=action.summary + _ABOUT_CHECKPOINTS, presets=None
+        action.settings,
+        flags,
+        prog=f"seqvae {verb} {names}",
+        description=action.summary + _ABOUT_CHECKPOINTS,
+        presets=None,
     )
     share_machine()
     set_up_output()
@@ -124,8 +81,8 @@ def run(verb: str, words: Sequence[str]) -> None:
     from seqvae.inference.streaming import refuse_foreign_file, write_parquet
     from seqvae.reports.run_files import command_line
 
-    output = Path(settings.output.output or action.default).expanduser()
-    if action.run is None:
+    output = Path(settings.output.output or action.output).expanduser()
+    if verb == "export":
         refuse_foreign_directory(output)
         model = open_model(places[0])
         say(repr(model))
@@ -138,8 +95,29 @@ def run(verb: str, words: Sequence[str]) -> None:
     say(repr(model))
     begin = time.perf_counter()
     about = {"command": command_line(sys.argv), "checkpoint": str(model.path)}
-    rows = write_parquet(output, _with_progress(action.run(model, settings, places[1:])), about)
+    rows = write_parquet(output, _with_progress(computed_tables(model, settings, places[1:])), about)
     print(harmless(f"{output}: {rows:,} rows in {time.perf_counter() - begin:.1f} s ({verb})"))
+
+
+def computed_tables(model: "Model", settings: Any, ids: Sequence[str]) -> "Iterator[pa.Table]":
+    """Return what the model computes for a command, by the type of its settings."""
+    from seqvae.inference import tables
+
+    seed = settings.machine.seed
+    match settings:
+        case Sample(sampling=own):
+            return tables.sample(model, own.count, temperature=own.temperature, length=own.length, seed=seed)
+        case Reconstruct(drawing=own):
+            return tables.reconstruct(model, *_opened(model, settings.data), temperature=own.temperature, seed=seed)
+        case Interpolate(path=path, drawing=own):
+            data, splits = _opened(model, settings.data)
+            return tables.interpolate(model, data, splits, ids, path.steps, temperature=own.temperature, seed=seed)
+        case Impute(imputing=own):
+            data, splits = _opened(model, settings.data)
+            names = None if own.variables is None else [name.strip() for name in own.variables.split(",")]
+            return tables.impute(model, data, splits, draws=own.draws, variables=names, seed=seed)
+        case _:
+            return tables.encode(model, *_opened(model, settings.data))
 
 
 def _opened(model: "Model", choices: DataChoices) -> "tuple[SequenceDataModule, list[str]]":
@@ -149,10 +127,9 @@ def _opened(model: "Model", choices: DataChoices) -> "tuple[SequenceDataModule, 
 
     data = open_data(model, choices)
     splits = all_splits(data) if choices.split is None else [chosen_split(data, choices.split)]
-    for note in (
-        data.data.notes if choices.data_dir is not None else ()
-    ):  # those on the training's own data were shown then
-        say(note if note.startswith("warning: ") else f"note: {note}")
+    if choices.data_dir is not None:  # notes on the training's own data were shown then
+        for note in data.data.notes:
+            say(note if note.startswith("warning: ") else f"note: {note}")
     return data, splits
 
 

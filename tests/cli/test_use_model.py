@@ -20,9 +20,9 @@ from seqvae.config.model import ModelSettings
 from seqvae.data.batch import TokenBatch
 from seqvae.errors import DataError, ExitCode, UsageError
 from seqvae.inference import streaming
-from seqvae.inference.encode import encode
 from seqvae.inference.model import Model, open_data, open_model, read_exported
 from seqvae.inference.streaming import evaluating
+from seqvae.inference.tables import encode
 from tests.support.parquet_files import write
 from tests.support.trained_models import KINDS, SIZES, columns, make_checkpoint
 
@@ -57,7 +57,7 @@ def test_each_sequence_is_encoded_as_it_is_alone_and_in_the_order_of_the_data(ru
     assert table["id"].tolist() == [*data.split("train").ids(np.arange(40)), *data.split("test").ids(np.arange(12))]
     for place, row in enumerate(table.itertuples()):
         first = 0 if row.split == "train" else SIZES["train"]
-        with evaluating(trained):
+        with evaluating(trained.network, None):
             alone = trained.network.at_mean(data.split(row.split).gather(np.array([place - first])))
         np.testing.assert_allclose(row.mean, alone.posterior_mean[0], atol=1e-5)
         np.testing.assert_allclose(row.variance, alone.posterior_logvar[0].exp(), rtol=1e-4)
