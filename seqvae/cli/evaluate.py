@@ -53,18 +53,8 @@ def run(verb: str, words: Sequence[str]) -> None:
     for place in places:
         model = open_model(place, settings.machine)
         data = open_data(model, settings.data, own.probe)
-        found.append(
-            evaluate(
-                model,
-                data,
-                chosen_splits(data, settings.data.split),
-                iw_samples=own.iw_samples,
-                iw_sequences=own.iw_sequences,
-                label=own.probe,
-                seed=settings.machine.seed,
-                argv=sys.argv,
-            )
-        )
+        splits = chosen_splits(data, settings.data.split)
+        found.append(evaluate(model, data, splits, own, settings.machine.seed, sys.argv))
         directories.append(model.run)
     content = compare(found) if compares else found[0][0]
     lines = comparison_lines if compares else evaluation_lines

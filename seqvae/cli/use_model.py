@@ -106,16 +106,14 @@ def computed_tables(model: "Model", settings: Any, ids: Sequence[str]) -> "Itera
     seed = settings.machine.seed
     match settings:
         case Sample(sampling=own):
-            return tables.sample(model, own.count, temperature=own.temperature, length=own.length, seed=seed)
+            return tables.sample(model, own, seed)
         case Reconstruct(drawing=own):
-            return tables.reconstruct(model, *_opened(model, settings.data), temperature=own.temperature, seed=seed)
+            return tables.reconstruct(model, *_opened(model, settings.data), own, seed)
         case Interpolate(path=path, drawing=own):
-            data, splits = _opened(model, settings.data)
-            return tables.interpolate(model, data, splits, ids, path.steps, temperature=own.temperature, seed=seed)
+            return tables.interpolate(model, *_opened(model, settings.data), ids, path, own, seed)
         case Impute(imputing=own):
-            data, splits = _opened(model, settings.data)
             names = None if own.variables is None else [name.strip() for name in own.variables.split(",")]
-            return tables.impute(model, data, splits, draws=own.draws, variables=names, seed=seed)
+            return tables.impute(model, *_opened(model, settings.data), own.draws, names, seed)
         case _:
             return tables.encode(model, *_opened(model, settings.data))
 

@@ -21,6 +21,7 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
+from seqvae.config.inference import EvaluateSettings
 from seqvae.data.batch import Batch, TokenBatch, VectorBatch
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.description import DataDescription
@@ -80,30 +81,17 @@ def evaluate(
     model: "Model",
     data: SequenceDataModule,
     splits: Sequence[str],
-    *,
-    iw_samples: int,
-    iw_sequences: int,
-    label: str | None,
+    settings: EvaluateSettings,
     seed: int,
     argv: Sequence[str] | None = None,
 ) -> tuple[dict[str, Any], Weighted | None]:
-    """Return the record, and the IW-NLL of each sequence that it was computed of, if any.
-
-    `label`: the column that a linear probe predicts. `argv`: the command line, for the record.
-    """
-    if label is not None:
-        refuse_no_probe(data, label, splits)
-    weighted = None
-    if iw_sequences:
-        weighted = weighted_nll(model, data, splits, samples=iw_samples, sequences=iw_sequences, seed=seed)
-    folder = model.path.absolute().parent if model.run is None else model.run
-    source = data.source.data_dir
-    record: dict[str, Any] = {
-        "time": utc_now(),
-        **({} if argv is None else {"command": command_line(argv)}),
-        "checkpoint": f"{folder.name}/{model.path.name}",
-        "data": "demo data" if source is None else Path(source).name or source,
-    }
+    """Return the record, with the command line if it is given, and the IW-NLL of each sequence that it was computed of."""
+    if settings.probe is not None:
+        refuse_no_probe(data, settings.probe, splits)
+    weighted, sequences = None, settings.iw_sequences
+    if sequences:
+        weighted = weighted_nll(model, data, splits, samples=settings.iw_samples, sequences=sequences, seed=seed)
+    measured_at = utc_now()
 
     def batches() -> Iterator[Batch]:
         return (batch for _, batch in joined_batches(data, splits))
@@ -119,7 +107,13 @@ def evaluate(
         for name, value in batch._asdict().items():
             if isinstance(value, Tensor) and name != "labels_B":
                 content = zlib.crc32(value.contiguous().numpy().tobytes(), content)
-    record |= {
+    folder = model.path.absolute().parent if model.run is None else model.run
+    source = data.source.data_dir
+    record: dict[str, Any] = {
+        "time": measured_at,
+        **({} if argv is None else {"command": command_line(argv)}),
+        "checkpoint": f"{folder.name}/{model.path.name}",
+        "data": "demo data" if source is None else Path(source).name or source,
         "step": model.step,
         "parameters": model.parameters,
         "kind": model.description.kind,
@@ -135,8 +129,8 @@ def evaluate(
         "features": tuple(one._asdict() for one in features),
         "notes": tuple(_notes(statistics, weighted, features)),
     }
-    if label is not None:
-        record["probe"] = probe(model, data, label, splits, seed)
+    if settings.probe is not None:
+        record["probe"] = probe(model, data, settings.probe, splits, seed)
     return record, weighted
 
 

@@ -143,16 +143,15 @@ class Model:
         **reading: Unpack[Reading],
     ) -> "pd.DataFrame":
         """Return each sequence as decoded from its own latent."""
-        DrawingSettings(temperature=temperature)
-        opened = self._opened(data, split, reading)
-        return _frame(tables.reconstruct(self, *opened, temperature=temperature, seed=seed))
+        drawing = DrawingSettings(temperature=temperature)
+        return _frame(tables.reconstruct(self, *self._opened(data, split, reading), drawing, seed))
 
     def sample(
         self, count: int = 1000, *, temperature: float = 1.0, length: int | None = None, seed: int = 0
     ) -> "pd.DataFrame":
         """Return new sequences from the prior; `length` in steps (tokens: at most), by default as in the training data."""
-        SampleSettings(count=count, temperature=temperature, length=length)
-        return _frame(tables.sample(self, count, temperature=temperature, length=length, seed=seed))
+        settings = SampleSettings(count=count, temperature=temperature, length=length)
+        return _frame(tables.sample(self, settings, seed))
 
     def interpolate(
         self,
@@ -167,11 +166,9 @@ class Model:
         **reading: Unpack[Reading],
     ) -> "pd.DataFrame":
         """Return what lies between two sequences of the data: `steps` places on the path, both ends included."""
-        PathSettings(steps=steps)
-        DrawingSettings(temperature=temperature)
-        opened = self._opened(data, split, reading)
+        path, drawing = PathSettings(steps=steps), DrawingSettings(temperature=temperature)
         ids = (str(first_id), str(last_id))
-        return _frame(tables.interpolate(self, *opened, ids, steps, temperature=temperature, seed=seed))
+        return _frame(tables.interpolate(self, *self._opened(data, split, reading), ids, path, drawing, seed))
 
     def impute(
         self,
@@ -184,9 +181,8 @@ class Model:
         **reading: Unpack[Reading],
     ) -> "pd.DataFrame":
         """Return vectors or events with missing values filled, each with its deviation; `draws`: latents to average over."""
-        ImputeSettings(draws=draws)
-        opened = self._opened(data, split, reading)
-        return _frame(tables.impute(self, *opened, draws=draws, variables=variables, seed=seed))
+        ImputeSettings(draws=draws)  # refuses impossible values
+        return _frame(tables.impute(self, *self._opened(data, split, reading), draws, variables, seed))
 
     def evaluate(
         self,
@@ -203,13 +199,11 @@ class Model:
 
         `probe`: a column with a label, in the data or the `label_path`, to train a linear probe on the latents for.
         """
-        EvaluateSettings(iw_samples=iw_samples, iw_sequences=iw_sequences, probe=probe)
+        settings = EvaluateSettings(iw_samples=iw_samples, iw_sequences=iw_sequences, probe=probe)
         opened, splits = self._opened(data, split, reading, probe)
         if split is None:
             splits = chosen_splits(opened, None)
-        record, _ = evaluate(
-            self, opened, splits, iw_samples=iw_samples, iw_sequences=iw_sequences, label=probe, seed=seed
-        )
+        record, _ = evaluate(self, opened, splits, settings, seed)
         return record
 
     def save(self, directory: str | Path) -> Path:
@@ -274,15 +268,11 @@ def write_exported(directory: Path, stored: StoredNetwork) -> list[Path]:
     """Write a network into an existing directory. Each file is complete or absent; model.json comes last."""
     (directory / MODEL).unlink(missing_ok=True)  # it would describe the weights of another export
     weights = {name: weight.detach().cpu().contiguous().clone() for name, weight in stored.weights.items()}
-    with new_file(directory / WEIGHTS) as partial:  # as bytes: the library's own writing hides what the disk said
-        partial.write_bytes(safetensors.save(weights, {"format": "pt", "made_by": MADE_BY}))
-    written = [directory / WEIGHTS]
+    files = {WEIGHTS: safetensors.save(weights, {"format": "pt", "made_by": MADE_BY})}
     tokenizer = stored.description.tokenizer
     if tokenizer is not None and tokenizer.lstrip().startswith("{"):
-        with new_file(directory / TOKENIZER) as partial:
-            partial.write_text(tokenizer, encoding="utf-8")
-        written.append(directory / TOKENIZER)
-    content = {
+        files[TOKENIZER] = tokenizer.encode()
+    about = {
         "made_by": MADE_BY,
         "format": FORMAT,
         "weights": WEIGHTS,
@@ -291,9 +281,11 @@ def write_exported(directory: Path, stored: StoredNetwork) -> list[Path]:
         "data": stored.data,
         "description": asdict(stored.description),
     }
-    with new_file(directory / MODEL) as partial:
-        partial.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return [*written, directory / MODEL]
+    files[MODEL] = f"{json.dumps(about, indent=1, ensure_ascii=False)}\n".encode()
+    for name, content in files.items():  # as bytes: the library's own writing hides the error of the disk
+        with new_file(directory / name) as partial:
+            partial.write_bytes(content)
+    return [directory / name for name in files]
 
 
 def refuse_foreign_directory(directory: Path) -> None:

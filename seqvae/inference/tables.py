@@ -22,6 +22,7 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
+from seqvae.config.inference import DrawingSettings, PathSettings, SampleSettings
 from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch, speaker
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.description import DataDescription
@@ -70,7 +71,7 @@ def encode(model: "Model", data: SequenceDataModule, splits: Sequence[str]) -> I
 
 
 def reconstruct(
-    model: "Model", data: SequenceDataModule, splits: Sequence[str], *, temperature: float, seed: int
+    model: "Model", data: SequenceDataModule, splits: Sequence[str], drawing: DrawingSettings, seed: int
 ) -> Iterator[pa.Table]:
     """Yield each sequence as decoded from its own latent. Events keep their times and variables: only values are drawn.
 
@@ -80,7 +81,7 @@ def reconstruct(
 
     def compute(batch: Batch) -> pa.Table:
         drawn = sampling.reconstruct(
-            model.network, batch, temperature=temperature, generator=generator, values_only=True
+            model.network, batch, temperature=drawing.temperature, generator=generator, values_only=True
         )
         table = in_own_units(drawn._replace(sequences_B=batch.sequences_B), model.description)
         if not isinstance(batch, TokenBatch):
@@ -92,12 +93,12 @@ def reconstruct(
     return rows_of(data, splits, model, compute, cells_per_step=cells)
 
 
-def sample(model: "Model", count: int, *, temperature: float, length: int | None, seed: int) -> Iterator[pa.Table]:
+def sample(model: "Model", settings: SampleSettings, seed: int) -> Iterator[pa.Table]:
     """Yield samples from the prior; `id` counts them. Lengths are those of the training data, or all are of one length."""
     generator = torch.Generator(model.device).manual_seed(seed)
-    quantiles = model.stored.data.get("length_quantiles")
-    if length is not None:
-        lengths_N = np.full(count, length)
+    count, quantiles = settings.count, model.stored.data.get("length_quantiles")
+    if settings.length is not None:
+        lengths_N = np.full(count, settings.length)
     elif model.description.kind == "tokens":  # they find their end themselves, at the latest here
         lengths_N = np.full(count, quantiles[-1] if quantiles else model.settings["max_sequence_length"])
     elif quantiles is not None:
@@ -108,7 +109,7 @@ def sample(model: "Model", count: int, *, temperature: float, length: int | None
 
     def draw(part: slice) -> Batch:
         lengths_B = torch.from_numpy(lengths_N[part]).to(model.device)
-        return sampling.sample_prior(model.network, lengths_B, temperature=temperature, generator=generator)
+        return sampling.sample_prior(model.network, lengths_B, temperature=settings.temperature, generator=generator)
 
     with evaluating(model.network, model.autocast):
         yield from _numbered(model, lengths_N, draw)
@@ -119,9 +120,8 @@ def interpolate(
     data: SequenceDataModule,
     splits: Sequence[str],
     ids: Sequence[str],
-    steps: int,
-    *,
-    temperature: float,
+    path: PathSettings,
+    drawing: DrawingSettings,
     seed: int,
 ) -> Iterator[pa.Table]:
     """Yield one table: evenly from the posterior mean of one sequence to that of another; `share` is how far along.
@@ -133,17 +133,17 @@ def interpolate(
         means = [model.network.encode(batch).mean for batch in ends]
         if means[0].dim() == 3:
             raise UsageError("interpolate needs one latent per sequence, but this model has one for each step")
-        share_N = torch.linspace(0, 1, steps, device=device)
+        share_N = torch.linspace(0, 1, path.steps, device=device)
         z_NZ = torch.lerp(means[0], means[1], share_N[:, None])
         lengths = torch.tensor([float(batch.lengths_B[0]) for batch in ends])
         lengths_N = torch.lerp(lengths[0], lengths[1], share_N.cpu()).round().long()
         if model.description.kind == "tokens":
-            lengths_N = torch.full((steps,), 2 * int(lengths.max()))
+            lengths_N = torch.full((path.steps,), 2 * int(lengths.max()))
         generator = torch.Generator(device).manual_seed(seed)
 
         def draw(part: slice) -> Batch:
             return sampling.sample(
-                model.network, z_NZ[part], lengths_N[part], temperature=temperature, generator=generator
+                model.network, z_NZ[part], lengths_N[part], temperature=drawing.temperature, generator=generator
             )
 
         table = pa.concat_tables(_numbered(model, lengths_N.numpy(), draw))
@@ -157,7 +157,6 @@ def impute(
     model: "Model",
     data: SequenceDataModule,
     splits: Sequence[str],
-    *,
     draws: int,
     variables: Sequence[str] | None,
     seed: int,
