@@ -79,7 +79,7 @@ def probe(model: "Model", data: SequenceDataModule, label: str, splits: Sequence
         _log.info("probe: %s (%s numbers of %s sequences)", name, f"{numbers:,}", f"{len(train_NP):,}")
         fitted = fit_classifier(train_NP, train.classes_N, len(classes), seed)
         scores[name] = score_with_draws(fitted.scores(test_NP), test.classes_N)
-        score = scores[name].interval
+        score = interval(scores[name])
         rows.append({"features": name, "numbers": numbers, "score": score, "strength": fitted.strength})
     pairs = [(f"{simple} + latents", simple) for simple in ("means", "summaries")]
     pairs += [("latents", simple) for simple in ("means", "summaries")]
@@ -93,7 +93,7 @@ def probe(model: "Model", data: SequenceDataModule, label: str, splits: Sequence
         "largest_share": float(np.bincount(test.classes_N).max() / len(test.classes_N)),
         "rows": tuple(rows),
         "differences": tuple(
-            {"of": f"{one} - {other}", "score": scores[one].minus(scores[other]).interval}
+            {"of": f"{one} - {other}", "score": interval(scores[one] - scores[other])}
             for one, other in pairs
             if other in scores
         ),
@@ -308,28 +308,18 @@ class Interval(NamedTuple):
     high: float
 
 
-class DrawnScore(NamedTuple):
-    """A score of the sequences as they are, and of each bootstrap draw of them."""
-
-    value: float
-    values_R: np.ndarray
-    """NaN where a draw holds one class alone."""
-
-    @property
-    def interval(self) -> Interval:
-        """The score with its interval, by percentiles of the draws."""
-        low, high = np.nanquantile(self.values_R, [0.025, 0.975])
-        return Interval(self.value, float(low), float(high))
-
-    def minus(self, other: "DrawnScore") -> "DrawnScore":
-        return DrawnScore(self.value - other.value, self.values_R - other.values_R)
+def interval(score_R1: np.ndarray) -> Interval:
+    """Return a score with its interval, by percentiles of the draws; see `score_with_draws`."""
+    low, high = np.nanquantile(score_R1[1:], [0.025, 0.975])
+    return Interval(float(score_R1[0]), float(low), float(high))
 
 
-def score_with_draws(log_p_NC: np.ndarray, classes_N: np.ndarray, draws: int = DRAWS, seed: int = 0) -> DrawnScore:
-    """Return the AUROC of the second of two classes; of more classes, the accuracy.
+def score_with_draws(log_p_NC: np.ndarray, classes_N: np.ndarray, draws: int = DRAWS, seed: int = 0) -> np.ndarray:
+    """Return the AUROC of the second of two classes, or the accuracy of more: of these sequences, then of each bootstrap draw.
 
-    The draws are the same for every method, so that two methods are compared on the same sequences. Each draw is a row of how
-    often it holds each sequence: scipy's bootstrap would sort the scores again for each of 2,000 draws.
+    NaN where a draw holds one class alone. The draws are the same for every method, so that two methods are compared on the same
+    sequences. Each draw is a row of how often it holds each sequence: scipy's bootstrap would sort the scores again for each of
+    2,000 draws.
     """
     count = len(classes_N)
 
@@ -340,8 +330,8 @@ def score_with_draws(log_p_NC: np.ndarray, classes_N: np.ndarray, draws: int = D
 
     generator, even_N = np.random.default_rng(seed), np.full(count, 1 / count)
     sizes = [min(DRAWS_AT_ONCE, draws - done) for done in range(0, draws, DRAWS_AT_ONCE)]
-    values_R = np.concatenate([score(generator.multinomial(count, even_N, size=size)) for size in sizes])
-    return DrawnScore(float(score(np.ones((1, count), np.int64))[0]), values_R)
+    drawn = [score(generator.multinomial(count, even_N, size=size)) for size in sizes]
+    return np.concatenate([score(np.ones((1, count), np.int64)), *drawn])
 
 
 def auroc(scores_N: np.ndarray, positive_N: np.ndarray, weights_RN: np.ndarray) -> np.ndarray:
