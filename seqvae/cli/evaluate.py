@@ -81,7 +81,7 @@ def models_and_flags(words: Sequence[str]) -> tuple[list[str], list[str], bool]:
     end = next((place for place in range(at + 1, len(words)) if words[place].startswith("-")), len(words))
     places, flags = list(words[at + 1 : end]), [*words[:at], *words[end:]]
     if len(places) < 2 and INFORMATION_FLAGS.isdisjoint(flags):
-        raise UsageError(f"{COMPARE} wants two runs or more behind it, got {len(places)}. Wanted: {example}")
+        raise UsageError(f"{COMPARE} needs two runs or more behind it, got {len(places)}. Usage: {example}")
     if flags and not flags[0].startswith("-"):
-        raise UsageError(f"{flags[0]!r}: with {COMPARE} all runs stand behind it. Wanted: {example}")
+        raise UsageError(f"{flags[0]!r}: with {COMPARE} all runs stand behind it. Usage: {example}")
     return places, flags, True

@@ -71,7 +71,7 @@ class Reading(TypedDict, total=False):
 
 @dataclass(frozen=True, repr=False)
 class Model:
-    """A trained network with all that it takes to give it data and to read what it says.
+    """A trained network, with all that it takes to give it data and to read its output.
 
     `data` of the methods: None for the data of the training; or a directory, Parquet file or glob, a DataFrame, a pyarrow Table or
     a list of sequences, read with the model's own vocabulary and moments. `split`: `train`, `valid`, `test`, or `pool` where the
@@ -102,6 +102,7 @@ class Model:
 
     @property
     def description(self) -> DataDescription:
+        """The kind of its data, with their symbols, or with names and moments."""
         return self.stored.description
 
     @property
@@ -258,7 +259,7 @@ def _best_checkpoint(directory: Path) -> Path:
         else:
             return path
     problem = "its checkpoints are damaged" if found else "it holds no checkpoint"
-    raise UsageError(f"CHECKPOINT {directory}: {problem}. Wanted: a .ckpt file, a run's directory, or an export.")
+    raise UsageError(f"CHECKPOINT {directory}: {problem}. Give a .ckpt file, a run's directory, or an export.")
 
 
 # --- Saving ------------------------------------------------------------------------------------------------------------
@@ -291,7 +292,7 @@ def write_exported(directory: Path, stored: StoredNetwork) -> list[Path]:
 def refuse_foreign_directory(directory: Path) -> None:
     """Refuse to overwrite files of the same names that are no export of ours."""
     if directory.exists() and not directory.is_dir():
-        raise UsageError(f"--output {directory}: is a file; export wants a directory")
+        raise UsageError(f"--output {directory}: is a file; export writes a directory")
     found = [name for name in (MODEL, WEIGHTS, TOKENIZER) if (directory / name).exists()]
     if not found:
         return

@@ -40,7 +40,7 @@ FARTHEST = 10.0
 
 DRAWS = 2000
 DRAWS_AT_ONCE = 100
-"""The weights of 20,000 sequences in that many draws are 16 MB."""
+"""Draws that are scored together: their weights of 20,000 sequences are 16 MB."""
 
 _log = logging.getLogger(__name__)
 

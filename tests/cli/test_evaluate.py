@@ -280,7 +280,7 @@ def test_the_difference_is_paired_by_id(runs):
         ([], "CHECKPOINT is missing"),
         (["--compare", "a"], "two runs or more"),
         (["x", "--compare", "a", "b"], "all runs stand behind it"),
-        (["a", "b"], "nothing more is wanted"),
+        (["a", "b"], "nothing more may stand"),
     ],
 )
 def test_words_that_cannot_be_meant_are_refused(words, said):

@@ -72,7 +72,7 @@ def test_messages_begin_with_the_command_that_was_typed(command):
     assert command("train", "--btach_size", "4")[2] == (
         "seqvae train: --btach_size is not a flag; did you mean --batch_size?\n"
     )
-    assert command("encode")[2].endswith("Wanted: seqvae encode CHECKPOINT [--flag value ...]\n")
+    assert command("encode")[2].endswith("Usage: seqvae encode CHECKPOINT [--flag value ...]\n")
 
 
 def test_after_a_command_its_name_is_forgotten(command):

@@ -266,14 +266,14 @@ def test_a_damaged_export_is_refused_in_words(runs, damage, monkeypatch, tmp_pat
     [
         (("enkode", "x"), "'enkode' is no command; did you mean encode?"),
         (("encode",), "CHECKPOINT is missing"),
-        (("encode", "a.ckpt", "b.ckpt"), "'b.ckpt': nothing more is wanted before the flags"),
+        (("encode", "a.ckpt", "b.ckpt"), "'b.ckpt': nothing more may stand before the flags"),
         (("encode", "nowhere.ckpt"), "CHECKPOINT nowhere.ckpt: there is no such file"),
         (("encode", "s3://bucket/a.ckpt"), "URLs are not fetched"),
         (("sample", "a.ckpt", "--count", "0"), "--count must be 1 or more"),
         (("encode", "a.ckpt", "--output", "nowhere/at/all.parquet"), "is no directory; make it first"),
         (("encode", "a.ckpt", "--output", "/"), "is a directory; give the name of a file"),
         (("encode", "a.ckpt", "--output", __file__), "is there already, and is no output of SeqVAE"),
-        (("export", "a.ckpt", "--output", __file__), "is a file; export wants a directory"),
+        (("export", "a.ckpt", "--output", __file__), "is a file; export writes a directory"),
     ],
 )
 def test_what_cannot_be_done_is_told_in_a_line(words, said, monkeypatch, capsys):
@@ -302,8 +302,8 @@ def full_disk() -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_a_directory_without_checkpoints_is_told_what_was_wanted(tmp_path):
+def test_of_a_directory_without_checkpoints_the_message_says_what_to_give(tmp_path):
     with pytest.raises(
-        UsageError, match=r"it holds no checkpoint\. Wanted: a \.ckpt file, a run's directory, or an export"
+        UsageError, match=r"it holds no checkpoint\. Give a \.ckpt file, a run's directory, or an export"
     ):
         open_model(str(tmp_path))
