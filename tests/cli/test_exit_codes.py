@@ -98,7 +98,7 @@ def test_a_reader_that_leaves_early_causes_no_noise():
 
 @pytest.mark.skipif(os.name != "posix", reason="other platforms have no such signals")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_closes_what_is_open_and_is_told_by_the_code(number, code):
+def test_a_signal_closes_what_is_open_and_shows_in_the_code(number, code):
     program = (
         "import sys, time\n"
         "from seqvae.errors import run_command\n"

@@ -100,7 +100,7 @@ def test_auroc_is_the_share_of_pairs_in_order_however_often_each_counts():
     weights_RN = generator.integers(0, 3, (5, 40))
     for weights_N, found in zip(weights_RN, auroc(scores_N, positive_N, weights_RN), strict=True):
         expanded_N = np.repeat(np.arange(40), weights_N)
-        above, below = (scores_N[expanded_N[positive_N[expanded_N] == wanted]] for wanted in (True, False))
+        above, below = (scores_N[expanded_N[positive_N[expanded_N] == is_positive]] for is_positive in (True, False))
         wins = (above[:, None] > below).mean() + 0.5 * (above[:, None] == below).mean()
         assert found == pytest.approx(wins)
 
