@@ -63,15 +63,10 @@ def probe(model: "Model", data: SequenceDataModule, label: str, splits: Sequence
         if len(np.unique(side.classes_N)) < 2:
             found = f"only {classes[side.classes_N[0]]!r}" if len(side.classes_N) else "no label at all"
             raise DataError(f"--probe {label}: the {name} has {found}, so that there is nothing to tell apart.")
-    sets = {"latents": ("latents",), "summaries": ("rest",), "summaries + latents": ("rest", "latents")}
+    sets, whole = {"latents": ["latents"]}, ["rest"]
     if "means" in train.numbers:
-        sets = {
-            "latents": ("latents",),
-            "means": ("means",),
-            "means + latents": ("means", "latents"),
-            "summaries": ("means", "rest"),
-            "summaries + latents": ("means", "rest", "latents"),
-        }
+        sets, whole = sets | {"means": ["means"], "means + latents": ["means", "latents"]}, ["means", "rest"]
+    sets |= {"summaries": whole, "summaries + latents": [*whole, "latents"]}
     rows, scores = [], {}
     for name, parts in sets.items():
         train_NP, test_NP = (np.concatenate([side.numbers[part] for part in parts], axis=1) for side in (train, test))
