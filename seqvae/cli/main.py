@@ -25,7 +25,7 @@ class Verb(NamedTuple):
 VERBS = {
     "train": Verb("main.train", "", "train a model as fast as this machine allows, and watch its posterior"),
     "inspect": Verb("inspect_data.run", "", "say what Parquet files hold, and whether they would train"),
-    "evaluate": Verb("evaluate.run", "CHECKPOINT", "say what a trained model is worth on some data"),
+    "evaluate": Verb("use_model.evaluate", "CHECKPOINT", "say what a trained model is worth on some data"),
     "encode": Verb("use_model.run", "CHECKPOINT", "write each sequence's latents, NLL and rate"),
     "reconstruct": Verb("use_model.run", "CHECKPOINT", "write sequences as decoded from their latents"),
     "sample": Verb("use_model.run", "CHECKPOINT", "write new sequences from the prior"),

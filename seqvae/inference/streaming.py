@@ -202,7 +202,7 @@ def new_file(path: Path) -> Iterator[Path]:
             yield partial
     except OSError as error:
         raise StorageError(
-            f"{path}: cannot be written ({error.strerror or error}). What was there before is whole; choose another --output."
+            f"{path}: cannot be written ({error.strerror or error}). What was there before is whole; choose another path."
         ) from error
 
 

@@ -14,8 +14,8 @@ import pandas as pd
 import pytest
 import torch
 
-from seqvae.cli.evaluate import models_and_flags
 from seqvae.cli.main import main
+from seqvae.cli.use_model import models_and_flags
 from seqvae.config.inference import DataChoices
 from seqvae.errors import ExitCode, UsageError
 from seqvae.files import JsonLines
