@@ -36,7 +36,7 @@ from seqvae.inference.estimates import (
     mean_of,
     posterior_statistics,
 )
-from seqvae.inference.probe import probe, refuse_no_probe
+from seqvae.inference.probe import probe, refuse_no_probe, sums_by_variable
 from seqvae.inference.streaming import evaluating, joined_batches, shares
 from seqvae.models.likelihoods import EventLikelihood, VectorLikelihood
 from seqvae.models.vae import SequenceVAE
@@ -88,9 +88,9 @@ def evaluate(
     """Return the record, with the command line if it is given, and the IW-NLL of each sequence that it was computed of."""
     if settings.probe is not None:
         refuse_no_probe(data, settings.probe, splits)
-    weighted, sequences = None, settings.iw_sequences
-    if sequences:
-        weighted = weighted_nll(model, data, splits, samples=settings.iw_samples, sequences=sequences, seed=seed)
+    weighted = None
+    if settings.iw_sequences:
+        weighted = weighted_nll(model, data, splits, settings.iw_samples, settings.iw_sequences, seed)
     measured_at = utc_now()
 
     def batches() -> Iterator[Batch]:
@@ -135,7 +135,7 @@ def evaluate(
 
 
 def weighted_nll(
-    model: "Model", data: SequenceDataModule, splits: Sequence[str], *, samples: int, sequences: int, seed: int
+    model: "Model", data: SequenceDataModule, splits: Sequence[str], samples: int, sequences: int, seed: int
 ) -> Weighted:
     """Weigh `sequences` sequences, the same for the same seed. Progress is logged."""
     counts = shares(data, splits, sequences)
@@ -312,13 +312,8 @@ def _sums_per_sequence(network: SequenceVAE, batch: Batch) -> tuple[Tensor, ...]
     assert isinstance(network.likelihood, EventLikelihood)
     known_E, values_E = batch.has_value_E.double(), batch.values_E.double()
     off_E = (values_E - network.likelihood.event_means(hidden_BTW, batch).double()) * known_E
-    sequences, steps = batch.gaps_BT.shape
-    variables = len(network.likelihood.valued_V)
-    cell_E = batch.steps_E // steps * variables + batch.variables_E
-    return tuple(
-        part_E.new_zeros(sequences * variables).index_add(0, cell_E, part_E).view(sequences, variables)
-        for part_E in (known_E, off_E.square(), off_E.abs(), values_E.square() * known_E)
-    )
+    parts = (known_E, off_E.square(), off_E.abs(), values_E.square() * known_E)
+    return sums_by_variable(batch, len(network.likelihood.valued_V), parts)
 
 
 # --- Models side by side -----------------------------------------------------------------------------------------------

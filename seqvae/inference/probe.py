@@ -192,13 +192,9 @@ def summary(batch: Batch, names: int, tokens_V: np.ndarray | None = None) -> dic
             )
             return {"means": mean_BD.numpy(), "rest": torch.cat((std_BD, first, last), dim=1).numpy()}
         case EventBatch():
-            sequences, steps = batch.gaps_BT.shape
-            cell_E = batch.steps_E // steps * names + batch.variables_E
             known_E = batch.has_value_E.double()
-            events_BV, sums_BV, values_BV = (
-                torch.zeros(sequences * names, dtype=torch.float64).index_add(0, cell_E, part_E).view(sequences, names)
-                for part_E in (torch.ones_like(known_E), batch.values_E * known_E, known_E)
-            )
+            parts = (torch.ones_like(known_E), batch.values_E * known_E, known_E)
+            events_BV, sums_BV, values_BV = sums_by_variable(batch, names, parts)
             rest_BP = torch.cat((events_BV > 0, events_BV.log1p()), dim=1)
             return {"means": _ratio(sums_BV, values_BV).numpy(), "rest": rest_BP.numpy()}
         case TokenBatch():
@@ -208,6 +204,16 @@ def summary(batch: Batch, names: int, tokens_V: np.ndarray | None = None) -> dic
                 place_T = np.minimum(np.searchsorted(tokens_V, ids_T[:length]), len(tokens_V) - 1)
                 np.add.at(row_V, place_T[tokens_V[place_T] == ids_T[:length]], 1 / max(length, 1))
             return {"rest": np.column_stack((shares_BV, np.log1p(batch.lengths_B.numpy())))}
+
+
+def sums_by_variable(batch: EventBatch, variables: int, parts_E: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """Add up numbers of the events by sequence and variable, (B, V) each."""
+    sequences, steps = batch.gaps_BT.shape
+    cell_E = batch.steps_E // steps * variables + batch.variables_E
+    return tuple(
+        part_E.new_zeros(sequences * variables).index_add(0, cell_E, part_E).view(sequences, variables)
+        for part_E in parts_E
+    )
 
 
 def _ratio(sums: Tensor, counts: Tensor) -> Tensor:
