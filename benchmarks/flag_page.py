@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from seqvae.cli.evaluate import EvaluateCommand
 from seqvae.cli.inspect_data import InspectSettings
 from seqvae.cli.profile import ProfileOptimized
 from seqvae.cli.use_model import ACTIONS
 from seqvae.config.flags import PRESETS_DIR, CommandLine
+from seqvae.config.inference import Evaluate
 from seqvae.config.training import OptimizedSettings, ReferenceSettings
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ COMMANDS = (
     Command("train_with_collapse_detection.py", ReferenceSettings, "the plain run; also `seqvae train --plain`"),
     Command("seqvae profile", ProfileOptimized, "where a step's time goes; also `analyze_performance.py`"),
     Command("seqvae inspect", InspectSettings, "what Parquet files hold"),
-    Command("seqvae evaluate", EvaluateCommand, "what a trained model is worth", takes_words=True),
+    Command("seqvae evaluate", Evaluate, "what a trained model is worth", takes_words=True),
     *(Command(f"seqvae {name}", action.settings, action.summary, takes_words=True) for name, action in ACTIONS.items()),
 )
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from seqvae.reports.story import Story
 
 FRAME_HEIGHT = "42rem"
-"""Of the report in a notebook."""
+"""Height of the report in a notebook."""
 
 
 def fit(
@@ -53,7 +53,15 @@ def fit(
     this holds for them, too. Raises a `SeqVAEError`: `UsageError`, `SettingsError`, `DataError`, `DivergedError`, `StorageError`,
     or, with `on_collapse="stop"`, `CollapsedError`. Ctrl-C saves a checkpoint and raises KeyboardInterrupt.
     """
-    settings = _settings_of(data, ReferenceSettings if plain else OptimizedSettings, flags)
+    if data is not None:
+        if flags.get("data_dir") is not None:
+            raise UsageError("data and data_dir are the same: give one of them")
+        from seqvae.data.frames import path_of
+
+        flags |= {"data_dir": path_of(data, flags.get("cache_dir"))}
+    schema: type[TrainingSettings] = ReferenceSettings if plain else OptimizedSettings
+    line = CommandLine(schema)
+    settings = line.settings(line.read_values(flags))
     # before the output is set up: Lightning sets the levels of its loggers when it is imported
     from seqvae.training.fit import fit as train
     from seqvae.training.fit import make_monitors
@@ -120,17 +128,6 @@ class Run:
         return f'{head}<iframe sandbox srcdoc="{page}" style="width: 100%; height: {FRAME_HEIGHT}; border: 0"></iframe>'
 
 
-def _settings_of(data: Any, schema: type[TrainingSettings], flags: dict[str, Any]) -> TrainingSettings:
-    if data is not None:
-        if flags.get("data_dir") is not None:
-            raise UsageError("data and data_dir are the same: give one of them")
-        from seqvae.data.frames import path_of
-
-        flags = flags | {"data_dir": path_of(data, flags.get("cache_dir"))}
-    line = CommandLine(schema)
-    return line.settings(line.read_values(flags))
-
-
 @contextmanager
 def _errors_of_a_call() -> Iterator[None]:
     """Turn what ends a command into what a caller can handle."""
@@ -149,6 +146,6 @@ def _errors_of_a_call() -> Iterator[None]:
         signal.raise_signal(stop.number)  # with the caller's own handler
         raise
     except OSError as error:
-        if (told := storage_error(error)) is not None:
-            raise told from error
+        if (reported := storage_error(error)) is not None:
+            raise reported from error
         raise

@@ -53,7 +53,7 @@ def main() -> None:
 
 def train_and_probe(name: str, run: str | None, words: list[str]) -> dict[str, Any]:
     from seqvae.config.inference import DataChoices
-    from seqvae.inference.model import Labels, open_data, open_model
+    from seqvae.inference.model import open_data, open_model
     from seqvae.inference.probe import probe
 
     folder = os.environ.get("SEQVAE_REAL_DATA")
@@ -63,16 +63,16 @@ def train_and_probe(name: str, run: str | None, words: list[str]) -> dict[str, A
     directory = Path(run) if run else trained_run(place, [*about.flags, *words])
     trained = open_model(str(directory / "checkpoints" / "last.ckpt"))
     labels = None if about.label_path is None else str(place / about.label_path)
-    data = open_data(trained, DataChoices(label_path=labels), Labels(about.label))
+    data = open_data(trained, DataChoices(label_path=labels), about.label)
     found = probe(trained, data, about.label, about.splits)
     return {
         "machine": machine(),
         "data": name,
-        "what": f"{about.label}, {found.metric}, {found.scored_on:,} sequences of {' and '.join(about.splits)}",
+        "what": f"{about.label}, {found['metric']}, {found['scored_on']:,} sequences of {' and '.join(about.splits)}",
         "training": " ".join(["python train_optimized.py --data_dir", name, *about.flags, *words]),
         "rows": [
-            *(row(name, found.metric, one.features, one.score, "") for one in found.rows),
-            *(row(name, found.metric, one.of, one.score, "+") for one in found.differences),
+            *(row(name, found["metric"], one["features"], one["score"], "") for one in found["rows"]),
+            *(row(name, found["metric"], one["of"], one["score"], "+") for one in found["differences"]),
         ],
     }
 

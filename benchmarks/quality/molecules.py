@@ -51,15 +51,15 @@ def rows_of(run: Path, data_dir: Path) -> list[dict[str, Any]]:
     import pyarrow.parquet as pq
 
     from examples.molecules.results import quality
-    from seqvae.config.inference import DataChoices
+    from seqvae.config.inference import DataChoices, SampleSettings
     from seqvae.inference.estimates import posterior_statistics
     from seqvae.inference.model import open_data, open_model
-    from seqvae.inference.sample import sampled
     from seqvae.inference.streaming import batches_of
+    from seqvae.inference.tables import sample
 
     trained = open_model(str(run / "checkpoints" / "last.ckpt"))
     begin = time.perf_counter()
-    tables = list(sampled(trained, COUNT, temperature=1.0, length=None, seed=0))
+    tables = list(sample(trained, SampleSettings(count=COUNT), seed=0))
     seconds = time.perf_counter() - begin
     strings = [text for table in tables for text in table.column("text").to_pylist()]
     known = set(pq.read_table(data_dir / "train.parquet", columns=["smiles"])["smiles"].to_pylist())

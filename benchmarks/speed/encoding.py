@@ -82,9 +82,9 @@ def measure_speed(name: str, trained: "Model", directory: Path, rounds: int) -> 
     import numpy as np
 
     from seqvae.config.inference import DataChoices
-    from seqvae.inference.encode import encode
     from seqvae.inference.model import open_data
     from seqvae.inference.streaming import STEPS_AT_ONCE, cut_ascending, evaluating, windows, write_parquet
+    from seqvae.inference.tables import encode
 
     data, split = open_data(trained, DataChoices()), SPLITS[name]
     stored = data.split(split)
@@ -95,7 +95,7 @@ def measure_speed(name: str, trained: "Model", directory: Path, rounds: int) -> 
         batches += [stored.gather(order_W[part]) for part in cut_ascending(lengths_N[order_W], STEPS_AT_ONCE)]
 
     def network_alone() -> None:
-        with evaluating(trained):
+        with evaluating(trained.network, trained.autocast):
             for batch in batches:
                 trained.network(batch)
 
@@ -118,9 +118,9 @@ def measure_speed(name: str, trained: "Model", directory: Path, rounds: int) -> 
 def measure_memory(name: str, trained: "Model", directory: Path) -> list[dict[str, Any]]:
     """Encode the same split PASSES times into one file."""
     from seqvae.config.inference import DataChoices
-    from seqvae.inference.encode import encode
     from seqvae.inference.model import open_data
     from seqvae.inference.streaming import write_parquet
+    from seqvae.inference.tables import encode
 
     data = open_data(trained, DataChoices())
     held: list[tuple[int, float]] = []

@@ -1,4 +1,4 @@
-"""The words typed behind a command -> its settings, or help, version or settings printed."""
+"""The words typed behind a command: in, its words; out, its settings, or help, version or settings printed."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,5 +59,5 @@ def split_positional(words: Sequence[str], names: Sequence[str], example: str) -
     if len(positional) == len(names) or not INFORMATION_FLAGS.isdisjoint(flags):
         return positional, flags
     if len(positional) > len(names):
-        raise UsageError(f"{positional[len(names)]!r}: nothing more is wanted before the flags. Wanted: {example}")
-    raise UsageError(f"{names[len(positional)]} is missing, which stands before the flags. Wanted: {example}")
+        raise UsageError(f"{positional[len(names)]!r}: nothing more may stand before the flags. Usage: {example}")
+    raise UsageError(f"{names[len(positional)]} is missing, which stands before the flags. Usage: {example}")

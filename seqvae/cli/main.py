@@ -1,39 +1,55 @@
-"""The command `seqvae`: one table of verbs; each imports what it needs when it runs.
+"""The command `seqvae`: one table of verbs, and those of them that need no module of their own.
 
-In: `sys.argv`. Out: the exit code.
+In: `sys.argv`. Out: the exit code. Each verb imports what it needs when it runs: `seqvae --help` is there at once.
 """
 
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
 
 import seqvae
-from seqvae.console import named_command
+from seqvae.console import named_command, program, set_up_output, share_machine
 from seqvae.errors import ExitCode, UsageError, did_you_mean, run_command
 
 
 class Verb(NamedTuple):
-    """A word behind `seqvae`. Its module has `run(verb, words) -> int | None`."""
+    """A word behind `seqvae`."""
 
-    module: str
+    function: str
+    """`module.function` of this package; called with the verb and the words behind it, it returns an exit code or None."""
     usage: str
     summary: str
 
 
 VERBS = {
-    "train": Verb("train", "", "train a model as fast as this machine allows, and watch its posterior"),
-    "inspect": Verb("inspect_data", "", "say what Parquet files hold, and whether they would train"),
-    "evaluate": Verb("evaluate", "CHECKPOINT", "say what a trained model is worth on some data"),
-    "encode": Verb("use_model", "CHECKPOINT", "write each sequence's latents, NLL and rate"),
-    "reconstruct": Verb("use_model", "CHECKPOINT", "write sequences as decoded from their latents"),
-    "sample": Verb("use_model", "CHECKPOINT", "write new sequences from the prior"),
-    "interpolate": Verb("use_model", "CHECKPOINT ID ID", "write what lies between two sequences"),
-    "impute": Verb("use_model", "CHECKPOINT", "write vectors or events with missing values filled"),
-    "export": Verb("use_model", "CHECKPOINT", "write the weights as safetensors, with settings as JSON"),
-    "profile": Verb("profile", "", "say where a training step's time goes, and what to change"),
-    "report": Verb("report", "RUN ...", "write the report of each run again"),
-    "compare": Verb("report", "RUN RUN ...", "write one page that lays runs over one another"),
+    "train": Verb("main.train", "", "train a model as fast as this machine allows, and watch its posterior"),
+    "inspect": Verb("inspect_data.run", "", "say what Parquet files hold, and whether they would train"),
+    "evaluate": Verb("use_model.evaluate", "CHECKPOINT", "say what a trained model is worth on some data"),
+    "encode": Verb("use_model.run", "CHECKPOINT", "write each sequence's latents, NLL and rate"),
+    "reconstruct": Verb("use_model.run", "CHECKPOINT", "write sequences as decoded from their latents"),
+    "sample": Verb("use_model.run", "CHECKPOINT", "write new sequences from the prior"),
+    "interpolate": Verb("use_model.run", "CHECKPOINT ID ID", "write what lies between two sequences"),
+    "impute": Verb("use_model.run", "CHECKPOINT", "write vectors or events with missing values filled"),
+    "export": Verb("use_model.run", "CHECKPOINT", "write the weights as safetensors, with settings as JSON"),
+    "profile": Verb("profile.run", "", "say where a training step's time goes, and what to change"),
+    "report": Verb("main.report", "RUN ...", "write the report of each run again"),
+    "compare": Verb("main.report", "RUN RUN ...", "write one page that lays runs over one another"),
 }
+
+PLAIN = "--plain"
+TRAIN_DESCRIPTION = """Train a sequence VAE as fast as this machine allows.
+
+    seqvae train --fast_detection                           # demo data with known truth
+    seqvae train --fast_detection --data_dir my_data        # any Parquet of sequences
+    seqvae train --data_dir smiles --tokenizer characters   # text
+    seqvae train --plain --data_dir my_data                 # the reference recipe: 32-bit numbers, random batches
+    torchrun --nproc_per_node 8 -m seqvae train             # or --devices 8
+
+The recommended recipe, on top of the defaults that --help shows: mixed precision, two batches to an optimizer step,
+validation ten times an epoch on a tenth of the validation data, and a posterior that is read now and then. --plain is the
+recipe that it is measured against, with the posterior watched most closely.
+"""
 
 
 def main() -> int:
@@ -43,28 +59,44 @@ def main() -> int:
 
     def run() -> int | None:
         if verb in ("", "-h", "--help"):
-            print(_help())
+            lines = [f"  {f'{name} {row.usage}':<26} {row.summary}" for name, row in VERBS.items()]
+            print("usage: seqvae COMMAND [...]\n", f"{seqvae.__doc__}\n", *lines, sep="\n")
+            print("\nCHECKPOINT is a .ckpt file, the directory of a run, or an export; RUN the directory of a run.")
+            print("`seqvae COMMAND --help` explains the flags of a command. --version prints the version.")
             return ExitCode.DONE if verb else ExitCode.USAGE
         if verb == "--version":
             print(f"seqvae {seqvae.__version__}")
             return None
         if verb not in VERBS:
             raise UsageError(f"{verb!r} is no command{did_you_mean(verb, VERBS)}; there are {', '.join(VERBS)}")
+        file, _, name = VERBS[verb].function.partition(".")
         with named_command(f"{typed} {verb}"):
-            code: int | None = import_module(f"seqvae.cli.{VERBS[verb].module}").run(verb, words)
+            code: int | None = getattr(import_module(f"seqvae.cli.{file}"), name)(verb, words)
             return code
 
     return run_command(run, f"seqvae {verb}" if verb in VERBS else "seqvae")
 
 
-def _help() -> str:
-    lines = [f"  {f'{name} {verb.usage}':<26} {verb.summary}" for name, verb in VERBS.items()]
-    return "\n".join(
-        [
-            "usage: seqvae COMMAND [...]\n",
-            f"{seqvae.__doc__}\n",
-            *lines,
-            "\nCHECKPOINT is a .ckpt file, the directory of a run, or an export; RUN the directory of a run.",
-            "`seqvae COMMAND --help` explains the flags of a command. --version prints the version.",
-        ]
-    )
+def train(verb: str, words: Sequence[str]) -> None:
+    """Train by the recipe of train_optimized.py, or with --plain by that of train_with_collapse_detection.py."""
+    from seqvae.cli.command_line import parse_command_line
+    from seqvae.config.training import OptimizedSettings, ReferenceSettings, TrainingSettings
+
+    is_plain = PLAIN in words
+    schema: type[TrainingSettings] = ReferenceSettings if is_plain else OptimizedSettings
+    flags = [word for word in words if word != PLAIN]
+    settings = parse_command_line(schema, flags, prog=f"seqvae {verb} [{PLAIN}]", description=TRAIN_DESCRIPTION)
+    share_machine()
+
+    from seqvae.training.fit import fit  # only now: torch and Lightning take seconds, which --help must not
+
+    set_up_output()  # after Lightning, which sets the levels of its loggers when it is imported
+    with named_command(f"{program()} {PLAIN}" if is_plain else program()):
+        fit(settings)
+
+
+def report(verb: str, words: Sequence[str]) -> int:
+    """Write reports, or a comparison, as `python -m seqvae.reports` does."""
+    from seqvae.reports.__main__ import main
+
+    return main(words if verb == "report" else ["--compare", *words])

@@ -1,21 +1,27 @@
-"""`seqvae encode`, `reconstruct`, `sample`, `interpolate`, `impute` and `export`: a trained model in, files out."""
+"""The commands that use a trained model: `seqvae evaluate` in numbers; `encode`, `reconstruct`, `sample`, `interpolate`, `impute`
+and `export` in files.
+"""
 
+import json
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from seqvae.cli.command_line import parse_command_line, split_positional
-from seqvae.config.inference import DataChoices, Encode, Export, Impute, Interpolate, Reconstruct, Sample
+from seqvae.cli.command_line import INFORMATION_FLAGS, parse_command_line, split_positional
+from seqvae.config.inference import DataChoices, Encode, Evaluate, Export, Impute, Interpolate, Reconstruct, Sample
 from seqvae.console import program, say, set_up_output, share_machine
-from seqvae.errors import harmless
+from seqvae.errors import UsageError, harmless
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from seqvae.data.datamodule import SequenceDataModule
     from seqvae.inference.model import Model
+
+# --- Files -------------------------------------------------------------------------------------------------------------
 
 PROGRESS_SECONDS = 5
 """Between two lines of progress on a terminal."""
@@ -25,52 +31,13 @@ CHECKPOINT is a .ckpt file, the directory of a run (its best checkpoint) or an e
 text as text, all of it as Parquet, written as it is computed: memory does not grow with the data."""
 
 
-def encode(model: "Model", settings: Encode, ids: list[str]) -> "Iterator[pa.Table]":
-    from seqvae.inference.encode import encode
-
-    return encode(model, *_opened(model, settings.data))
-
-
-def reconstruct(model: "Model", settings: Reconstruct, ids: list[str]) -> "Iterator[pa.Table]":
-    from seqvae.inference.sample import reconstructed
-
-    data, splits = _opened(model, settings.data)
-    return reconstructed(model, data, splits, temperature=settings.drawing.temperature, seed=settings.machine.seed)
-
-
-def sample(model: "Model", settings: Sample, ids: list[str]) -> "Iterator[pa.Table]":
-    from seqvae.inference.sample import sampled
-
-    own = settings.sampling
-    return sampled(model, own.count, temperature=own.temperature, length=own.length, seed=settings.machine.seed)
-
-
-def interpolate(model: "Model", settings: Interpolate, ids: list[str]) -> "Iterator[pa.Table]":
-    from seqvae.inference.sample import interpolated
-
-    data, splits = _opened(model, settings.data)
-    temperature, seed = settings.drawing.temperature, settings.machine.seed
-    return interpolated(model, data, splits, ids, settings.path.steps, temperature=temperature, seed=seed)
-
-
-def impute(model: "Model", settings: Impute, ids: list[str]) -> "Iterator[pa.Table]":
-    from seqvae.inference.impute import imputed
-
-    data, splits = _opened(model, settings.data)
-    names = settings.imputing.variables
-    variables = None if names is None else [name.strip() for name in names.split(",")]
-    return imputed(model, data, splits, draws=settings.imputing.draws, variables=variables, seed=settings.machine.seed)
-
-
 class Action(NamedTuple):
-    """A verb that uses a model."""
+    """A command that uses a model."""
 
     settings: type[Any]
-    run: "Callable[[Model, Any, list[str]], Iterator[pa.Table]] | None"
-    """None: export, which writes no table."""
     summary: str
-    default: str
-    """Where the output goes."""
+    output: str
+    """Where the output goes by default."""
     words: tuple[str, ...] = ("CHECKPOINT",)
     """What stands before the flags."""
 
@@ -78,27 +45,20 @@ class Action(NamedTuple):
 ACTIONS = {
     "encode": Action(
         Encode,
-        encode,
         "Each sequence's posterior mean and variance, its NLL and its rate (in nats; their sum is an outlier score).",
         "latents.parquet",
     ),
-    "reconstruct": Action(
-        Reconstruct, reconstruct, "Each sequence as decoded from its own latent.", "reconstructed.parquet"
-    ),
-    "sample": Action(Sample, sample, "New sequences, from the prior.", "samples.parquet"),
+    "reconstruct": Action(Reconstruct, "Each sequence as decoded from its own latent.", "reconstructed.parquet"),
+    "sample": Action(Sample, "New sequences, from the prior.", "samples.parquet"),
     "interpolate": Action(
         Interpolate,
-        interpolate,
         "What lies between two sequences of the data, by their ids.",
         "between.parquet",
         ("CHECKPOINT", "ID", "ID"),
     ),
-    "impute": Action(
-        Impute, impute, "Missing values of vectors and events, with how sure the model is.", "filled.parquet"
-    ),
+    "impute": Action(Impute, "Missing values of vectors and events, with how sure the model is.", "filled.parquet"),
     "export": Action(
         Export,
-        None,
         "Weights as safetensors, with settings, and tokenizer or scaler, for other programs; every verb reads it back.",
         "exported",
     ),
@@ -106,12 +66,16 @@ ACTIONS = {
 
 
 def run(verb: str, words: Sequence[str]) -> None:
+    """Write what the action computes: a Parquet file, or the files of an export."""
     action = ACTIONS[verb]
-    example = f"{program()} {' '.join(action.words)} [--flag value ...]"
-    places, flags = split_positional(words, action.words, example)
-    prog = f"seqvae {verb} {' '.join(action.words)}"
+    names = " ".join(action.words)
+    places, flags = split_positional(words, action.words, f"{program()} {names} [--flag value ...]")
     settings = parse_command_line(
-        action.settings, flags, prog=prog, description=action.summary + _ABOUT_CHECKPOINTS, presets=None
+        action.settings,
+        flags,
+        prog=f"seqvae {verb} {names}",
+        description=action.summary + _ABOUT_CHECKPOINTS,
+        presets=None,
     )
     share_machine()
     set_up_output()
@@ -124,8 +88,8 @@ def run(verb: str, words: Sequence[str]) -> None:
     from seqvae.inference.streaming import refuse_foreign_file, write_parquet
     from seqvae.reports.run_files import command_line
 
-    output = Path(settings.output.output or action.default).expanduser()
-    if action.run is None:
+    output = Path(settings.output.output or action.output).expanduser()
+    if verb == "export":
         refuse_foreign_directory(output)
         model = open_model(places[0])
         say(repr(model))
@@ -138,8 +102,27 @@ def run(verb: str, words: Sequence[str]) -> None:
     say(repr(model))
     begin = time.perf_counter()
     about = {"command": command_line(sys.argv), "checkpoint": str(model.path)}
-    rows = write_parquet(output, _with_progress(action.run(model, settings, places[1:])), about)
+    rows = write_parquet(output, _with_progress(computed_tables(model, settings, places[1:])), about)
     print(harmless(f"{output}: {rows:,} rows in {time.perf_counter() - begin:.1f} s ({verb})"))
+
+
+def computed_tables(model: "Model", settings: Any, ids: Sequence[str]) -> "Iterator[pa.Table]":
+    """Return what the model computes for a command, by the type of its settings."""
+    from seqvae.inference import tables
+
+    seed = settings.machine.seed
+    match settings:
+        case Sample(sampling=own):
+            return tables.sample(model, own, seed)
+        case Reconstruct(drawing=own):
+            return tables.reconstruct(model, *_opened(model, settings.data), own, seed)
+        case Interpolate(path=path, drawing=own):
+            return tables.interpolate(model, *_opened(model, settings.data), ids, path, own, seed)
+        case Impute(imputing=own):
+            names = None if own.variables is None else [name.strip() for name in own.variables.split(",")]
+            return tables.impute(model, *_opened(model, settings.data), own.draws, names, seed)
+        case _:
+            return tables.encode(model, *_opened(model, settings.data))
 
 
 def _opened(model: "Model", choices: DataChoices) -> "tuple[SequenceDataModule, list[str]]":
@@ -149,10 +132,9 @@ def _opened(model: "Model", choices: DataChoices) -> "tuple[SequenceDataModule, 
 
     data = open_data(model, choices)
     splits = all_splits(data) if choices.split is None else [chosen_split(data, choices.split)]
-    for note in (
-        data.data.notes if choices.data_dir is not None else ()
-    ):  # those on the training's own data were shown then
-        say(note if note.startswith("warning: ") else f"note: {note}")
+    if choices.data_dir is not None:  # notes on the training's own data were shown then
+        for note in data.data.notes:
+            say(note if note.startswith("warning: ") else f"note: {note}")
     return data, splits
 
 
@@ -164,3 +146,84 @@ def _with_progress(tables: "Iterator[pa.Table]") -> "Iterator[pa.Table]":
             say(f"{rows:,} rows so far")
             last = time.monotonic()
         yield table
+
+
+# --- Evaluation --------------------------------------------------------------------------------------------------------
+
+_ABOUT_EVALUATION = """\
+Say in numbers what a trained model is worth on some data, in nats, in the data's own units, and by a linear probe.
+
+    seqvae evaluate runs/mine                                    # a run, a checkpoint or an export; its test split
+    seqvae evaluate runs/mine --split valid+test --probe label   # what the latents know of a label
+    seqvae evaluate runs/mine --data_dir other_data --json numbers.json
+    seqvae evaluate --compare runs/a runs/b runs/c               # side by side
+
+Prints a table, and appends a row to evaluation.jsonl in the run's directory. The same seed gives the same numbers.
+"""
+COMPARE = "--compare"
+
+
+def evaluate(verb: str, words: Sequence[str]) -> None:
+    """Print a table, append a row to evaluation.jsonl in the run's directory, and write a JSON file if one is requested."""
+    share_machine()
+    places, flags, compares = models_and_flags(words)
+    settings = parse_command_line(
+        Evaluate, flags, prog=f"seqvae {verb} CHECKPOINT", description=_ABOUT_EVALUATION, presets=None
+    )
+    own = settings.evaluation
+    if settings.data.label_path is not None and own.probe is None:
+        raise UsageError("--label_path needs --probe, the name of a column with a label in that file")
+    output = None if own.json is None else Path(own.json).expanduser()
+    if output is not None:  # before anything is computed
+        if output.is_dir():
+            raise UsageError(f"--json {own.json} is a directory: give the name of a file in it")
+        if not output.parent.is_dir():
+            raise UsageError(f"--json {own.json}: there is no directory {output.parent}. Make it, or choose another")
+        if not os.access(output.parent, os.W_OK):
+            raise UsageError(f"--json {own.json}: nothing may be written to {output.parent}. Choose another")
+    set_up_output()
+
+    from seqvae.files import to_json  # only now: torch takes seconds
+    from seqvae.inference.evaluate import append_record, compare
+    from seqvae.inference.evaluate import evaluate as evaluate_model
+    from seqvae.inference.model import open_data, open_model
+    from seqvae.inference.streaming import chosen_splits, new_file
+    from seqvae.reports.evaluation_report import comparison_lines, evaluation_lines
+    from seqvae.reports.terminal import ink_for
+
+    found, directories = [], []
+    for place in places:
+        model = open_model(place, settings.machine)
+        data = open_data(model, settings.data, own.probe)
+        splits = chosen_splits(data, settings.data.split)
+        found.append(evaluate_model(model, data, splits, own, settings.machine.seed, sys.argv))
+        directories.append(model.run)
+    content = compare(found) if compares else found[0][0]
+    lines = comparison_lines if compares else evaluation_lines
+    print("\n".join(lines(content, ink_for(sys.stdout, os.environ))))
+    if output is not None:
+        with new_file(output) as partial:
+            text = json.dumps(to_json(content), indent=1, ensure_ascii=False, allow_nan=False)
+            partial.write_text(text + "\n", encoding="utf-8")
+    for (record, _), directory in zip(found, directories, strict=True):  # last, as a run's directory may be read-only
+        append_record(directory, record)
+
+
+def models_and_flags(words: Sequence[str]) -> tuple[list[str], list[str], bool]:
+    """Return the models, the flags, and whether the models are to be compared.
+
+    >>> models_and_flags(["--compare", "a", "b", "--seed", "1"])
+    (['a', 'b'], ['--seed', '1'], True)
+    """
+    example = f"{program()} CHECKPOINT [--split test], or {program()} {COMPARE} RUN RUN"
+    if COMPARE not in words:
+        places, flags = split_positional(words, ["CHECKPOINT"], example)
+        return places, flags, False
+    at = words.index(COMPARE)
+    end = next((place for place in range(at + 1, len(words)) if words[place].startswith("-")), len(words))
+    places, flags = list(words[at + 1 : end]), [*words[:at], *words[end:]]
+    if len(places) < 2 and INFORMATION_FLAGS.isdisjoint(flags):
+        raise UsageError(f"{COMPARE} needs two runs or more behind it, got {len(places)}. Usage: {example}")
+    if flags and not flags[0].startswith("-"):
+        raise UsageError(f"{flags[0]!r}: with {COMPARE} all runs stand behind it. Usage: {example}")
+    return places, flags, True

@@ -1,8 +1,9 @@
-"""The settings of the verbs that use a model. Imports nothing heavy, since `--help` imports it."""
+"""The settings of the commands that use a model. Imports nothing heavy, since `--help` imports it."""
 
 from dataclasses import dataclass, field
 from typing import Literal
 
+from seqvae.config.run import refuse_below
 from seqvae.files import refuse_no_paths
 
 
@@ -40,8 +41,7 @@ class DataChoices:
 
     def __post_init__(self) -> None:
         refuse_no_paths(self, "data_dir", "label_path", "cache_dir")
-        if self.max_sequence_length is not None and self.max_sequence_length < 1:
-            raise ValueError(f"--max_sequence_length must be 1 or more, got {self.max_sequence_length}")
+        refuse_below(1, self, "max_sequence_length")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +101,7 @@ class SampleSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"--temperature must be 0 or more, got {self.temperature}")
-        for name in ("count", "length"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name} must be 1 or more, got {value}")
+        refuse_below(1, self, "count", "length")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +112,7 @@ class PathSettings:
     """Points on the path, both ends included."""
 
     def __post_init__(self) -> None:
-        if self.steps < 2:
-            raise ValueError(f"--steps must be 2 or more, got {self.steps}")
+        refuse_below(2, self, "steps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +126,40 @@ class ImputeSettings:
     """Only these features or variables, separated by commas; default: all of which training saw values."""
 
     def __post_init__(self) -> None:
-        if self.draws < 0:
-            raise ValueError(f"--draws must be 0 or more, got {self.draws}")
+        refuse_below(0, self, "draws")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateSettings:
+    """Evaluation"""
+
+    iw_samples: int = 500
+    """Samples of z for the importance-weighted NLL of each sequence, IW-NLL: the more, the tighter."""
+
+    iw_sequences: int = 1000
+    """How many sequences, chosen at random, the IW-NLL is computed of; it costs --iw_samples passes of the decoder. 0: none."""
+
+    probe: str | None = None
+    """Column with a label, in the data or the --label_path: how well the posterior means tell its classes apart."""
+
+    json: str | None = None
+    """File that everything is written to, as JSON."""
+
+    def __post_init__(self) -> None:
+        refuse_no_paths(self, "json")
+        refuse_below(1, self, "iw_samples")
+        refuse_below(0, self, "iw_sequences")
+        if self.probe is not None and not self.probe:
+            raise ValueError("--probe is empty: give the name of a column")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """All settings of `seqvae evaluate`."""
+
+    data: DataChoices = field(default_factory=DataChoices)
+    evaluation: EvaluateSettings = field(default_factory=EvaluateSettings)
+    machine: MachineChoices = field(default_factory=MachineChoices)
 
 
 @dataclass(frozen=True, kw_only=True)

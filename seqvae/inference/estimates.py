@@ -9,8 +9,7 @@ Z latent dimensions.
 """
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -19,8 +18,9 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 
 from seqvae.data.batch import Batch
+from seqvae.inference.streaming import evaluating
 from seqvae.models.vae import Posterior, VAEOutput, draw
-from seqvae.monitors.decoder_use import undisturbed, z_of_another
+from seqvae.monitors.decoder_use import z_of_another
 from seqvae.monitors.formulas import count_active, gaussian_kl, logmeanexp, mutual_information
 
 MOST_POSTERIORS = 16_384
@@ -68,7 +68,7 @@ class SequenceNLL(NamedTuple):
 
 
 class PosteriorStatistics(NamedTuple):
-    """What the posteriors of a split say; in nats, with the KL at weight 1."""
+    """Readings of a network on a split; in nats, with the KL at weight 1."""
 
     sequences: int
     elbo: Estimate
@@ -101,37 +101,53 @@ def importance_weighted_nll(
     Never below -log p(x) on average, and closer to it the more samples; a network whose posterior is the prior and whose
     decoder ignores z needs one. `autocast` computes the decoder in that type.
     """
-    with _evaluating(network, seed, autocast) as device:
-        parts = [_importance_weighted(network, move_data_to_device(batch, device), samples) for batch in batches]
+    assert isinstance(network, nn.Module)
+    parts = []
+    with evaluating(network, autocast) as device:
+        torch.manual_seed(seed)
+        for batch in batches:
+            batch = move_data_to_device(batch, device)
+            output = network(batch)
+            posterior = Posterior(output.posterior_mean, output.posterior_logvar, output.posterior_mask)
+            # Each round draws one z for every sequence of a full batch: as good a use of the machine as several z for fewer
+            # sequences, without a copy of the batch.
+            mean, logvar = posterior.mean.double(), posterior.logvar.double()
+            rounds = []
+            for _ in range(samples):
+                z = draw(posterior)
+                log_p_over_q = 0.5 * (logvar + (z.double() - mean).square() * torch.exp(-logvar) - z.double().square())
+                log_p_over_q_B = (log_p_over_q * posterior.mask[..., None]).flatten(start_dim=1).sum(dim=1)
+                rounds.append(log_p_over_q_B - network.nll_given_z(batch, z).double())
+            real_B = batch.lengths_B > 0
+            weights_KB = torch.stack(rounds)
+            effective_B = torch.exp(2 * torch.logsumexp(weights_KB, dim=0) - torch.logsumexp(2 * weights_KB, dim=0))
+            columns = (-logmeanexp(weights_KB, dim=0), output.steps_B, batch.sequences_B, effective_B)
+            parts.append([column[real_B].cpu().numpy() for column in columns])
     return SequenceNLL(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-
-
-def _importance_weighted(network: Network, batch: Batch, samples: int) -> tuple[np.ndarray, ...]:
-    # Each round draws one z for every sequence of a full batch: as good a use of the machine as several z for fewer
-    # sequences, without a copy of the batch.
-    output = network(batch)
-    posterior = Posterior(output.posterior_mean, output.posterior_logvar, output.posterior_mask)
-    mean, logvar = posterior.mean.double(), posterior.logvar.double()
-    rounds = []
-    for _ in range(samples):
-        z = draw(posterior)
-        log_p_over_q = 0.5 * (logvar + (z.double() - mean).square() * torch.exp(-logvar) - z.double().square())
-        log_p_over_q_B = (log_p_over_q * posterior.mask[..., None]).flatten(start_dim=1).sum(dim=1)
-        rounds.append(log_p_over_q_B - network.nll_given_z(batch, z).double())
-    real_B = batch.lengths_B > 0
-    weights_KB = torch.stack(rounds)
-    effective_B = torch.exp(2 * torch.logsumexp(weights_KB, dim=0) - torch.logsumexp(2 * weights_KB, dim=0))
-    columns = (-logmeanexp(weights_KB, dim=0), output.steps_B, batch.sequences_B, effective_B)
-    return tuple(column[real_B].cpu().numpy() for column in columns)
 
 
 def posterior_statistics(
     network: Network, batches: Iterable[Batch], *, seed: int = 0, autocast: torch.dtype | None = None
 ) -> PosteriorStatistics:
-    """Go through all batches once. Sequences of a batch should be of similar length: they exchange their latents."""
-    with _evaluating(network, seed, autocast) as device:
-        posteriors = AllPosteriors(MOST_POSTERIORS, seed)
-        parts = [_batch_statistics(network, move_data_to_device(batch, device), posteriors) for batch in batches]
+    """Return the readings of all batches. Sequences of a batch should be of similar length: they exchange their latents."""
+    assert isinstance(network, nn.Module)
+    posteriors, parts = AllPosteriors(MOST_POSTERIORS, seed), []
+    with evaluating(network, autocast) as device:
+        torch.manual_seed(seed)
+        for batch in batches:
+            batch = move_data_to_device(batch, device)
+            output = network(batch)
+            posterior = Posterior(output.posterior_mean, output.posterior_logvar, output.posterior_mask)
+            z = draw(posterior)
+            nll_B = network.nll_given_z(batch, z).double()
+            real_B = batch.lengths_B > 0
+            loss_B = torch.full_like(nll_B, math.nan)
+            if int(real_B.sum()) > 1:
+                loss_B = network.nll_given_z(batch, z_of_another(z, posterior.mask)).double() - nll_B
+            kl = gaussian_kl(posterior.mean, posterior.logvar).double() * posterior.mask[..., None]
+            kl_BZ = kl.flatten(start_dim=1, end_dim=-2).sum(dim=1) if kl.dim() == 3 else kl
+            posteriors.add(posterior.mean[posterior.mask].cpu(), posterior.logvar[posterior.mask].cpu())
+            parts.append([column[real_B].cpu() for column in (nll_B, output.steps_B, kl_BZ, loss_B)])
     all_nll_N, all_steps_N, kl_NZ, loss_N = (torch.cat(column) for column in zip(*parts, strict=True))
     mean_RZ, logvar_RZ = posteriors.chosen
     information = mutual_information(mean_RZ, logvar_RZ, torch.Generator().manual_seed(seed))
@@ -149,35 +165,6 @@ def posterior_statistics(
         posteriors=len(mean_RZ),
         decoder_use=mean_of(exchanged_N) if len(exchanged_N) else None,
     )
-
-
-def _batch_statistics(network: Network, batch: Batch, posteriors: "AllPosteriors") -> tuple[Tensor, ...]:
-    """Return NLL, steps, KL of each dimension and the loss of exchanged latents (NaN: alone in its batch) of each sequence.
-
-    `posteriors` gets one of each sequence, or of each step where each step has its own.
-    """
-    output = network(batch)
-    posterior = Posterior(output.posterior_mean, output.posterior_logvar, output.posterior_mask)
-    z = draw(posterior)
-    nll_B = network.nll_given_z(batch, z).double()
-    real_B = batch.lengths_B > 0
-    loss_B = torch.full_like(nll_B, math.nan)
-    if int(real_B.sum()) > 1:
-        loss_B = network.nll_given_z(batch, z_of_another(z, posterior.mask)).double() - nll_B
-    kl = gaussian_kl(posterior.mean, posterior.logvar).double() * posterior.mask[..., None]
-    kl_BZ = kl.flatten(start_dim=1, end_dim=-2).sum(dim=1) if kl.dim() == 3 else kl
-    posteriors.add(posterior.mean[posterior.mask].cpu(), posterior.logvar[posterior.mask].cpu())
-    return tuple(column[real_B].cpu() for column in (nll_B, output.steps_B, kl_BZ, loss_B))
-
-
-@contextmanager
-def _evaluating(network: Network, seed: int, autocast: torch.dtype | None) -> Iterator[torch.device]:
-    """Compute without gradients and dropout, with random numbers of its own; yield the network's device."""
-    assert isinstance(network, nn.Module)
-    device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
-    with undisturbed(network, device, torch.autocast(device.type, autocast, enabled=autocast is not None)):
-        torch.manual_seed(seed)
-        yield device
 
 
 def mean_of(sums_N: np.ndarray, counts_N: np.ndarray | None = None) -> Estimate:
@@ -205,7 +192,7 @@ def exp(nats: float) -> float:
 class AllPosteriors:
     """Every posterior of a split at constant memory: the exact variance of the means, and a random choice of at most `most`.
 
-    They are all there, in their order, where there are not more. The same seed makes the same choice. Lives on the CPU.
+    Where there are no more than `most`, all are kept, in their order. The same seed makes the same choice. Lives on the CPU.
     """
 
     def __init__(self, most: int, seed: int) -> None:
@@ -218,17 +205,18 @@ class AllPosteriors:
 
     @property
     def variance_of_means_Z(self) -> Tensor:
-        """float64; NaN of one posterior."""
+        """The variance of each dimension's posterior mean, float64; NaN for a single posterior."""
         return self._squares_Z / (self._count - 1)
 
     @property
     def chosen(self) -> tuple[Tensor, Tensor]:
-        """Means and log-variances, (R, Z) each."""
+        """Means and log-variances of the chosen posteriors, (R, Z) each."""
         assert self._kept_R2Z is not None, "there was a batch"
         mean_RZ, logvar_RZ = self._kept_R2Z.unbind(dim=1)
         return mean_RZ, logvar_RZ
 
     def add(self, mean_PZ: Tensor, logvar_PZ: Tensor) -> None:
+        """Add the posteriors of a batch."""
         if not len(mean_PZ):
             return
         # Squared deviations are added up, each from the mean of its own part (Chan et al. 1979): large means cancel nothing.

@@ -10,7 +10,7 @@ import logging
 import math
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -21,6 +21,7 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
+from seqvae.config.inference import EvaluateSettings
 from seqvae.data.batch import Batch, TokenBatch, VectorBatch
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.description import DataDescription
@@ -35,6 +36,7 @@ from seqvae.inference.estimates import (
     mean_of,
     posterior_statistics,
 )
+from seqvae.inference.probe import probe, refuse_no_probe, sums_by_variable
 from seqvae.inference.streaming import evaluating, joined_batches, shares
 from seqvae.models.likelihoods import EventLikelihood, VectorLikelihood
 from seqvae.models.vae import SequenceVAE
@@ -56,7 +58,7 @@ UNLIKE = {
     "units": "not in the same units: the models know other vocabularies, moments or scales of time",
     "content": "not the same sequences, in the same order and cut alike",
 }
-"""Fields of a record that have to agree for its numbers to compare, and what is said where they do not."""
+"""Fields of a record that have to agree for its numbers to compare, and the finding where they do not."""
 
 _log = logging.getLogger(__name__)
 
@@ -75,12 +77,67 @@ class Weighted(NamedTuple):
     """Without classes: the units that the values were measured in."""
 
 
+def evaluate(
+    model: "Model",
+    data: SequenceDataModule,
+    splits: Sequence[str],
+    settings: EvaluateSettings,
+    seed: int,
+    argv: Sequence[str] | None = None,
+) -> tuple[dict[str, Any], Weighted | None]:
+    """Return the record, with the command line if it is given, and the IW-NLL of each sequence that it was computed of."""
+    if settings.probe is not None:
+        refuse_no_probe(data, settings.probe, splits)
+    weighted = None
+    if settings.iw_sequences:
+        weighted = weighted_nll(model, data, splits, settings.iw_samples, settings.iw_sequences, seed)
+    measured_at = utc_now()
+
+    def batches() -> Iterator[Batch]:
+        return (batch for _, batch in joined_batches(data, splits))
+
+    statistics = posterior_statistics(model.network, batches(), seed=seed, autocast=model.autocast)
+    features = feature_errors(model, batches())
+    steps = sum(int(data.split(split).lengths_N.sum(dtype=np.int64)) for split in splits)
+    steps += model.network.likelihood.extra_steps * statistics.sequences
+    # A network that was trained with labels compares with one that was not: classes are no units.
+    units = repr(replace(model.description, classes=())).encode()
+    content = 0
+    for batch in batches():
+        for name, value in batch._asdict().items():
+            if isinstance(value, Tensor) and name != "labels_B":
+                content = zlib.crc32(value.contiguous().numpy().tobytes(), content)
+    folder = model.path.absolute().parent if model.run is None else model.run
+    source = data.source.data_dir
+    record: dict[str, Any] = {
+        "time": measured_at,
+        **({} if argv is None else {"command": command_line(argv)}),
+        "checkpoint": f"{folder.name}/{model.path.name}",
+        "data": "demo data" if source is None else Path(source).name or source,
+        "step": model.step,
+        "parameters": model.parameters,
+        "kind": model.description.kind,
+        "units": f"{zlib.crc32(units):08x}",
+        "content": f"{content:08x}",
+        "split": "+".join(splits),
+        "sequences": statistics.sequences,
+        "steps": steps,
+        "seed": seed,
+        "latent_size": len(statistics.kl_per_dim),
+        "rows": _rows(statistics, weighted, steps, model.description.kind == "tokens"),
+        "kl_per_dim": statistics.kl_per_dim,
+        "features": tuple(one._asdict() for one in features),
+        "notes": tuple(_notes(statistics, weighted, features)),
+    }
+    if settings.probe is not None:
+        record["probe"] = probe(model, data, settings.probe, splits, seed)
+    return record, weighted
+
+
 def weighted_nll(
-    model: "Model", data: SequenceDataModule, splits: Sequence[str], *, samples: int, sequences: int, seed: int
-) -> Weighted | None:
-    """Weigh that many sequences, the same for the same seed; None of 0. Progress is logged."""
-    if sequences == 0:
-        return None
+    model: "Model", data: SequenceDataModule, splits: Sequence[str], samples: int, sequences: int, seed: int
+) -> Weighted:
+    """Weigh `sequences` sequences, the same for the same seed. Progress is logged."""
     counts = shares(data, splits, sequences)
     lengths = [data.split(split).lengths_N.mean(dtype=np.float64) for split in splits]
     expected_steps = float(np.dot(lengths, counts))
@@ -106,55 +163,6 @@ def weighted_nll(
     return Weighted(nll, samples, tuple(names), replace(model.description, classes=()))
 
 
-def evaluate(
-    model: "Model", data: SequenceDataModule, splits: Sequence[str], weighted: Weighted | None, seed: int
-) -> dict[str, Any]:
-    """Return the record, without what `place_and_time` adds."""
-
-    def batches() -> Iterator[Batch]:
-        return (batch for _, batch in joined_batches(data, splits))
-
-    statistics = posterior_statistics(model.network, batches(), seed=seed, autocast=model.autocast)
-    features = feature_errors(model, batches())
-    steps = sum(int(data.split(split).lengths_N.sum(dtype=np.int64)) for split in splits)
-    steps += model.network.likelihood.extra_steps * statistics.sequences
-    # A network that was given labels compares with one that was not: classes are no units.
-    units = repr(replace(model.description, classes=())).encode()
-    content = 0
-    for batch in batches():
-        for name, value in batch._asdict().items():
-            if isinstance(value, Tensor) and name != "labels_B":
-                content = zlib.crc32(value.contiguous().numpy().tobytes(), content)
-    return {
-        "step": model.step,
-        "parameters": model.parameters,
-        "kind": model.description.kind,
-        "units": f"{zlib.crc32(units):08x}",
-        "content": f"{content:08x}",
-        "split": "+".join(splits),
-        "sequences": statistics.sequences,
-        "steps": steps,
-        "seed": seed,
-        "latent_size": len(statistics.kl_per_dim),
-        "rows": tuple(_rows(statistics, weighted, steps, model.description)),
-        "kl_per_dim": statistics.kl_per_dim,
-        "features": tuple(one._asdict() for one in features),
-        "notes": tuple(_notes(statistics, weighted, features)),
-    }
-
-
-def place_and_time(model: "Model", data: SequenceDataModule, argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return the beginning of the record: when, by which command line, of which checkpoint, on which data."""
-    source = data.source.data_dir
-    folder = model.path.absolute().parent if model.run is None else model.run
-    return {
-        "time": utc_now(),
-        **({} if argv is None else {"command": command_line(argv)}),
-        "checkpoint": f"{folder.name}/{model.path.name}",
-        "data": "demo data" if source is None else Path(source).name or source,
-    }
-
-
 def append_record(run: Path | None, record: dict[str, Any]) -> None:
     """Append a record to the run that the checkpoint lies in, if any, and renew its report if it has one."""
     if run is None or not run.is_dir():
@@ -171,35 +179,39 @@ def append_record(run: Path | None, record: dict[str, Any]) -> None:
 
 
 def _rows(
-    statistics: PosteriorStatistics, weighted: Weighted | None, steps: int, description: DataDescription
-) -> Iterator[dict[str, Any]]:
-    """Yield name, value, standard error and what it is of."""
-
-    def row(name: str, value: Estimate | float | None, of: str) -> dict[str, Any]:
-        if isinstance(value, Estimate):
-            return {"name": name, "value": value.value, "error": value.error, "of": of}
-        return {"name": name, "value": math.nan if value is None else value, "error": None, "of": of}
-
-    size, posteriors = len(statistics.kl_per_dim), statistics.posteriors
-    yield row("ELBO", statistics.elbo, f"{statistics.sequences:,} sequences")
-    yield row("NLL", statistics.nll, "-log p(x | z), one z each")
-    yield row("NLL per step", statistics.nll_per_step, f"{steps:,} steps")
-    yield row("rate", statistics.rate, "KL of q(z | x) from the prior")
+    statistics: PosteriorStatistics, weighted: Weighted | None, steps: int, has_tokens: bool
+) -> tuple[dict[str, Any], ...]:
+    """Return name, value, standard error and what it is of, row by row."""
+    sequences, posteriors, elbo = statistics.sequences, statistics.posteriors, statistics.elbo
+    rows: list[tuple[str, Estimate | float, str]] = [
+        ("ELBO", elbo, f"{sequences:,} sequences"),
+        ("NLL", statistics.nll, "-log p(x | z), one z each"),
+        ("NLL per step", statistics.nll_per_step, f"{steps:,} steps"),
+        ("rate", statistics.rate, "KL of q(z | x) from the prior"),
+    ]
     if weighted is not None:
         of = f"-log p(x): {weighted.samples:,} z, {len(weighted.names):,} sequences"
-        yield row("IW-NLL", weighted.nll.per_sequence, of)
-        yield row("IW-NLL per step", weighted.nll.per_step, "")
-    if description.kind == "tokens":
+        rows += [("IW-NLL", weighted.nll.per_sequence, of), ("IW-NLL per step", weighted.nll.per_step, "")]
+    if has_tokens:
         if weighted is not None:
-            per_step, perplexity = weighted.nll.per_step, weighted.nll.perplexity
-            yield row("perplexity", Estimate(perplexity, perplexity * per_step.error), "of the IW-NLL; not in nats")
-        bound = exp(-statistics.elbo.value * statistics.sequences / steps)
-        error = bound * statistics.elbo.error * statistics.sequences / steps
-        yield row("perplexity, ELBO", Estimate(bound, error), "an upper bound; not in nats")
-    yield row("active units", statistics.active_units, f"of {size} dimensions")
+            perplexity = weighted.nll.perplexity
+            estimate = Estimate(perplexity, perplexity * weighted.nll.per_step.error)
+            rows.append(("perplexity", estimate, "of the IW-NLL; not in nats"))
+        bound = exp(-elbo.value * sequences / steps)
+        estimate = Estimate(bound, bound * elbo.error * sequences / steps)
+        rows.append(("perplexity, ELBO", estimate, "an upper bound; not in nats"))
     of = f"of N = {posteriors:,} posteriors: at most {math.log(posteriors):.2f}"
-    yield row("mutual information", statistics.mutual_information, of)
-    yield row("decoder use", statistics.decoder_use, "what another's z costs")
+    rows += [
+        ("active units", statistics.active_units, f"of {len(statistics.kl_per_dim)} dimensions"),
+        ("mutual information", statistics.mutual_information, of),
+        ("decoder use", statistics.decoder_use or math.nan, "what another's z costs"),
+    ]
+    return tuple(
+        {"name": name, **value._asdict(), "of": of}
+        if isinstance(value, Estimate)
+        else {"name": name, "value": value, "error": None, "of": of}
+        for name, value, of in rows
+    )
 
 
 def _notes(
@@ -257,9 +269,9 @@ def feature_errors(model: "Model", batches: Iterable[Batch]) -> list[FeatureErro
     if model.description.kind == "tokens":
         return []
     gram_55D = np.zeros((5, 5, len(model.description.names)))
-    with evaluating(model):
+    with evaluating(model.network, model.autocast) as device:
         for batch in batches:
-            sums = _sums_per_sequence(model.network, move_data_to_device(batch, model.device))
+            sums = _sums_per_sequence(model.network, move_data_to_device(batch, device))
             sums_5BD = torch.stack((torch.ones_like(sums[0]), *sums))
             gram_55D += torch.einsum("ibd,jbd->ijd", sums_5BD, sums_5BD).cpu().numpy()
     found = []
@@ -268,17 +280,15 @@ def feature_errors(model: "Model", batches: Iterable[Batch]) -> list[FeatureErro
         _, count, squares, absolutes, plain = gram_55[0]
         if count == 0:
             continue
-
-        mse_error, mae_error = (_error_of_ratio(gram_55, kind) for kind in (2, 3))
         rmse = math.sqrt(squares / count)
-        rmse_error = mse_error / (2 * rmse) if rmse > 0 else 0.0  # the slope of the root
-        numbers = (rmse, rmse_error, absolutes / count, mae_error, math.sqrt(plain / count))
+        rmse_error = _error_of_ratio(gram_55, 2) / (2 * rmse) if rmse > 0 else 0.0  # the slope of the root
+        numbers = (rmse, rmse_error, absolutes / count, _error_of_ratio(gram_55, 3), math.sqrt(plain / count))
         found.append(FeatureError(name, int(count), *(float(number * std) for number in numbers)))
     return found
 
 
 def _error_of_ratio(gram_55: np.ndarray, kind: int) -> float:
-    """Return the standard error of a sum over the count of values, both over sequences, as `estimates.mean_of` has it."""
+    """Return the standard error of a sum over the count of values, both over sequences, as `mean_of` has it."""
     sequences, count, ratio = gram_55[0, 0], gram_55[0, 1], gram_55[0, kind] / gram_55[0, 1]
     if sequences < 2:
         return math.inf
@@ -302,13 +312,8 @@ def _sums_per_sequence(network: SequenceVAE, batch: Batch) -> tuple[Tensor, ...]
     assert isinstance(network.likelihood, EventLikelihood)
     known_E, values_E = batch.has_value_E.double(), batch.values_E.double()
     off_E = (values_E - network.likelihood.event_means(hidden_BTW, batch).double()) * known_E
-    sequences, steps = batch.gaps_BT.shape
-    variables = len(network.likelihood.valued_V)
-    cell_E = batch.steps_E // steps * variables + batch.variables_E
-    return tuple(
-        part_E.new_zeros(sequences * variables).index_add(0, cell_E, part_E).view(sequences, variables)
-        for part_E in (known_E, off_E.square(), off_E.abs(), values_E.square() * known_E)
-    )
+    parts = (known_E, off_E.square(), off_E.abs(), values_E.square() * known_E)
+    return sums_by_variable(batch, len(network.likelihood.valued_V), parts)
 
 
 # --- Models side by side -----------------------------------------------------------------------------------------------
@@ -319,7 +324,8 @@ def compare(found: Sequence[tuple[dict[str, Any], Weighted | None]]) -> dict[str
     letters = [chr(ord("A") + number) for number in range(len(found))]
     differences, unlike = [], []
     for (one, (record, ours)), (other, (another, theirs)) in combinations(zip(letters, found, strict=True), 2):
-        if (reason := _difference_of_data(record, another)) is not None:
+        reason = next((text for name, text in UNLIKE.items() if record[name] != another[name]), None)
+        if reason is not None:
             unlike.append(f"{one} and {other}: {reason}")
         elif (difference := paired_difference(ours, theirs)) is not None:
             lower = one if difference.value < 0 else other
@@ -336,7 +342,3 @@ def paired_difference(one: Weighted | None, other: Weighted | None) -> Estimate 
     if not np.array_equal(one.nll.steps_N[ours], other.nll.steps_N[theirs]):
         return None
     return mean_of(one.nll.nll_N[ours] - other.nll.nll_N[theirs])
-
-
-def _difference_of_data(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
-    return next((text for name, text in UNLIKE.items() if one[name] != other[name]), None)

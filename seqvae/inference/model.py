@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 import pyarrow as pa
 import torch
@@ -26,6 +26,7 @@ from seqvae.config.data import CacheSettings, LengthSettings, SourceSettings
 from seqvae.config.inference import (
     DataChoices,
     DrawingSettings,
+    EvaluateSettings,
     ImputeSettings,
     MachineChoices,
     PathSettings,
@@ -36,12 +37,8 @@ from seqvae.data.description import DataDescription, FittedPreprocessing
 from seqvae.data.frames import path_of
 from seqvae.errors import DataError, UsageError
 from seqvae.files import why_no_path
-from seqvae.inference.encode import encode
-from seqvae.inference.evaluate import evaluate, place_and_time, weighted_nll
-from seqvae.inference.impute import imputed
-from seqvae.inference.probe import probe as probe_latents
-from seqvae.inference.probe import refuse_no_probe
-from seqvae.inference.sample import interpolated, reconstructed, sampled
+from seqvae.inference import tables
+from seqvae.inference.evaluate import evaluate
 from seqvae.inference.streaming import MADE_BY, all_splits, chosen_splits, new_file
 from seqvae.models.vae import SequenceVAE
 from seqvae.training.network import StoredNetwork, build_stored, read_network
@@ -59,8 +56,6 @@ FORMAT = 1
 _INDEXED = re.compile(r".*\[\d+\]")
 """Features of a column of lists have no names of their own."""
 
-_Settings = TypeVar("_Settings", SourceSettings, LengthSettings, CacheSettings)
-
 
 class Reading(TypedDict, total=False):
     """How to read other data than those of the training, by the flags of `DataChoices`."""
@@ -74,16 +69,9 @@ class Reading(TypedDict, total=False):
     cache_dir: str | None
 
 
-class Labels(NamedTuple):
-    """What the sequences are labelled with."""
-
-    column: str
-    """In the data, or in the label file."""
-
-
 @dataclass(frozen=True, repr=False)
 class Model:
-    """A trained network with all that it takes to give it data and to read what it says.
+    """A trained network, with all that it takes to give it data and to read its output.
 
     `data` of the methods: None for the data of the training; or a directory, Parquet file or glob, a DataFrame, a pyarrow Table or
     a list of sequences, read with the model's own vocabulary and moments. `split`: `train`, `valid`, `test`, or `pool` where the
@@ -114,6 +102,7 @@ class Model:
 
     @property
     def description(self) -> DataDescription:
+        """The kind of its data, with their symbols, or with names and moments."""
         return self.stored.description
 
     @property
@@ -143,7 +132,7 @@ class Model:
         self, data: "Data | None" = None, split: str | None = None, **reading: Unpack[Reading]
     ) -> "pd.DataFrame":
         """Return each sequence's posterior mean and variance, its NLL and its rate, in nats (their sum is an outlier score)."""
-        return _frame(encode(self, *self._opened(data, split, reading)))
+        return _frame(tables.encode(self, *self._opened(data, split, reading)))
 
     def reconstruct(
         self,
@@ -155,16 +144,15 @@ class Model:
         **reading: Unpack[Reading],
     ) -> "pd.DataFrame":
         """Return each sequence as decoded from its own latent."""
-        DrawingSettings(temperature=temperature)
-        opened = self._opened(data, split, reading)
-        return _frame(reconstructed(self, *opened, temperature=temperature, seed=seed))
+        drawing = DrawingSettings(temperature=temperature)
+        return _frame(tables.reconstruct(self, *self._opened(data, split, reading), drawing, seed))
 
     def sample(
         self, count: int = 1000, *, temperature: float = 1.0, length: int | None = None, seed: int = 0
     ) -> "pd.DataFrame":
         """Return new sequences from the prior; `length` in steps (tokens: at most), by default as in the training data."""
-        SampleSettings(count=count, temperature=temperature, length=length)
-        return _frame(sampled(self, count, temperature=temperature, length=length, seed=seed))
+        settings = SampleSettings(count=count, temperature=temperature, length=length)
+        return _frame(tables.sample(self, settings, seed))
 
     def interpolate(
         self,
@@ -179,10 +167,9 @@ class Model:
         **reading: Unpack[Reading],
     ) -> "pd.DataFrame":
         """Return what lies between two sequences of the data: `steps` places on the path, both ends included."""
-        PathSettings(steps=steps)
-        DrawingSettings(temperature=temperature)
-        ids, opened = (str(first_id), str(last_id)), self._opened(data, split, reading)
-        return _frame(interpolated(self, *opened, ids, steps, temperature=temperature, seed=seed))
+        path, drawing = PathSettings(steps=steps), DrawingSettings(temperature=temperature)
+        ids = (str(first_id), str(last_id))
+        return _frame(tables.interpolate(self, *self._opened(data, split, reading), ids, path, drawing, seed))
 
     def impute(
         self,
@@ -195,9 +182,8 @@ class Model:
         **reading: Unpack[Reading],
     ) -> "pd.DataFrame":
         """Return vectors or events with missing values filled, each with its deviation; `draws`: latents to average over."""
-        ImputeSettings(draws=draws)
-        opened = self._opened(data, split, reading)
-        return _frame(imputed(self, *opened, draws=draws, variables=variables, seed=seed))
+        ImputeSettings(draws=draws)  # refuses impossible values
+        return _frame(tables.impute(self, *self._opened(data, split, reading), draws, variables, seed))
 
     def evaluate(
         self,
@@ -214,19 +200,11 @@ class Model:
 
         `probe`: a column with a label, in the data or the `label_path`, to train a linear probe on the latents for.
         """
-        if iw_samples < 1 or iw_sequences < 0:
-            raise ValueError(
-                f"iw_samples must be 1 or more and iw_sequences 0 or more, got {iw_samples} and {iw_sequences}"
-            )
-        choices = DataChoices(data_dir=self._path_of(data, reading), split=split, **reading)
-        opened = open_data(self, choices, None if probe is None else Labels(probe))
-        splits = chosen_splits(opened, split)
-        if probe is not None:
-            refuse_no_probe(opened, probe, splits)
-        weighted = weighted_nll(self, opened, splits, samples=iw_samples, sequences=iw_sequences, seed=seed)
-        record = place_and_time(self, opened) | evaluate(self, opened, splits, weighted, seed)
-        if probe is not None:
-            record["probe"] = probe_latents(self, opened, probe, splits, seed).to_json()
+        settings = EvaluateSettings(iw_samples=iw_samples, iw_sequences=iw_sequences, probe=probe)
+        opened, splits = self._opened(data, split, reading, probe)
+        if split is None:
+            splits = chosen_splits(opened, None)
+        record, _ = evaluate(self, opened, splits, settings, seed)
         return record
 
     def save(self, directory: str | Path) -> Path:
@@ -238,13 +216,12 @@ class Model:
         return directory
 
     def _opened(
-        self, data: "Data | None", split: str | None, reading: Reading
+        self, data: "Data | None", split: str | None, reading: Reading, label_column: str | None = None
     ) -> tuple[SequenceDataModule, Sequence[str]]:
-        opened = open_data(self, DataChoices(data_dir=self._path_of(data, reading), split=split, **reading))
+        """Return the data, and the splits to go through."""
+        data_dir = None if data is None else path_of(data, reading.get("cache_dir") or self.settings["cache_dir"])
+        opened = open_data(self, DataChoices(data_dir=data_dir, split=split, **reading), label_column)
         return opened, all_splits(opened) if split is None else chosen_splits(opened, split)
-
-    def _path_of(self, data: "Data | None", reading: Reading) -> str | None:
-        return None if data is None else path_of(data, reading.get("cache_dir") or self.settings["cache_dir"])
 
 
 def _frame(tables: Iterable[pa.Table]) -> "pd.DataFrame":
@@ -282,7 +259,7 @@ def _best_checkpoint(directory: Path) -> Path:
         else:
             return path
     problem = "its checkpoints are damaged" if found else "it holds no checkpoint"
-    raise UsageError(f"CHECKPOINT {directory}: {problem}. Wanted: a .ckpt file, a run's directory, or an export.")
+    raise UsageError(f"CHECKPOINT {directory}: {problem}. Give a .ckpt file, a run's directory, or an export.")
 
 
 # --- Saving ------------------------------------------------------------------------------------------------------------
@@ -292,15 +269,11 @@ def write_exported(directory: Path, stored: StoredNetwork) -> list[Path]:
     """Write a network into an existing directory. Each file is complete or absent; model.json comes last."""
     (directory / MODEL).unlink(missing_ok=True)  # it would describe the weights of another export
     weights = {name: weight.detach().cpu().contiguous().clone() for name, weight in stored.weights.items()}
-    with new_file(directory / WEIGHTS) as partial:  # as bytes: the library's own writing hides what the disk said
-        partial.write_bytes(safetensors.save(weights, {"format": "pt", "made_by": MADE_BY}))
-    written = [directory / WEIGHTS]
+    files = {WEIGHTS: safetensors.save(weights, {"format": "pt", "made_by": MADE_BY})}
     tokenizer = stored.description.tokenizer
     if tokenizer is not None and tokenizer.lstrip().startswith("{"):
-        with new_file(directory / TOKENIZER) as partial:
-            partial.write_text(tokenizer, encoding="utf-8")
-        written.append(directory / TOKENIZER)
-    content = {
+        files[TOKENIZER] = tokenizer.encode()
+    about = {
         "made_by": MADE_BY,
         "format": FORMAT,
         "weights": WEIGHTS,
@@ -309,15 +282,17 @@ def write_exported(directory: Path, stored: StoredNetwork) -> list[Path]:
         "data": stored.data,
         "description": asdict(stored.description),
     }
-    with new_file(directory / MODEL) as partial:
-        partial.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return [*written, directory / MODEL]
+    files[MODEL] = f"{json.dumps(about, indent=1, ensure_ascii=False)}\n".encode()
+    for name, content in files.items():  # as bytes: the library's own writing hides the error of the disk
+        with new_file(directory / name) as partial:
+            partial.write_bytes(content)
+    return [directory / name for name in files]
 
 
 def refuse_foreign_directory(directory: Path) -> None:
     """Refuse to overwrite files of the same names that are no export of ours."""
     if directory.exists() and not directory.is_dir():
-        raise UsageError(f"--output {directory}: is a file; export wants a directory")
+        raise UsageError(f"--output {directory}: is a file; export writes a directory")
     found = [name for name in (MODEL, WEIGHTS, TOKENIZER) if (directory / name).exists()]
     if not found:
         return
@@ -355,53 +330,44 @@ def read_exported(directory: Path) -> StoredNetwork:
 # --- Data --------------------------------------------------------------------------------------------------------------
 
 
-def open_data(model: Model, choices: DataChoices, labels: Labels | None = None) -> SequenceDataModule:
+def open_data(model: Model, choices: DataChoices, label_column: str | None = None) -> SequenceDataModule:
     """Open the data of the training, or others read with the model's vocabulary and moments.
 
-    `labels`: have each sequence's label at hand; sequences without one are kept.
+    `label_column`: have each sequence's label at hand, from this column of the data or of the label file; sequences without one
+    are kept.
     """
+    description, settings = replace(model.description, classes=()), model.settings
     is_own = choices.data_dir is None
-    source, lengths, cache = _data_settings(model, choices, labels)
-    place = source.data_dir
-    if is_own and place is not None and not glob.has_magic(place) and not Path(place).expanduser().exists():
-        raise DataError(f"{place}, which the model was trained on, is not there any more. Say where with --data_dir.")
-    if is_own and _side_files_exist(source):
-        data = SequenceDataModule(source, lengths, cache)
-        if replace(data.description, classes=()) == replace(model.description, classes=()):
-            return data
+    chosen = {name: value for name, value in asdict(choices).items() if value is not None}
+    has_names = description.kind == "vectors" and not any(_INDEXED.fullmatch(name) for name in description.names)
+    if not is_own and has_names and settings["feature_columns"] is None:
+        chosen["feature_columns"] = ",".join(description.names)
+    if label_column is not None:
+        if label_column != settings["label_column"]:  # the label file of the training holds another label
+            chosen = {"label_path": None} | chosen
+        chosen |= {"label_column": label_column, "allow_missing_labels": True}
+    elif not is_own:  # labels are not needed, and these data may have none
+        chosen = {"label_path": None, "label_column": None, "allow_missing_labels": True} | chosen
+    values = settings | chosen
+    source = SourceSettings(**{each.name: values[each.name] for each in fields(SourceSettings)})
+    lengths = LengthSettings(**{each.name: values[each.name] for each in fields(LengthSettings)})
+    cache = CacheSettings(**{each.name: values[each.name] for each in fields(CacheSettings)})
+
+    if is_own:
+        place = source.data_dir
+        if place is not None and not glob.has_magic(place) and not Path(place).expanduser().exists():
+            raise DataError(
+                f"{place}, which the model was trained on, is not there any more. Say where with --data_dir."
+            )
+        tokenizer = None if source.tokenizer in ("words", "characters", "bytes") else source.tokenizer
+        side_files = (source.params_map_path, source.variable_embeddings_path, source.label_path, tokenizer)
+        if all(path is None or Path(path).is_file() for path in side_files):
+            data = SequenceDataModule(source, lengths, cache)
+            if replace(data.description, classes=()) == description:
+                return data
     # The files that training's vocabulary and moments came from are not needed any more, and may be gone; so may labels.
     source = replace(source, params_map_path=None, variable_embeddings_path=None, freeze_variable_embeddings=False)
-    if labels is None:
+    if label_column is None:
         source = replace(source, label_path=None, label_column=None)
-    preprocessing = FittedPreprocessing(replace(model.description, classes=()), pools_are_whole=not is_own)
+    preprocessing = FittedPreprocessing(description, pools_are_whole=not is_own)
     return SequenceDataModule(source, lengths, cache, preprocessing=preprocessing)
-
-
-def _data_settings(
-    model: Model, choices: DataChoices, labels: Labels | None
-) -> tuple[SourceSettings, LengthSettings, CacheSettings]:
-    """Return the settings of the training with the user's choices put into them."""
-    label_column = model.settings["label_column"]
-    chosen = {name: value for name, value in asdict(choices).items() if value is not None}
-    names = model.description.names
-    has_names = model.description.kind == "vectors" and not any(_INDEXED.fullmatch(name) for name in names)
-    if "data_dir" in chosen and has_names and model.settings["feature_columns"] is None:
-        chosen["feature_columns"] = ",".join(names)
-    if labels is not None:
-        if labels.column != label_column:  # the label file of the training holds another label
-            chosen = {"label_path": None} | chosen
-        chosen |= {"label_column": labels.column, "allow_missing_labels": True}
-    elif "data_dir" in chosen:  # labels are not needed, and these data may have none
-        chosen = {"label_path": None, "label_column": None, "allow_missing_labels": True} | chosen
-
-    def with_choices(kind: type[_Settings]) -> _Settings:
-        values = model.settings | chosen
-        return kind(**{each.name: values[each.name] for each in fields(kind)})
-
-    return with_choices(SourceSettings), with_choices(LengthSettings), with_choices(CacheSettings)
-
-
-def _side_files_exist(source: SourceSettings) -> bool:
-    tokenizer = None if source.tokenizer in ("words", "characters", "bytes") else source.tokenizer
-    paths = (source.params_map_path, source.variable_embeddings_path, source.label_path, tokenizer)
-    return all(path is None or Path(path).is_file() for path in paths)

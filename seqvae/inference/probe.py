@@ -1,7 +1,7 @@
 """What the latents know of a label that the model never saw: a linear probe, beside what simple summaries know of it.
 
 In: a trained model and data with labels. Out: for the posterior means, for summaries of the raw sequences, and for both together,
-how well a logistic regression tells the classes apart; trained on the training split, scored on others. The windows that
+how well a logistic regression separates the classes; trained on the training split, scored on others. The windows that
 --long_sequences split cuts a sequence into count as one sequence, with the mean of their numbers: they share its label.
 
 Shapes: N sequences, P numbers of a sequence, C classes, R draws; B sequences, T steps, D features, V variables or tokens, E events.
@@ -9,7 +9,7 @@ Shapes: N sequences, P numbers of a sequence, C classes, R draws; B sequences, T
 
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from seqvae.inference.model import Model
 
 MOST_SEQUENCES = 20_000
-"""Of each side; more would change the third digit."""
+"""Most sequences to train or to score on; more would change the third digit."""
 MOST_TOKENS = 1000
 """Tokens whose shares are part of a summary."""
 
 STRENGTHS = tuple(10.0**power for power in (1, 0, -1, -2, -3, -4, -5))
-"""Of the penalty, from strong to weak; each fit begins where the one before it ended."""
+"""Strengths of the penalty, from strong to weak; each fit begins where the one before it ended."""
 FOLDS = 5
 MOST_ITERATIONS = 1000
 FARTHEST = 10.0
@@ -40,103 +40,59 @@ FARTHEST = 10.0
 
 DRAWS = 2000
 DRAWS_AT_ONCE = 100
-"""Their weights of 20,000 sequences are 16 MB."""
+"""Draws that are scored together: their weights of 20,000 sequences are 16 MB."""
 
 _log = logging.getLogger(__name__)
 
 
-class Interval(NamedTuple):
-    """A score and its 95 % interval."""
+def probe(model: "Model", data: SequenceDataModule, label: str, splits: Sequence[str], seed: int = 0) -> dict[str, Any]:
+    """Train a linear probe on the training split, for each set of features, and score it on `splits`.
 
-    value: float
-    low: float
-    high: float
-
-
-class ProbeRow(NamedTuple):
-    """The score of one set of features."""
-
-    features: str
-    numbers: int
-    """How many numbers of each sequence the probe gets."""
-    score: Interval
-    strength: float
-    """Of the penalty, as chosen."""
-
-
-class Difference(NamedTuple):
-    """The difference of two rows' scores on the same sequences."""
-
-    of: str
-    score: Interval
-
-
-class Probed(NamedTuple):
-    """What a probe found."""
-
-    label: str
-    metric: str
-    """AUROC (of the second of two classes) or accuracy."""
-    classes: tuple[str, ...]
-    trained_on: int
-    scored_on: int
-    without_label: int
-    """Sequences of both sides that have none, and were left out."""
-    largest_share: float
-    """Share of the most frequent class among the scored sequences: what guessing reaches."""
-    rows: tuple[ProbeRow, ...]
-    differences: tuple[Difference, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it in types of JSON, but for tuples."""
-        return self._asdict() | {
-            "rows": tuple(row._asdict() for row in self.rows),
-            "differences": tuple(one._asdict() for one in self.differences),
-        }
-
-
-def probe(model: "Model", data: SequenceDataModule, label: str, splits: Sequence[str], seed: int = 0) -> Probed:
-    """Train a linear probe on the training split, for each set of features, and score it on `splits`."""
+    Return types of JSON, but for tuples. A score is an `Interval`: AUROC (of the second of two classes), or accuracy. A row holds
+    how many `numbers` of each sequence the probe gets, and the `strength` of the penalty that was chosen; a difference, that of two
+    rows' scores on the same sequences. `without_label`: sequences that have none, and were left out. `largest_share`: the share
+    of the most frequent class among the scored sequences, which guessing reaches.
+    """
     refuse_no_probe(data, label, splits)
-    classes, summarise = data.description.classes, _summariser(model, data, seed)
-    train, test = (_collect(model, data, names, summarise, seed) for names in (["train"], splits))
+    classes, tokens_V = data.description.classes, None
+    if model.description.kind == "tokens":
+        batches = (batch for _, batch in joined_batches(data, ["train"], sequences=MOST_SEQUENCES, seed=seed))
+        tokens_V = frequent_tokens(batches, model.description.vocabulary_size)
+    train, test = (_collect(model, data, names, tokens_V, seed) for names in (["train"], splits))
     for side, name in ((train, "training split"), (test, f"{' and '.join(splits)} split")):
         if len(np.unique(side.classes_N)) < 2:
             found = f"only {classes[side.classes_N[0]]!r}" if len(side.classes_N) else "no label at all"
             raise DataError(f"--probe {label}: the {name} has {found}, so that there is nothing to tell apart.")
-    sets = {"latents": ("latents",), "summaries": ("rest",), "summaries + latents": ("rest", "latents")}
+    sets, whole = {"latents": ["latents"]}, ["rest"]
     if "means" in train.numbers:
-        sets = {
-            "latents": ("latents",),
-            "means": ("means",),
-            "means + latents": ("means", "latents"),
-            "summaries": ("means", "rest"),
-            "summaries + latents": ("means", "rest", "latents"),
-        }
+        sets, whole = sets | {"means": ["means"], "means + latents": ["means", "latents"]}, ["means", "rest"]
+    sets |= {"summaries": whole, "summaries + latents": [*whole, "latents"]}
     rows, scores = [], {}
     for name, parts in sets.items():
         train_NP, test_NP = (np.concatenate([side.numbers[part] for part in parts], axis=1) for side in (train, test))
-        _log.info("probe: %s (%s numbers of %s sequences)", name, f"{train_NP.shape[1]:,}", f"{len(train_NP):,}")
+        numbers = train_NP.shape[1]
+        _log.info("probe: %s (%s numbers of %s sequences)", name, f"{numbers:,}", f"{len(train_NP):,}")
         fitted = fit_classifier(train_NP, train.classes_N, len(classes), seed)
         scores[name] = score_with_draws(fitted.scores(test_NP), test.classes_N)
-        rows.append(ProbeRow(name, train_NP.shape[1], scores[name].interval, fitted.strength))
+        score = interval(scores[name])
+        rows.append({"features": name, "numbers": numbers, "score": score, "strength": fitted.strength})
     pairs = [(f"{simple} + latents", simple) for simple in ("means", "summaries")]
     pairs += [("latents", simple) for simple in ("means", "summaries")]
-    return Probed(
-        label=label,
-        metric="AUROC" if len(classes) == 2 else "accuracy",
-        classes=classes,
-        trained_on=len(train.classes_N),
-        scored_on=len(test.classes_N),
-        without_label=train.without_label + test.without_label,
-        largest_share=float(np.bincount(test.classes_N).max() / len(test.classes_N)),
-        rows=tuple(rows),
-        differences=tuple(
-            Difference(f"{one} - {other}", scores[one].minus(scores[other]).interval)
+    return {
+        "label": label,
+        "metric": "AUROC" if len(classes) == 2 else "accuracy",
+        "classes": classes,
+        "trained_on": len(train.classes_N),
+        "scored_on": len(test.classes_N),
+        "without_label": train.without_label + test.without_label,
+        "largest_share": float(np.bincount(test.classes_N).max() / len(test.classes_N)),
+        "rows": tuple(rows),
+        "differences": tuple(
+            {"of": f"{one} - {other}", "score": interval(scores[one] - scores[other])}
             for one, other in pairs
             if other in scores
         ),
-    )
+    }
 
 
 def refuse_no_probe(data: SequenceDataModule, label: str, splits: Sequence[str]) -> None:
@@ -167,10 +123,9 @@ class _Side(NamedTuple):
     without_label: int
 
 
-Summarise = Callable[[Batch], dict[str, np.ndarray]]
-
-
-def _collect(model: "Model", data: SequenceDataModule, splits: Sequence[str], summarise: Summarise, seed: int) -> _Side:
+def _collect(
+    model: "Model", data: SequenceDataModule, splits: Sequence[str], tokens_V: np.ndarray | None, seed: int
+) -> _Side:
     parts: dict[str, list[np.ndarray]] = {"latents": [], "means": [], "rest": []}
     labels, owners = [], []
     for split, batch in joined_batches(data, splits, sequences=MOST_SEQUENCES, seed=seed):
@@ -178,11 +133,12 @@ def _collect(model: "Model", data: SequenceDataModule, splits: Sequence[str], su
         labels.append(batch.labels_B.numpy())
         cut_N, sequences_B = data.split(split).windows.owners_N, batch.sequences_B.numpy()
         owners.append((splits.index(split) << 48) + (sequences_B if cut_N is None else cut_N[sequences_B]))
-        with evaluating(model):
-            posterior = model.network.encode(move_data_to_device(batch, model.device))
+        with evaluating(model.network, model.autocast) as device:
+            posterior = model.network.encode(move_data_to_device(batch, device))
         per_step = posterior.mean.dim() == 3
         mean_BZ = mean_over_steps(posterior.mean, posterior.mask) if per_step else posterior.mean
-        for name, numbers_BP in ({"latents": mean_BZ.float().cpu().numpy()} | summarise(batch)).items():
+        parts["latents"].append(mean_BZ.float().cpu().numpy())
+        for name, numbers_BP in summary(batch, len(model.description.names), tokens_V).items():
             parts[name].append(numbers_BP)
     classes_N, owners_N = np.concatenate(labels), np.concatenate(owners)
     numbers = {name: np.concatenate(each).astype(np.float64) for name, each in parts.items() if each}
@@ -204,14 +160,6 @@ def mean_of_windows(numbers_NP: np.ndarray, owners_N: np.ndarray) -> np.ndarray:
     return np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
 
 
-def _summariser(model: "Model", data: SequenceDataModule, seed: int) -> Summarise:
-    tokens_V = None
-    if model.description.kind == "tokens":
-        batches = (batch for _, batch in joined_batches(data, ["train"], sequences=MOST_SEQUENCES, seed=seed))
-        tokens_V = frequent_tokens(batches, model.description.vocabulary_size)
-    return lambda batch: summary(batch, len(model.description.names), tokens_V)
-
-
 def frequent_tokens(batches: Iterable[Batch], vocabulary: int) -> np.ndarray:
     """Return the ids that come most often, ascending."""
     counts_V = np.zeros(vocabulary, np.int64)
@@ -223,7 +171,7 @@ def frequent_tokens(batches: Iterable[Batch], vocabulary: int) -> np.ndarray:
 
 
 def summary(batch: Batch, names: int, tokens_V: np.ndarray | None = None) -> dict[str, np.ndarray]:
-    """Return what anyone can tell of a sequence without a model, (B, P) each; NaN where nothing was measured.
+    """Return what is known of a sequence without a model, (B, P) each; NaN where nothing was measured.
 
     Vectors: of each feature the mean (`means`), deviation, first and last value (`rest`). Events: of each of `names` variables the
     mean (`means`), whether it was measured, and how often as a logarithm (`rest`). Tokens: the shares of `tokens_V`, and the
@@ -244,13 +192,9 @@ def summary(batch: Batch, names: int, tokens_V: np.ndarray | None = None) -> dic
             )
             return {"means": mean_BD.numpy(), "rest": torch.cat((std_BD, first, last), dim=1).numpy()}
         case EventBatch():
-            sequences, steps = batch.gaps_BT.shape
-            cell_E = batch.steps_E // steps * names + batch.variables_E
             known_E = batch.has_value_E.double()
-            events_BV, sums_BV, values_BV = (
-                torch.zeros(sequences * names, dtype=torch.float64).index_add(0, cell_E, part_E).view(sequences, names)
-                for part_E in (torch.ones_like(known_E), batch.values_E * known_E, known_E)
-            )
+            parts = (torch.ones_like(known_E), batch.values_E * known_E, known_E)
+            events_BV, sums_BV, values_BV = sums_by_variable(batch, names, parts)
             rest_BP = torch.cat((events_BV > 0, events_BV.log1p()), dim=1)
             return {"means": _ratio(sums_BV, values_BV).numpy(), "rest": rest_BP.numpy()}
         case TokenBatch():
@@ -260,6 +204,16 @@ def summary(batch: Batch, names: int, tokens_V: np.ndarray | None = None) -> dic
                 place_T = np.minimum(np.searchsorted(tokens_V, ids_T[:length]), len(tokens_V) - 1)
                 np.add.at(row_V, place_T[tokens_V[place_T] == ids_T[:length]], 1 / max(length, 1))
             return {"rest": np.column_stack((shares_BV, np.log1p(batch.lengths_B.numpy())))}
+
+
+def sums_by_variable(batch: EventBatch, variables: int, parts_E: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """Add up numbers of the events by sequence and variable, (B, V) each."""
+    sequences, steps = batch.gaps_BT.shape
+    cell_E = batch.steps_E // steps * variables + batch.variables_E
+    return tuple(
+        part_E.new_zeros(sequences * variables).index_add(0, cell_E, part_E).view(sequences, variables)
+        for part_E in parts_E
+    )
 
 
 def _ratio(sums: Tensor, counts: Tensor) -> Tensor:
@@ -284,7 +238,7 @@ class Classifier(NamedTuple):
 
 
 def fit_classifier(features_NP: np.ndarray, classes_N: np.ndarray, classes: int, seed: int = 0) -> Classifier:
-    """Fit it with the strength of the least cross entropy on folds of these sequences; those scored later have no part in it."""
+    """Fit with the strength of the least cross entropy on folds of these sequences; those scored later have no part in it."""
     known_NP = ~np.isnan(features_NP)
     count_P = np.maximum(known_NP.sum(axis=0), 1)
     mean_P = np.where(known_NP, features_NP, 0.0).sum(axis=0) / count_P
@@ -305,28 +259,25 @@ def fit_classifier(features_NP: np.ndarray, classes_N: np.ndarray, classes: int,
         inside_N, outside_N = fold_N != fold, fold_N == fold
         if not outside_N.any() or len(np.unique(classes_N[inside_N])) < 2:
             continue
-        regression = None
-        for strength in STRENGTHS:
-            regression = _regress(x_NP[inside_N], classes_N[inside_N], strength, regression)
+        for strength, regression in zip(STRENGTHS, _fits(x_NP[inside_N], classes_N[inside_N], STRENGTHS), strict=True):
             log_p_NC = _log_probabilities(regression, x_NP[outside_N], classes)
             losses[strength] -= float(log_p_NC[np.arange(len(log_p_NC)), classes_N[outside_N]].sum())
     strength = min(losses, key=losses.__getitem__)
-    regression = None
-    for stronger in (one for one in STRENGTHS if one >= strength):
-        regression = _regress(x_NP, classes_N, stronger, regression)
+    *_, regression = _fits(x_NP, classes_N, [one for one in STRENGTHS if one >= strength])
     return Classifier(standardise, regression, classes, strength)
 
 
-def _regress(x_NP: np.ndarray, classes_N: np.ndarray, strength: float, begin: Any) -> Any:
-    """Fit from where another fit ended; the loss is convex."""
+def _fits(x_NP: np.ndarray, classes_N: np.ndarray, strengths: Sequence[float]) -> Iterator[Any]:
+    """Yield the regression as fitted with each strength, from where the fit before it ended; the loss is convex."""
+    regression = _import_logistic_regression()(tol=1e-6, max_iter=MOST_ITERATIONS, warm_start=True)
     # The library adds up cross entropies where the strength is of their mean, and has one row of weights for two classes, which
     # stand for the half of each that two rows would have.
     per_class = 2 if len(np.unique(classes_N)) == 2 else 1
-    c = per_class / (strength * len(x_NP))
-    regression = begin or _import_logistic_regression()(tol=1e-6, max_iter=MOST_ITERATIONS, warm_start=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a fit that has not converged by then scores as well
-        return regression.set_params(C=c).fit(x_NP, classes_N)
+    for strength in strengths:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a fit that has not converged by then scores as well
+            regression.set_params(C=per_class / (strength * len(x_NP))).fit(x_NP, classes_N)
+        yield regression
 
 
 def _log_probabilities(regression: Any, x_NP: np.ndarray, classes: int) -> np.ndarray:
@@ -350,28 +301,26 @@ def _import_logistic_regression() -> Any:
 # --- Scores -----------------------------------------------------------------------------------------------------------
 
 
-class DrawnScore(NamedTuple):
-    """A score of the sequences as they are, and of each bootstrap draw of them."""
+class Interval(NamedTuple):
+    """A score and its 95 % interval."""
 
     value: float
-    values_R: np.ndarray
-    """NaN where a draw holds one class alone."""
-
-    @property
-    def interval(self) -> Interval:
-        """95 %, by percentiles."""
-        low, high = np.nanquantile(self.values_R, [0.025, 0.975])
-        return Interval(self.value, float(low), float(high))
-
-    def minus(self, other: "DrawnScore") -> "DrawnScore":
-        return DrawnScore(self.value - other.value, self.values_R - other.values_R)
+    low: float
+    high: float
 
 
-def score_with_draws(log_p_NC: np.ndarray, classes_N: np.ndarray, draws: int = DRAWS, seed: int = 0) -> DrawnScore:
-    """Return the AUROC of the second of two classes; of more classes, the accuracy.
+def interval(score_R1: np.ndarray) -> Interval:
+    """Return a score with its interval, by percentiles of the draws; see `score_with_draws`."""
+    low, high = np.nanquantile(score_R1[1:], [0.025, 0.975])
+    return Interval(float(score_R1[0]), float(low), float(high))
 
-    The draws are the same for every method, so that two methods are compared on the same sequences. Each draw is a row of how
-    often it holds each sequence: scipy's bootstrap would sort the scores again for each of 2,000 draws.
+
+def score_with_draws(log_p_NC: np.ndarray, classes_N: np.ndarray, draws: int = DRAWS, seed: int = 0) -> np.ndarray:
+    """Return the AUROC of the second of two classes, or the accuracy of more: of these sequences, then of each bootstrap draw.
+
+    NaN where a draw holds one class alone. The draws are the same for every method, so that two methods are compared on the same
+    sequences. Each draw is a row of how often it holds each sequence: scipy's bootstrap would sort the scores again for each of
+    2,000 draws.
     """
     count = len(classes_N)
 
@@ -382,8 +331,8 @@ def score_with_draws(log_p_NC: np.ndarray, classes_N: np.ndarray, draws: int = D
 
     generator, even_N = np.random.default_rng(seed), np.full(count, 1 / count)
     sizes = [min(DRAWS_AT_ONCE, draws - done) for done in range(0, draws, DRAWS_AT_ONCE)]
-    values_R = np.concatenate([score(generator.multinomial(count, even_N, size=size)) for size in sizes])
-    return DrawnScore(float(score(np.ones((1, count), np.int64))[0]), values_R)
+    drawn = [score(generator.multinomial(count, even_N, size=size)) for size in sizes]
+    return np.concatenate([score(np.ones((1, count), np.int64)), *drawn])
 
 
 def auroc(scores_N: np.ndarray, positive_N: np.ndarray, weights_RN: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ memory is that of one window, however many sequences there are.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,21 +15,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from lightning.fabric.utilities import move_data_to_device
+from torch import nn
 
 from seqvae.data.batch import Batch
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.errors import StorageError, UsageError
+from seqvae.files import replace_file
 from seqvae.monitors.decoder_use import undisturbed
 
 if TYPE_CHECKING:
     from seqvae.inference.model import Model
 
 WINDOW = 8192
-"""Sequences; sorted among that many, 98 to 99 % of what a batch holds is real."""
+"""Sequences that are sorted together: 98 to 99 % of what a batch then holds is real."""
 WINDOW_CELLS = 2**22
-"""Numbers of an output; where a step has many of them, or sequences are long, windows are smaller."""
+"""Most numbers of an output; where a step has many of them, or sequences are long, windows are smaller."""
 STEPS_AT_ONCE = 4096
-"""Steps of a batch, padding included; a sequence that is longer makes a batch of its own. Measured on two cores: importance
+"""Most steps of a batch, padding included; a sequence that is longer makes a batch of its own. Measured on two cores: importance
 weighting goes through 10 to 25 % fewer steps per second with 1,024 of them, and through 35 % fewer with 16,384."""
 SEQUENCE = "(sequence)"
 """Column with the number of the sequence that a row belongs to."""
@@ -39,11 +41,14 @@ MADE_BY = "SeqVAE"
 
 
 @contextmanager
-def evaluating(model: "Model") -> Iterator[None]:
-    """Compute without gradients and dropout, in the model's precision, and leave torch's random numbers as they were."""
-    device = model.device
-    with undisturbed(model.network, device, torch.autocast(device.type, model.autocast, model.autocast is not None)):
-        yield
+def evaluating(network: nn.Module, autocast: torch.dtype | None) -> Iterator[torch.device]:
+    """Compute without gradients and dropout, the decoder in `autocast`; yield the network's device.
+
+    The network's mode and torch's random numbers are left as they were.
+    """
+    device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
+    with undisturbed(network, device, torch.autocast(device.type, autocast, enabled=autocast is not None)):
+        yield device
 
 
 # --- Splits ------------------------------------------------------------------------------------------------------------
@@ -61,7 +66,8 @@ def chosen_split(data: SequenceDataModule, requested: str | None) -> str:
 
 def chosen_splits(data: SequenceDataModule, requested: str | None) -> tuple[str, ...]:
     """Return the requested splits, as in `valid+test`; by default the one that training did not see."""
-    names = tuple(chosen_split(data, name) for name in (requested.split("+") if requested is not None else [None]))
+    parts = [None] if requested is None else requested.split("+")
+    names = tuple(chosen_split(data, part) for part in parts)
     if len(set(names)) < len(names):
         raise UsageError(f"--split {requested}: names a split twice")
     return names
@@ -86,7 +92,7 @@ def shares(data: SequenceDataModule, splits: Sequence[str], sequences: int | Non
 def joined_batches(
     data: SequenceDataModule, splits: Sequence[str], *, sequences: int | None = None, seed: int = 0
 ) -> Iterator[tuple[str, Batch]]:
-    """Yield batches of several splits, each with the name of its split; `sequences`: that many in all, chosen at random."""
+    """Yield batches of several splits, each with the name of its split; `sequences`: how many in all, chosen at random."""
     for split, share in zip(splits, shares(data, splits, sequences), strict=True):
         if share:
             yield from ((split, batch) for batch in batches_of(data, split, sequences=share, seed=seed))
@@ -95,7 +101,7 @@ def joined_batches(
 def batches_of(
     data: SequenceDataModule, split: str, *, sequences: int | None = None, seed: int = 0, steps: int = STEPS_AT_ONCE
 ) -> Iterator[Batch]:
-    """Yield batches of a split, short sequences first; `sequences`: that many, chosen at random, the same for the same seed."""
+    """Yield batches of a split, short sequences first; `sequences`: how many, chosen at random, the same for the same seed."""
     stored = data.split(split)
     chosen_N = np.arange(len(stored))
     if sequences is not None and sequences < len(stored):
@@ -107,7 +113,7 @@ def batches_of(
 
 
 def cut_ascending(lengths_N: np.ndarray, steps: int) -> Iterator[slice]:
-    """Cut ascending lengths into slices of at most that many steps, padding included."""
+    """Cut ascending lengths into slices of at most `steps` steps, padding included."""
     first = 0
     for place, length in enumerate(lengths_N.tolist()):
         if place > first and (place + 1 - first) * length > steps:
@@ -130,21 +136,21 @@ def rows_of(
     """Yield a table for each window, in the order of the data: `id, split`, and the columns that `compute` makes of a batch.
 
     `compute` makes one row per sequence, or several one after the other, with the sequence's number in a column SEQUENCE
-    (`sequences_B`). Windows of longer sequences are told apart by a column `window`.
+    (`sequences_B`). A column `window` numbers the windows of longer sequences.
     """
-    with evaluating(model):
+    with evaluating(model.network, model.autocast) as device:
         for split in splits:
             stored = data.split(split)
             lengths_N = np.asarray(stored.lengths_N)
             for first, end in windows(lengths_N, max(1, WINDOW_CELLS // cells_per_step)):
                 order_W = first + np.argsort(lengths_N[first:end], kind="stable")
-                slices = cut_ascending(lengths_N[order_W], STEPS_AT_ONCE)
-                batches = (move_data_to_device(stored.gather(order_W[part]), model.device) for part in slices)
+                parts = cut_ascending(lengths_N[order_W], STEPS_AT_ONCE)
+                tables = [compute(move_data_to_device(stored.gather(order_W[part]), device)) for part in parts]
                 names = {"id": pa.array(stored.ids(np.arange(first, end)))}
                 if (window_W := stored.window_of(np.arange(first, end))) is not None:
                     names["window"] = pa.array(window_W)
                 names["split"] = pa.array([split] * (end - first), pa.string())
-                yield in_order(pa.concat_tables([compute(batch) for batch in batches]), names, first)
+                yield in_order(pa.concat_tables(tables), names, first)
 
 
 def windows(lengths_N: np.ndarray, most_steps: int = WINDOW_CELLS) -> Iterator[tuple[int, int]]:
@@ -177,37 +183,27 @@ def in_order(table: pa.Table, names: Mapping[str, pa.Array], first: int) -> pa.T
 
 def write_parquet(path: Path, tables: Iterable[pa.Table], about: Mapping[str, str]) -> int:
     """Write each table as a row group, `about` into the file's metadata, and return the number of rows."""
-    metadata = {"made_by": MADE_BY, **about}
     rows = 0
-    with new_file(path) as partial:
+    with new_file(path) as partial, ExitStack() as stack:
         writer: pq.ParquetWriter | None = None
-        try:
-            for table in tables:
-                table = table.replace_schema_metadata(metadata)
-                if writer is None:
-                    writer = pq.ParquetWriter(partial, table.schema, compression="zstd")
-                writer.write_table(table)
-                rows += table.num_rows
-        finally:
-            if writer is not None:
-                writer.close()
+        for table in tables:
+            table = table.replace_schema_metadata({"made_by": MADE_BY, **about})
+            writer = writer or stack.enter_context(pq.ParquetWriter(partial, table.schema, compression="zstd"))
+            writer.write_table(table)
+            rows += table.num_rows
     return rows
 
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """Yield a path beside the real one to write to; it replaces the real one if nothing goes wrong."""
-    partial = path.with_name(f".{path.name}.partial")
+    """Yield a path beside the real one to write to, which replaces the real one if nothing goes wrong."""
     try:
-        yield partial
-        partial.replace(path)
+        with replace_file(path) as partial:
+            yield partial
     except OSError as error:
         raise StorageError(
-            f"{path}: cannot be written ({error.strerror or error}). What was there before is whole; choose another --output."
+            f"{path}: cannot be written ({error.strerror or error}). What was there before is whole; choose another path."
         ) from error
-    finally:
-        with suppress(OSError):  # the error from before is the one to report
-            partial.unlink(missing_ok=True)
 
 
 def refuse_foreign_file(path: Path) -> None:

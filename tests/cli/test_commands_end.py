@@ -39,14 +39,14 @@ def wait_for_steps(process: subprocess.Popen[str], number: int) -> None:
 
 @on_posix
 @pytest.mark.parametrize(
-    ("number", "code", "said", "words"),
+    ("number", "code", "cause", "words"),
     [
         (signal.SIGTERM, 143, "SIGTERM", ()),
         pytest.param(signal.SIGINT, 130, "Ctrl-C", ("--devices", "2"), marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("to_group", [False, True])
-def test_a_signal_saves_the_run_and_ends_it_with_its_code(tmp_path, number, code, said, words, to_group):
+def test_a_signal_saves_the_run_and_ends_it_with_its_code(tmp_path, number, code, cause, words, to_group):
     with start(tmp_path, "--run_name", "a", *words, start_new_session=True) as process:
         wait_for_steps(process, 2)
         if to_group:
@@ -57,7 +57,7 @@ def test_a_signal_saves_the_run_and_ends_it_with_its_code(tmp_path, number, code
     *_, ended, command = err.rstrip().splitlines()
     step = torch.load(tmp_path / "runs" / "a" / "checkpoints" / "last.ckpt", weights_only=True)["global_step"]
     assert process.returncode == code
-    assert ended == f"train_optimized.py: stopped by {said} after step {step}, which is saved. To go on:"
+    assert ended == f"train_optimized.py: stopped by {cause} after step {step}, which is saved. To go on:"
     assert command.startswith("python ")
 
 

@@ -14,8 +14,8 @@ import pandas as pd
 import pytest
 import torch
 
-from seqvae.cli.evaluate import models_and_flags
 from seqvae.cli.main import main
+from seqvae.cli.use_model import models_and_flags
 from seqvae.config.inference import DataChoices
 from seqvae.errors import ExitCode, UsageError
 from seqvae.files import JsonLines
@@ -29,7 +29,7 @@ from tests.support.parquet_files import write
 from tests.support.trained_models import KINDS, SIZES, columns, make_checkpoint
 
 
-class Said(NamedTuple):
+class Outcome(NamedTuple):
     code: int
     out: str
     err: str
@@ -39,7 +39,7 @@ class Said(NamedTuple):
         return " ".join(self.out.split())
 
 
-Evaluate = Callable[..., Said]
+Evaluate = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +60,9 @@ def labels(tmp_path) -> Path:
 def run(monkeypatch, capsys) -> Evaluate:
     """The command, in this process."""
 
-    def call(*words: object) -> Said:
+    def call(*words: object) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["seqvae", "evaluate", *map(str, words)])
-        return Said(main(), *capsys.readouterr())
+        return Outcome(main(), *capsys.readouterr())
 
     return call
 
@@ -76,8 +76,8 @@ def rows_of(record: dict[str, Any]) -> dict[str, float]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_prints_a_table_writes_json_and_appends_a_row(run, runs, tmp_path, kind):
-    said = run(runs[kind], "--iw_samples", 20, "--json", tmp_path / "numbers.json")
-    assert said.code == ExitCode.DONE, said.err
+    outcome = run(runs[kind], "--iw_samples", 20, "--json", tmp_path / "numbers.json")
+    assert outcome.code == ExitCode.DONE, outcome.err
     record = json.loads((tmp_path / "numbers.json").read_text())
     assert json.loads((runs[kind] / "evaluation.jsonl").read_text().splitlines()[-1]) == record
     rows = rows_of(record)
@@ -88,12 +88,12 @@ def test_it_prints_a_table_writes_json_and_appends_a_row(run, runs, tmp_path, ki
     assert record["steps"] * rows["NLL per step"] == pytest.approx(rows["NLL"] * SIZES["test"])
     assert ("perplexity" in rows) == (kind == "tokens")
     assert bool(record["features"]) == (kind != "tokens")
-    assert "run/best.ckpt" in said.out
-    assert all(row["name"] in said.out for row in record["rows"])
+    assert "run/best.ckpt" in outcome.out
+    assert all(row["name"] in outcome.out for row in record["rows"])
     assert str(runs[kind]) not in (runs[kind] / "evaluation.jsonl").read_text().replace(record["command"], "")
 
 
-def test_the_report_of_the_run_is_written_anew_or_it_is_said_why_not(run, runs, monkeypatch):
+def test_the_report_of_the_run_is_written_again_or_a_note_gives_the_reason(run, runs, monkeypatch):
     report = runs["tokens"] / "report.html"
     words = (runs["tokens"], "--iw_sequences", 0)
     assert run(*words).code == ExitCode.DONE
@@ -106,9 +106,9 @@ def test_the_report_of_the_run_is_written_anew_or_it_is_said_why_not(run, runs, 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("seqvae.inference.evaluate.write_report", fail)
-    said = run(*words)
-    assert said.code == ExitCode.DONE
-    assert f"note: {report} cannot be written (No space left on device)" in said.out
+    outcome = run(*words)
+    assert outcome.code == ExitCode.DONE
+    assert f"note: {report} cannot be written (No space left on device)" in outcome.out
     report.unlink()
 
 
@@ -132,10 +132,10 @@ def test_perplexity_is_that_of_a_token_with_the_end_mark(run, runs, tmp_path):
 
 
 def test_without_sequences_there_is_no_importance_weighting(run, runs):
-    said = run(runs["tokens"], "--iw_sequences", 0)
-    assert said.code == ExitCode.DONE
-    assert "IW-NLL" not in said.out
-    assert "perplexity, ELBO" in said.out
+    outcome = run(runs["tokens"], "--iw_sequences", 0)
+    assert outcome.code == ExitCode.DONE
+    assert "IW-NLL" not in outcome.out
+    assert "perplexity, ELBO" in outcome.out
 
 
 def test_splits_go_together(runs):
@@ -156,8 +156,8 @@ def test_splits_go_together(runs):
 def test_the_probe_stands_beside_simple_summaries(run, runs, labels, tmp_path):
     words = ("--iw_sequences", 0, "--probe", "odd", "--label_path", labels, "--split", "valid+test")
     for kind, sets in (("tokens", 3), ("vectors", 5)):
-        said = run(runs[kind], *words, "--json", tmp_path / "a.json")
-        assert said.code == ExitCode.DONE, said.err
+        outcome = run(runs[kind], *words, "--json", tmp_path / "a.json")
+        assert outcome.code == ExitCode.DONE, outcome.err
         probe = json.loads((tmp_path / "a.json").read_text())["probe"]
         assert (probe["metric"], probe["scored_on"], probe["trained_on"], probe["without_label"]) == (
             "AUROC",
@@ -170,11 +170,11 @@ def test_the_probe_stands_beside_simple_summaries(run, runs, labels, tmp_path):
         scores = {row["features"]: row["score"][0] for row in probe["rows"]}
         difference = next(one for one in probe["differences"] if one["of"] == "summaries + latents - summaries")
         assert difference["score"][0] == pytest.approx(scores["summaries + latents"] - scores["summaries"])
-        assert "3 without a label were left out" in said.flat
+        assert "3 without a label were left out" in outcome.flat
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (["--probe", "odd", "--split", "train"], ExitCode.USAGE, "choose another --split"),
         (["--probe", "one"], ExitCode.DATA, "nothing to tell apart"),
@@ -183,10 +183,10 @@ def test_the_probe_stands_beside_simple_summaries(run, runs, labels, tmp_path):
         ([], ExitCode.USAGE, "--label_path needs --probe"),
     ],
 )
-def test_what_cannot_be_probed_is_said(run, runs, labels, words, code, said):
+def test_what_cannot_be_probed_is_refused(run, runs, labels, words, code, message):
     done = run(runs["tokens"], *words, "--iw_sequences", 0, "--label_path", labels)
     assert (done.code, done.out) == (code, "")
-    assert said in done.err.splitlines()[-1]
+    assert message in done.err.splitlines()[-1]
 
 
 def test_a_probe_needs_a_training_split(run, runs, labels, tmp_path):
@@ -203,22 +203,22 @@ def test_a_probe_needs_a_training_split(run, runs, labels, tmp_path):
 def test_runs_side_by_side_are_compared_on_the_same_sequences(run, runs, tmp_path):
     other = make_checkpoint(tmp_path, "vectors")
     words = ("--compare", runs["vectors"], other, "--iw_samples", 4, "--json", tmp_path / "both.json")
-    said = run(*words)
-    assert said.code == ExitCode.DONE, said.err
+    outcome = run(*words)
+    assert outcome.code == ExitCode.DONE, outcome.err
     content = json.loads((tmp_path / "both.json").read_text())
     assert content["same_data"]
     (difference,) = content["differences"]
     assert (difference["of"], difference["value"]) == ("A - B", 0.0)  # twins
-    assert "no difference shown" in said.out
+    assert "no difference shown" in outcome.out
     assert (other / "evaluation.jsonl").exists()
 
 
-def test_runs_of_other_data_are_said_not_to_compare(run, runs):
-    said = run("--compare", runs["vectors"], runs["events"], "--iw_samples", 2)
-    assert said.code == ExitCode.DONE
-    assert "not data of the same kind" in said.flat
-    assert "these numbers do not compare" in said.flat
-    assert "A - B" not in said.out
+def test_runs_of_other_data_do_not_compare(run, runs):
+    outcome = run("--compare", runs["vectors"], runs["events"], "--iw_samples", 2)
+    assert outcome.code == ExitCode.DONE
+    assert "not data of the same kind" in outcome.flat
+    assert "these numbers do not compare" in outcome.flat
+    assert "A - B" not in outcome.out
 
 
 def test_only_what_is_of_the_same_content_in_the_same_units_compares():
@@ -229,16 +229,16 @@ def test_only_what_is_of_the_same_content_in_the_same_units_compares():
     assert [text[:30] for text in found["unlike"]] == [
         f"{pair}: not in the same units" for pair in ("A and C", "B and C")
     ]
-    (said,) = compare([(record, None), (record | {"content": "d"}, None)])["unlike"]
-    assert "not the same sequences" in said
+    (reason,) = compare([(record, None), (record | {"content": "d"}, None)])["unlike"]
+    assert "not the same sequences" in reason
 
 
-def test_a_network_that_was_told_of_labels_compares_with_one_that_was_not(runs):
+def test_a_network_that_was_trained_with_labels_compares_with_one_that_was_not(runs):
     trained = open_model(str(runs["vectors"]))
     described = replace(trained.description, classes=("no", "yes"))
-    told = replace(trained, stored=trained.stored._replace(description=described))
+    labelled = replace(trained, stored=trained.stored._replace(description=described))
     data = open_data(trained, DataChoices())
-    one, other = (weighted_nll(each, data, ["test"], samples=1, sequences=3, seed=0) for each in (trained, told))
+    one, other = (weighted_nll(each, data, ["test"], samples=1, sequences=3, seed=0) for each in (trained, labelled))
     assert paired_difference(one, other) == (0.0, 0.0)
 
 
@@ -247,9 +247,12 @@ def test_a_run_that_cannot_be_written_to_loses_no_numbers(run, runs, tmp_path, m
         raise OSError(errno.EROFS, "Read-only file system", "evaluation.jsonl")
 
     monkeypatch.setattr(JsonLines, "finish", refuse)
-    said = run(runs["vectors"], "--iw_sequences", 0, "--json", tmp_path / "a.json")
-    assert (said.code, said.err) == (ExitCode.STORAGE, "seqvae evaluate: evaluation.jsonl: Read-only file system\n")
-    assert "ELBO" in said.out
+    outcome = run(runs["vectors"], "--iw_sequences", 0, "--json", tmp_path / "a.json")
+    assert (outcome.code, outcome.err) == (
+        ExitCode.STORAGE,
+        "seqvae evaluate: evaluation.jsonl: Read-only file system\n",
+    )
+    assert "ELBO" in outcome.out
     assert (tmp_path / "a.json").exists()
 
 
@@ -275,16 +278,16 @@ def test_the_difference_is_paired_by_id(runs):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], "CHECKPOINT is missing"),
         (["--compare", "a"], "two runs or more"),
         (["x", "--compare", "a", "b"], "all runs stand behind it"),
-        (["a", "b"], "nothing more is wanted"),
+        (["a", "b"], "nothing more may stand"),
     ],
 )
-def test_words_that_cannot_be_meant_are_refused(words, said):
-    with pytest.raises(UsageError, match=said):
+def test_words_that_cannot_be_meant_are_refused(words, message):
+    with pytest.raises(UsageError, match=message):
         models_and_flags(words)
 
 
@@ -299,13 +302,13 @@ def test_impossible_settings_are_refused(run, flag, value):
 
 
 @pytest.mark.parametrize(
-    ("path", "said"), [(".", "is a directory"), ("nowhere/a.json", "there is no directory nowhere")]
+    ("path", "message"), [(".", "is a directory"), ("nowhere/a.json", "there is no directory nowhere")]
 )
-def test_json_that_has_no_place_is_refused_at_once(run, path, said):
+def test_json_that_has_no_place_is_refused_at_once(run, path, message):
     done = run("anything", "--json", path)
     assert (done.code, done.err.count("\n")) == (ExitCode.USAGE, 1)
     assert f"--json {path}" in done.err
-    assert said in done.err
+    assert message in done.err
 
 
 @pytest.mark.parametrize("origin", [{}, [], {"description": [], "settings": {}, "data": {}}])

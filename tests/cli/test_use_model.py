@@ -20,9 +20,9 @@ from seqvae.config.model import ModelSettings
 from seqvae.data.batch import TokenBatch
 from seqvae.errors import DataError, ExitCode, UsageError
 from seqvae.inference import streaming
-from seqvae.inference.encode import encode
 from seqvae.inference.model import Model, open_data, open_model, read_exported
 from seqvae.inference.streaming import evaluating
+from seqvae.inference.tables import encode
 from tests.support.parquet_files import write
 from tests.support.trained_models import KINDS, SIZES, columns, make_checkpoint
 
@@ -57,7 +57,7 @@ def test_each_sequence_is_encoded_as_it_is_alone_and_in_the_order_of_the_data(ru
     assert table["id"].tolist() == [*data.split("train").ids(np.arange(40)), *data.split("test").ids(np.arange(12))]
     for place, row in enumerate(table.itertuples()):
         first = 0 if row.split == "train" else SIZES["train"]
-        with evaluating(trained):
+        with evaluating(trained.network, None):
             alone = trained.network(data.split(row.split).gather(np.array([place - first])), at_mean=True)
         np.testing.assert_allclose(row.mean, alone.posterior_mean[0], atol=1e-5)
         np.testing.assert_allclose(row.variance, alone.posterior_logvar[0].exp(), rtol=1e-4)
@@ -66,7 +66,7 @@ def test_each_sequence_is_encoded_as_it_is_alone_and_in_the_order_of_the_data(ru
         assert row.rate == pytest.approx(kl, rel=1e-3, abs=1e-5)
 
 
-def test_windows_of_long_sequences_are_told_apart(tmp_path):
+def test_windows_of_long_sequences_are_numbered(tmp_path):
     run = make_checkpoint(tmp_path, "vectors", max_sequence_length=4, long_sequences="split")
     table, whole = latents(open_model(str(run)), "test").to_pandas(), columns("vectors", "test").to_pandas()
     assert not table[["id", "window"]].duplicated().any()
@@ -80,7 +80,7 @@ def test_a_feature_may_be_called_like_a_column_of_ours(tmp_path, monkeypatch):
         assert not pd.Index(pq.read_schema(tmp_path / action).names).has_duplicates
 
 
-def test_the_wrong_kind_of_data_is_told_as_that(runs, tmp_path):
+def test_the_wrong_kind_of_data_is_named_as_that(runs, tmp_path):
     choices = DataChoices(data_dir=str(runs["vectors"].parent / "data"), cache_dir=str(tmp_path / "cache"))
     with pytest.raises(DataError, match="but the network was trained on events"):
         open_data(open_model(str(runs["events"])), choices).split("train")
@@ -187,7 +187,7 @@ def test_reconstructions_stand_beside_the_text_or_at_the_times_of_the_originals(
     assert len(merged) == len(events) == len(columns("events", "test"))
 
 
-def test_samples_are_as_many_as_asked_for_of_lengths_like_the_trainings_and_the_same_for_a_seed(
+def test_samples_are_as_many_as_requested_of_lengths_like_the_trainings_and_the_same_for_a_seed(
     runs, monkeypatch, tmp_path
 ):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
@@ -214,7 +214,7 @@ def test_a_path_leads_from_one_reconstruction_to_the_other(runs, monkeypatch, tm
         np.testing.assert_allclose(here["pulse"], there["pulse"], rtol=1e-4)
 
 
-def test_an_id_that_nobody_has_is_told_with_some_that_are_there(runs, monkeypatch, capsys):
+def test_an_unknown_id_is_named_with_some_that_are_there(runs, monkeypatch, capsys):
     assert use(monkeypatch, "interpolate", runs["vectors"], "nobody", "test-00") == ExitCode.USAGE
     assert "no sequence has the id 'nobody'; there are such as 'train-00'" in capsys.readouterr().err
 
@@ -262,28 +262,28 @@ def test_a_damaged_export_is_refused_in_words(runs, damage, monkeypatch, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("enkode", "x"), "'enkode' is no command; did you mean encode?"),
         (("encode",), "CHECKPOINT is missing"),
-        (("encode", "a.ckpt", "b.ckpt"), "'b.ckpt': nothing more is wanted before the flags"),
+        (("encode", "a.ckpt", "b.ckpt"), "'b.ckpt': nothing more may stand before the flags"),
         (("encode", "nowhere.ckpt"), "CHECKPOINT nowhere.ckpt: there is no such file"),
         (("encode", "s3://bucket/a.ckpt"), "URLs are not fetched"),
         (("sample", "a.ckpt", "--count", "0"), "--count must be 1 or more"),
         (("encode", "a.ckpt", "--output", "nowhere/at/all.parquet"), "is no directory; make it first"),
         (("encode", "a.ckpt", "--output", "/"), "is a directory; give the name of a file"),
         (("encode", "a.ckpt", "--output", __file__), "is there already, and is no output of SeqVAE"),
-        (("export", "a.ckpt", "--output", __file__), "is a file; export wants a directory"),
+        (("export", "a.ckpt", "--output", __file__), "is a file; export writes a directory"),
     ],
 )
-def test_what_cannot_be_done_is_told_in_a_line(words, said, monkeypatch, capsys):
+def test_what_cannot_be_done_is_refused_in_a_line(words, message, monkeypatch, capsys):
     assert use(monkeypatch, *words) == ExitCode.USAGE
-    told = capsys.readouterr().err
-    assert said in told
-    assert told.count("\n") == 1
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert shown.count("\n") == 1
 
 
-def test_a_split_that_is_not_there_is_told_with_those_that_are(runs, monkeypatch, capsys):
+def test_a_split_that_is_not_there_is_named_with_those_that_are(runs, monkeypatch, capsys):
     assert use(monkeypatch, "encode", runs["tokens"], "--split", "tset") == ExitCode.USAGE
     assert "--split tset: these data have" in capsys.readouterr().err
 
@@ -302,8 +302,8 @@ def full_disk() -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_a_directory_without_checkpoints_is_told_what_was_wanted(tmp_path):
+def test_of_a_directory_without_checkpoints_the_message_says_what_to_give(tmp_path):
     with pytest.raises(
-        UsageError, match=r"it holds no checkpoint\. Wanted: a \.ckpt file, a run's directory, or an export"
+        UsageError, match=r"it holds no checkpoint\. Give a \.ckpt file, a run's directory, or an export"
     ):
         open_model(str(tmp_path))

@@ -91,7 +91,7 @@ class DemoProcess(Evaluable):
         self.given_BK = torch.empty(0)
 
     def posterior(self, batch: Batch) -> Posterior:
-        """The prior; and what the sequences' likelihoods are, whichever z is asked for afterwards."""
+        """The prior; and what the sequences' likelihoods are, whichever z comes afterwards."""
         assert isinstance(batch, TokenBatch)
         real_BT = torch.arange(batch.tokens_BT.shape[1]) < batch.lengths_B[:, None]
         offsets_N1 = np.concatenate([[0], np.cumsum(batch.lengths_B.numpy())])

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 import torch
 
-from seqvae.config.inference import DataChoices
+from seqvae.config.inference import DataChoices, DrawingSettings
 from seqvae.errors import UsageError
 from seqvae.inference.model import Model, Reading, open_data
-from seqvae.inference.sample import reconstructed
+from seqvae.inference.tables import reconstruct
 from tests.support.parquet_files import write
 from tests.support.trained_models import KINDS, SIZES, columns, make_checkpoint
 
@@ -48,7 +48,7 @@ def test_the_flags_of_reading_are_those_of_the_commands():
 
 def test_methods_return_what_the_commands_write(vectors):
     data = open_data(vectors, DataChoices(split="test"))
-    tables = pa.concat_tables(reconstructed(vectors, data, ["test"], temperature=0.0, seed=0))
+    tables = pa.concat_tables(reconstruct(vectors, data, ["test"], DrawingSettings(), seed=0))
     pd.testing.assert_frame_equal(vectors.reconstruct(split="test"), tables.to_pandas())
 
 

@@ -15,6 +15,7 @@ from seqvae.inference.probe import (
     auroc,
     fit_classifier,
     frequent_tokens,
+    interval,
     mean_of_windows,
     score_with_draws,
     summary,
@@ -38,7 +39,7 @@ def test_clouds_far_apart_are_separated_and_noise_is_not(classes):
         features_NP, classes_N = blobs(80, apart, classes)
         others_NP, others_N = blobs(200, apart, classes, seed=1)
         classifier = fit_classifier(features_NP, classes_N, classes)
-        assert low <= score_with_draws(classifier.scores(others_NP), others_N, draws=10).value <= high
+        assert low <= score_with_draws(classifier.scores(others_NP), others_N, draws=10)[0] <= high
 
 
 def test_features_that_say_nothing_get_the_strongest_penalty():
@@ -99,7 +100,7 @@ def test_auroc_is_the_share_of_pairs_in_order_however_often_each_counts():
     weights_RN = generator.integers(0, 3, (5, 40))
     for weights_N, found in zip(weights_RN, auroc(scores_N, positive_N, weights_RN), strict=True):
         expanded_N = np.repeat(np.arange(40), weights_N)
-        above, below = (scores_N[expanded_N[positive_N[expanded_N] == wanted]] for wanted in (True, False))
+        above, below = (scores_N[expanded_N[positive_N[expanded_N] == is_positive]] for is_positive in (True, False))
         wins = (above[:, None] > below).mean() + 0.5 * (above[:, None] == below).mean()
         assert found == pytest.approx(wins)
 
@@ -111,7 +112,7 @@ def test_auroc_of_one_class_alone_is_not_a_number():
 def test_the_interval_of_an_accuracy_is_that_of_its_binomial():
     log_p_NC = np.log(np.tile([0.8, 0.1, 0.1], (400, 1)))
     classes_N = np.repeat([0, 1], [300, 100])
-    value, low, high = score_with_draws(log_p_NC, classes_N).interval
+    value, low, high = interval(score_with_draws(log_p_NC, classes_N))
     assert value == 0.75
     half = 1.96 * np.sqrt(0.75 * 0.25 / 400)
     assert (low, high) == pytest.approx((0.75 - half, 0.75 + half), abs=0.006)
@@ -123,7 +124,8 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
         generator = np.random.default_rng(seed)
         classes_N = (generator.random(100) < 0.3).astype(int)
         score_N = generator.normal(size=100) + classes_N  # P(above) = Phi(1 / sqrt 2)
-        _, low, high = score_with_draws(np.column_stack((np.zeros(100), score_N)), classes_N, draws=300).interval
+        drawn = score_with_draws(np.column_stack((np.zeros(100), score_N)), classes_N, draws=300)
+        _, low, high = interval(drawn)
         covered += low <= 0.7602 <= high
     assert 88 <= covered <= 99
 
@@ -131,7 +133,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
 def test_methods_are_compared_on_the_same_draws():
     features_NP, classes_N = blobs(50, 1.0)
     score = score_with_draws(features_NP[:, :2], classes_N, draws=50)
-    assert score.minus(score_with_draws(features_NP[:, :2], classes_N, draws=50)).interval == (0.0, 0.0, 0.0)
+    assert interval(score - score_with_draws(features_NP[:, :2], classes_N, draws=50)) == (0.0, 0.0, 0.0)
 
 
 # --- Summaries --------------------------------------------------------------------------------------------------------

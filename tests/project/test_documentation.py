@@ -15,7 +15,7 @@ import pytest
 from benchmarks import bench, pages
 from benchmarks.flag_page import COMMANDS, Command
 from seqvae.cli.command_line import parse_command_line
-from seqvae.cli.evaluate import models_and_flags
+from seqvae.cli.use_model import models_and_flags
 from seqvae.config.flags import CommandLine, flags_of
 from seqvae.config.training import OptimizedSettings
 from seqvae.errors import ExitCode

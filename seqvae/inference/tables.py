@@ -1,0 +1,301 @@
+"""What a trained model makes of sequences, as Arrow tables in the data's own units: text as text, values in their scale.
+
+    encode         where each sequence lies in the latent space, and how well the model knows it
+    reconstruct    each sequence as decoded from its own latent
+    sample         new sequences from the prior
+    interpolate    what lies between two sequences
+    impute         missing values of vectors and events, with how sure the model is
+
+In: a trained model, and opened data where needed. Out: an iterator of tables; data keep their order. A sequence of tokens is a row
+with `text` or `tokens`; of vectors, a row per step with a column per feature; of events, a row per event with `time, variable,
+value`.
+
+Shapes: B sequences of a batch, N samples, T steps, D features, V variables, E events, R rows, Z latent dimensions.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import torch
+from lightning.fabric.utilities import move_data_to_device
+from torch import Tensor
+
+from seqvae.config.inference import DrawingSettings, PathSettings, SampleSettings
+from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch, speaker
+from seqvae.data.datamodule import SequenceDataModule
+from seqvae.data.description import DataDescription
+from seqvae.errors import UsageError
+from seqvae.inference.streaming import SEQUENCE, evaluating, in_order, rows_of
+from seqvae.models import imputation, sampling
+from seqvae.models.likelihoods import real_steps
+from seqvae.monitors.formulas import gaussian_kl
+
+if TYPE_CHECKING:
+    from seqvae.inference.model import Model
+
+SAMPLES_PER_BATCH, STEPS_PER_BATCH = 512, 2**16
+"""Most that is sampled at once: a decoder remembers a few kB of each step per layer."""
+RESERVED = ("id", "window", "split", "place", "share", "step")
+"""Names of our own columns."""
+
+
+# --- What the commands write -------------------------------------------------------------------------------------------
+
+
+def encode(model: "Model", data: SequenceDataModule, splits: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield the posterior, the NLL and the rate of each sequence, computed at the posterior's mean.
+
+    Where each step has a latent of its own, `mean` and `variance` hold a list for each step.
+    """
+
+    def compute(batch: Batch) -> pa.Table:
+        output = model.network(batch, at_mean=True)
+        mask = output.posterior_mask
+        rate = gaussian_kl(output.posterior_mean, output.posterior_logvar).sum(dim=-1) * mask
+        rate_B = rate.sum(dim=1) if rate.dim() == 2 else rate
+        columns = {SEQUENCE: array(batch.sequences_B), "steps": array(output.steps_B)}
+        for name, numbers in (("mean", output.posterior_mean), ("variance", output.posterior_logvar.exp())):
+            flat = array(numbers[mask].flatten().float())
+            columns[name] = pa.FixedSizeListArray.from_arrays(flat, numbers.shape[-1])
+            if numbers.dim() == 3:
+                ends_B = mask.sum(dim=1).cumsum(dim=0).cpu().numpy()
+                offsets = pa.array(np.concatenate([[0], ends_B]).astype(np.int32))
+                columns[name] = pa.ListArray.from_arrays(offsets, columns[name])
+        return pa.table(columns | {"nll": array(output.nll_B.float()), "rate": array(rate_B.float())})
+
+    # A latent for each step makes two lists per step; otherwise they are few beside the sequence.
+    cells = 2 * model.settings["latent_size"] if model.network.latent_per_step else 1
+    return rows_of(data, splits, model, compute, cells_per_step=cells)
+
+
+def reconstruct(
+    model: "Model", data: SequenceDataModule, splits: Sequence[str], drawing: DrawingSettings, seed: int
+) -> Iterator[pa.Table]:
+    """Yield each sequence as decoded from its own latent. Events keep their times and variables: only values are drawn.
+
+    Tokens stand beside the originals.
+    """
+    generator = torch.Generator(model.device).manual_seed(seed)
+
+    def compute(batch: Batch) -> pa.Table:
+        drawn = sampling.reconstruct(
+            model.network, batch, temperature=drawing.temperature, generator=generator, values_only=True
+        )
+        table = in_own_units(drawn._replace(sequences_B=batch.sequences_B), model.description)
+        if not isinstance(batch, TokenBatch):
+            return table
+        return in_own_units(batch, model.description).append_column("reconstruction", table.column(1))
+
+    # Numbers that stand for a step in the table: features, or the events of a step with several columns each.
+    cells = {"vectors": len(data.description.names), "tokens": 1}.get(data.description.kind, 16)
+    return rows_of(data, splits, model, compute, cells_per_step=cells)
+
+
+def sample(model: "Model", settings: SampleSettings, seed: int) -> Iterator[pa.Table]:
+    """Yield samples from the prior; `id` counts them. Lengths are those of the training data, or all are of one length."""
+    generator = torch.Generator(model.device).manual_seed(seed)
+    count, quantiles = settings.count, model.stored.data.get("length_quantiles")
+    if settings.length is not None:
+        lengths_N = np.full(count, settings.length)
+    elif model.description.kind == "tokens":  # they find their end themselves, at the latest here
+        lengths_N = np.full(count, quantiles[-1] if quantiles else model.settings["max_sequence_length"])
+    elif quantiles is not None:
+        places_N = np.random.default_rng(seed).uniform(0, len(quantiles) - 1, count)
+        lengths_N = np.interp(places_N, np.arange(len(quantiles)), quantiles).round().astype(np.int64)
+    else:
+        raise UsageError("this checkpoint is from before the lengths of training sequences were kept: give --length")
+
+    def draw(part: slice) -> Batch:
+        lengths_B = torch.from_numpy(lengths_N[part]).to(model.device)
+        return sampling.sample_prior(model.network, lengths_B, temperature=settings.temperature, generator=generator)
+
+    with evaluating(model.network, model.autocast):
+        yield from _numbered(model, lengths_N, draw)
+
+
+def interpolate(
+    model: "Model",
+    data: SequenceDataModule,
+    splits: Sequence[str],
+    ids: Sequence[str],
+    path: PathSettings,
+    drawing: DrawingSettings,
+    seed: int,
+) -> Iterator[pa.Table]:
+    """Yield one table: evenly from the posterior mean of one sequence to that of another; `share` is how far along.
+
+    Lengths go evenly as well, but tokens find their own ends. Events of a later time are drawn with times and variables.
+    """
+    with evaluating(model.network, model.autocast) as device:
+        ends = [move_data_to_device(_sequence_with_id(data, splits, one), device) for one in ids]
+        means = [model.network.encode(batch).mean for batch in ends]
+        if means[0].dim() == 3:
+            raise UsageError("interpolate needs one latent per sequence, but this model has one for each step")
+        share_N = torch.linspace(0, 1, path.steps, device=device)
+        z_NZ = torch.lerp(means[0], means[1], share_N[:, None])
+        lengths = torch.tensor([float(batch.lengths_B[0]) for batch in ends])
+        lengths_N = torch.lerp(lengths[0], lengths[1], share_N.cpu()).round().long()
+        if model.description.kind == "tokens":
+            lengths_N = torch.full((path.steps,), 2 * int(lengths.max()))
+        generator = torch.Generator(device).manual_seed(seed)
+
+        def draw(part: slice) -> Batch:
+            return sampling.sample(
+                model.network, z_NZ[part], lengths_N[part], temperature=drawing.temperature, generator=generator
+            )
+
+        table = pa.concat_tables(_numbered(model, lengths_N.numpy(), draw))
+    shares = pa.array(share_N.double().cpu().numpy().round(6))
+    yield table.rename_columns(["place", *table.column_names[1:]]).add_column(
+        1, "share", shares.take(table.column("id").combine_chunks())
+    )
+
+
+def impute(
+    model: "Model",
+    data: SequenceDataModule,
+    splits: Sequence[str],
+    draws: int,
+    variables: Sequence[str] | None,
+    seed: int,
+) -> Iterator[pa.Table]:
+    """Yield the data with missing values filled; `variables`: only these features or variables.
+
+    Vectors have each feature beside its deviation (0: the value was there). Events have a row for each variable at each time,
+    with `std` and whether the value was `measured`.
+    """
+    description = model.description
+    if description.kind == "tokens":
+        raise UsageError("impute is for vectors and events: tokens have no missing values")
+    valued = {name: place for place, name in enumerate(description.names) if description.valued[place]}
+    for name in variables or ():
+        if name not in valued:
+            shown = ", ".join(list(valued)[:20])
+            raise UsageError(f"--variables: {name!r} is none that training saw values of; there are {shown}")
+    places = list(valued.values()) if variables is None else [valued[name] for name in variables]
+    names = [description.names[place] for place in places]
+    generator = torch.Generator(model.device).manual_seed(seed)
+
+    def compute(batch: Batch) -> pa.Table:
+        assert not isinstance(batch, TokenBatch)
+        filled = imputation.impute(model.network, batch, draws=draws, generator=generator)
+        batch, filled = (move_data_to_device(each, torch.device("cpu")) for each in (batch, filled))
+        mean_P, std_P = (each[places] for each in moments(description))
+        value_BTP = filled.mean_BTD[..., places].double() * std_P + mean_P
+        deviation_BTP = filled.std_BTD[..., places].double() * std_P
+        if isinstance(batch, VectorBatch):
+            columns: dict[str, Tensor] = {}
+            for number, (value, deviation) in enumerate(free_names(names, ("", "_std"))):
+                columns |= {value: value_BTP[..., number], deviation: deviation_BTP[..., number]}
+            return step_rows(batch, columns)
+        assert isinstance(batch, EventBatch)
+        real_BT = real_steps(batch.lengths_B, batch.gaps_BT.shape[1])
+        sequence_BT = batch.sequences_B[:, None].expand_as(real_BT)
+        time_BT = batch.gaps_BT.double().cumsum(dim=1)
+        variable_R = torch.arange(len(names)).repeat(int(real_BT.sum()))
+        return pa.table(
+            {
+                SEQUENCE: array(sequence_BT[real_BT].repeat_interleave(len(names))),
+                "time": array(time_BT[real_BT].repeat_interleave(len(names))),
+                "variable": pa.array(names, pa.string()).take(array(variable_R)),
+                "value": array(value_BTP[real_BT].flatten()),
+                "std": array(deviation_BTP[real_BT].flatten()),
+                "measured": array(filled.observed_BTD[..., places][real_BT].flatten()),
+            }
+        )
+
+    return rows_of(data, splits, model, compute, cells_per_step=6 * len(places))
+
+
+def _numbered(model: "Model", lengths_N: np.ndarray, draw: Callable[[slice], Batch]) -> Iterator[pa.Table]:
+    """Yield what `draw` makes of one part of the samples after another, with their numbers as `id`."""
+    per_batch = max(1, min(SAMPLES_PER_BATCH, STEPS_PER_BATCH // int(lengths_N.max())))
+    for first in range(0, len(lengths_N), per_batch):
+        batch = draw(slice(first, first + per_batch))
+        numbers_B = torch.arange(first, first + len(batch.lengths_B))
+        table = in_own_units(batch._replace(sequences_B=numbers_B), model.description)
+        yield in_order(table, {"id": array(numbers_B)}, first)
+
+
+def _sequence_with_id(data: SequenceDataModule, splits: Sequence[str], id_: str) -> Batch:
+    """Return the first sequence with this id, in a batch of its own."""
+    for name in splits:
+        stored = data.split(name)
+        place = stored.sequence_of(id_)
+        if place is not None:
+            return stored.gather(np.array([place]))
+    first = data.split(splits[0])
+    examples = ", ".join(repr(one) for one in first.ids(np.arange(min(3, len(first)))))
+    raise UsageError(f"no sequence has the id {id_!r}; there are such as {examples}")
+
+
+# --- Own units ---------------------------------------------------------------------------------------------------------
+
+
+def in_own_units(batch: Batch, description: DataDescription) -> pa.Table:
+    """Return the rows of a batch in the units of the data; what was not observed is NaN or null.
+
+    The first column, SEQUENCE, holds the number of the sequence in the batch's split.
+    """
+    batch = move_data_to_device(batch, torch.device("cpu"))
+    match batch:
+        case TokenBatch():
+            decode, lengths = speaker(description), batch.lengths_B.tolist()
+            texts = [decode(ids[:length]) for ids, length in zip(batch.tokens_BT.tolist(), lengths, strict=True)]
+            if description.tokenizer is None:
+                return pa.table({SEQUENCE: array(batch.sequences_B), "tokens": pa.array(texts, pa.list_(pa.int64()))})
+            return pa.table({SEQUENCE: array(batch.sequences_B), "text": pa.array(texts, pa.string())})
+        case VectorBatch():
+            mean_D, std_D = moments(description)
+            values_BTD = batch.values_BTD.masked_fill(~batch.observed_BTD, torch.nan).double() * std_D + mean_D
+            names = [name for (name,) in free_names(description.names, ("",))]
+            return step_rows(batch, dict(zip(names, values_BTD.unbind(dim=2), strict=True)))
+        case EventBatch():
+            mean_V, std_V = moments(description)
+            values_E = batch.values_E.double() * std_V[batch.variables_E] + mean_V[batch.variables_E]
+            time_BT = batch.gaps_BT.double().cumsum(dim=1)
+            return pa.table(
+                {
+                    SEQUENCE: array(batch.sequences_B[batch.steps_E // batch.gaps_BT.shape[1]]),
+                    "time": array(time_BT.flatten()[batch.steps_E]),
+                    "variable": pa.array(description.names, pa.string()).take(array(batch.variables_E)),
+                    "value": pa.array(values_E.numpy(), mask=~batch.has_value_E.numpy()),
+                }
+            )
+
+
+def free_names(names: Sequence[str], endings: Sequence[str]) -> list[tuple[str, ...]]:
+    """Name the columns of each feature after it, with a `_` behind it where that name is taken.
+
+    >>> free_names(["step", "pulse", "pulse_std"], ("", "_std"))
+    [('step_', 'step__std'), ('pulse', 'pulse_std'), ('pulse_std_', 'pulse_std__std')]
+    """
+    taken = set(RESERVED)
+    found = []
+    for name in names:
+        while any(name + ending in taken for ending in endings):
+            name += "_"
+        taken |= {name + ending for ending in endings}
+        found.append(tuple(name + ending for ending in endings))
+    return found
+
+
+def step_rows(batch: VectorBatch, columns_BT: dict[str, Tensor]) -> pa.Table:
+    """Return a row for each real step, with its number and these columns."""
+    real_BT = real_steps(batch.lengths_B, batch.values_BTD.shape[1])
+    sequence_BT, step_BT = torch.broadcast_tensors(batch.sequences_B[:, None], torch.arange(real_BT.shape[1]))
+    columns = {SEQUENCE: sequence_BT, "step": step_BT} | columns_BT
+    return pa.table({name: array(column_BT[real_BT]) for name, column_BT in columns.items()})
+
+
+def moments(description: DataDescription) -> tuple[Tensor, Tensor]:
+    """Return what normalised values are scaled back by: means and standard deviations, float64."""
+    mean, std = (torch.tensor(each, dtype=torch.float64) for each in (description.mean, description.std))
+    return mean, std
+
+
+def array(tensor: Tensor) -> pa.Array:
+    """Copy a tensor's numbers into an Arrow array."""
+    return pa.array(tensor.cpu().numpy())
