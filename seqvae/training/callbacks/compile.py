@@ -19,7 +19,7 @@ from torch import nn
 from seqvae.data.batch import Batch
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.errors import harmless
-from seqvae.training.callbacks.progress import clock
+from seqvae.text import clock
 from seqvae.training.module import TrainingModule
 from seqvae.training.objective import negative_elbo
 
