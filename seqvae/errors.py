@@ -86,13 +86,13 @@ class CollapsedError(SeqVAEError):
 class Stopped(BaseException):
     """A signal that ends the command. No KeyboardInterrupt, because Lightning turns that into an exit code of its own."""
 
-    def __init__(self, number: int, said: str = "") -> None:
-        """`said` goes on after "stopped by Ctrl-C"."""
-        super().__init__(number, said)
-        self.number, self.said = number, said
+    def __init__(self, number: int, message: str = "") -> None:
+        """`message` goes on after "stopped by Ctrl-C"."""
+        super().__init__(number, message)
+        self.number, self.message = number, message
 
     def __str__(self) -> str:
-        return f"stopped by {'Ctrl-C' if self.number == signal.SIGINT else 'SIGTERM'}{self.said}"
+        return f"stopped by {'Ctrl-C' if self.number == signal.SIGINT else 'SIGTERM'}{self.message}"
 
 
 def did_you_mean(word: str, names: Iterable[str], prefix: str = "") -> str:

@@ -24,7 +24,7 @@ from seqvae.models.vae import Posterior, VAEOutput
 from seqvae.training.callbacks.nonfinite import StepJudge, scaler_of
 from seqvae.training.micro_batches import MicroBatches
 from seqvae.training.objective import NO_LABEL, Objective, classification_loss, negative_elbo, resolve_free_bits
-from seqvae.training.run_directory.events import RunEvents
+from seqvae.training.run_directory.records import RunEvents
 from seqvae.training.schedules import KLWeight, learning_rate_factor, scheduled_kl_weight
 
 TRAINING, VALIDATION = 0, 1
@@ -42,6 +42,15 @@ class Sums(NamedTuple):
     real_steps: Tensor
     """Without."""
     sequences: Tensor
+
+
+@runtime_checkable
+class Probeable(Protocol):
+    """A network that can decode a latent that is not its own."""
+
+    def encode(self, batch: Any) -> Posterior: ...
+
+    def nll_given_z(self, batch: Any, z: Tensor) -> Tensor: ...
 
 
 class TrainingModule(lightning.LightningModule):
@@ -75,6 +84,8 @@ class TrainingModule(lightning.LightningModule):
         self.micro_batches = MicroBatches(self)
         self.events: RunEvents | None = None
         """Where it is reported what a step survived."""
+        if isinstance(network, Probeable):  # by these methods a monitor sees whether the decoder uses z
+            self.posterior_of, self.nll_given_z = network.encode, network.nll_given_z
         self._validated: list[Sums] = []
         self._kl_of_step: list[Tensor] = []
         """The KL and the sequences that it belongs to, of each micro-batch of the present optimizer step."""
@@ -98,7 +109,7 @@ class TrainingModule(lightning.LightningModule):
         """Do nothing: `begin_step` has done it, as `training_step` leaves gradients behind for a micro-batch in parts."""
 
     def begin_step(self) -> None:
-        """Forget the gradients, and all that was taken in of an optimizer step."""
+        """Forget the gradients and losses of an optimizer step that begins, or begins again."""
         for optimizer in self.trainer.optimizers:
             optimizer.zero_grad()
         self.judge.begin()
@@ -112,7 +123,7 @@ class TrainingModule(lightning.LightningModule):
         free_bits = resolve_free_bits(self.objective, "step" if output.posterior_mean.dim() == 3 else "sequence")
         objective = negative_elbo(output, kl_weight, free_bits)
         loss = objective.loss + self.objective.label_weight * classification_loss(output, batch.labels_B)
-        self.judge.take_in(loss, batch.sequences_B)
+        self.judge.add(loss, batch.sequences_B)
         sums = sums_of(objective, output, batch)
         if self.kl_weight.target_kl is not None:
             self._kl_of_step.append(torch.stack((sums.kl, sums.sequences.float())))
@@ -137,11 +148,9 @@ class TrainingModule(lightning.LightningModule):
 
     def kl_weight_at(self, step: int) -> float | None:
         """Return the scheduled weight of an optimizer step; None: --target_kl decides on the way."""
-        return (
-            None
-            if self.kl_weight.target_kl is not None
-            else scheduled_kl_weight(step, self.total_steps, self.objective)
-        )
+        if self.kl_weight.target_kl is not None:
+            return None
+        return scheduled_kl_weight(step, self.total_steps, self.objective)
 
     def optimizer_step(self, *arguments: Any, **named: Any) -> None:
         """Take the step, then give the controller of the KL the step's mean over all its micro-batches and processes."""
@@ -171,8 +180,8 @@ class TrainingModule(lightning.LightningModule):
             "valid_kl": total.kl / total.sequences,
             "valid_nll_per_step": total.nll / total.predicted_steps,
             "valid_sequences": total.sequences,
+            **self.label_metrics.compute_and_reset(),
         }
-        metrics |= self.label_metrics.compute_and_reset()
         self.log_dict(metrics, sync_dist=True, logger=False)  # Progress passes them on to the loggers
         self.validated_at_step = self.global_step
 
@@ -189,12 +198,7 @@ class TrainingModule(lightning.LightningModule):
         schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, self.total_steps, settings))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def configure_gradient_clipping(
-        self,
-        optimizer: Optimizer,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
+    def configure_gradient_clipping(self, optimizer: Optimizer, *_: Any, **__: Any) -> None:
         """Clip by hand: Lightning refuses to for a fused optimizer under mixed precision, where nothing is unscaled yet."""
         scaler = scaler_of(self.trainer)
         if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
@@ -202,27 +206,6 @@ class TrainingModule(lightning.LightningModule):
         longest = self.optimizer.gradient_clip or float("inf")
         self.gradient_norm = nn.utils.clip_grad_norm_(self.network.parameters(), longest)
         self.judge.refuse_if_spoilt(optimizer, self.gradient_norm, self.trainer)
-
-
-@runtime_checkable
-class Probeable(Protocol):
-    """A network that can decode a latent that is not its own."""
-
-    def encode(self, batch: Any) -> Posterior: ...
-
-    def nll_given_z(self, batch: Any, z: Tensor) -> Tensor: ...
-
-
-class ProbeableModule(TrainingModule):
-    """Gives a monitor what it needs to see whether the decoder uses z."""
-
-    network: Any
-
-    def posterior_of(self, batch: Batch) -> Posterior:
-        return self.network.encode(batch)
-
-    def nll_given_z(self, batch: Batch, z: Tensor) -> Tensor:
-        return self.network.nll_given_z(batch, z)
 
 
 def make_optimizer(network: nn.Module, settings: OptimizerSettings) -> AdamW:
@@ -272,7 +255,7 @@ def noise_seed(seed: int, stream: int, position: int, part: int = 0) -> int:
 
 
 class LabelMetrics(nn.Module):
-    """How well the supervised head tells the classes apart: AUROC and AUPRC over a whole validation, by torchmetrics.
+    """AUROC and AUPRC of the supervised head over a whole validation, by torchmetrics.
 
     Of two classes they are those of the second; of more, the mean over the classes that occur, and are not the only one to occur:
     the others have neither. With fewer than two classes there are none.

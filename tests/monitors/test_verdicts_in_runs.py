@@ -10,8 +10,8 @@ from seqvae.files import JsonLines, read_rows
 from seqvae.monitors import PosteriorCollapsed, Verdict
 from seqvae.monitors.detection.detector import Detector
 from seqvae.monitors.detection.findings import VerdictName, line_of
+from seqvae.reports.run_files import HEALTHY, LAST
 from seqvae.training.callbacks.checkpoint import Checkpoints
-from seqvae.training.run_directory.checkpoint_file import HEALTHY, LAST
 from tests.support.foreign_vaes import LSTMVAE, QUIET, AskedImageVAE, Sentences, pictures, q_of
 from tests.support.scripted_vaes import (
     LONG,

@@ -177,7 +177,7 @@ def test_another_learning_rate_and_weight_decay_are_in_force(tmp_path):
 def test_the_end_says_which_signal_it_was_and_how_to_go_on(number, tmp_path):
     run = train(tmp_path, [Ask("on_train_batch_start", 4, number)])
     assert isinstance(run.ended_by, Stopped)
-    assert (run.ended_by.number, run.ended_by.said) == (
+    assert (run.ended_by.number, run.ended_by.message) == (
         number,
         " after step 3, which is saved. To go on:\nresume me",
     )

@@ -16,7 +16,7 @@ from seqvae.reports.read_run import read_run
 from seqvae.reports.run_files import REPORT, read_events
 from seqvae.reports.story import story_of
 from seqvae.training.callbacks.report import EVERY_SECONDS, RunReport
-from seqvae.training.run_directory.events import RunEvents, result_of
+from seqvae.training.run_directory.records import RunEvents, result_of
 from tests.support.parquet_files import write_splits
 
 

@@ -166,7 +166,7 @@ def test_noise_differs_between_seeds_streams_and_positions():
 def give_trainer(module: Any, plugin: MixedPrecision | None) -> None:
     """As much of a Trainer as clipping looks at. Any, because it is none."""
     module.trainer = SimpleNamespace(precision_plugin=plugin, world_size=1)
-    module.judge.take_in(torch.ones(()), torch.zeros(1))
+    module.judge.add(torch.ones(()), torch.zeros(1))
 
 
 @pytest.mark.parametrize("loss_scale", [None, 1024.0])

@@ -19,13 +19,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from seqvae.errors import StorageError
 from seqvae.files import Patience, sync_directory
-from seqvae.training.run_directory.checkpoint_file import (
-    BEST,
-    HEALTHY,
-    LAST,
-    PREVIOUS,
-    give_second_name,
-)
+from seqvae.reports.run_files import BEST, HEALTHY, LAST, PREVIOUS
+from seqvae.training.run_directory.checkpoint_file import give_second_name
 
 _NEW = ".new.ckpt"
 """Written in full before it takes the place of another."""

@@ -16,7 +16,7 @@ from lightning import Callback, LightningModule, Trainer
 from seqvae.errors import DivergedError, SettingsError, Stopped, UsageError, harmless
 from seqvae.monitors.drawing import Drawing
 from seqvae.reports.run_files import REPORT
-from seqvae.training.run_directory.events import RunEvents
+from seqvae.training.run_directory.records import RunEvents
 
 EVERY_SECONDS = 60.0
 """Between two reports. One takes about 0.3 s of a core at the lowest priority, and 3 ms of training."""

@@ -1,28 +1,154 @@
-"""events.jsonl: what happened to a run, one line each; and what a finished run came to.
+"""What a run writes about itself: the header and run.json when it begins, events.jsonl on the way, its result at the end.
 
-In: an event, its step and its details. Out: a line that anyone can read at any time, and on the console what the run survived. The
-monitor writes its verdicts into the same file by itself.
+In: settings, data, network, plan and devices; an event, its step and its details. Out: lines for the console, plain types of JSON
+for readers without torch, and in events.jsonl a line that anyone can read at any time. The monitor writes its verdicts into the
+same file by itself.
 """
 
 import logging
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
-from lightning import Trainer
+import numpy as np
+from lightning import Callback, Trainer
+from torch import nn
 
 from seqvae.config.training import TrainingSettings
+from seqvae.config.yaml_files import to_flat_dict
+from seqvae.data.datamodule import SequenceDataModule
 from seqvae.errors import DivergedError, harmless
 from seqvae.files import JsonLines
-from seqvae.reports.run_files import EVENTS, read_events, utc_now
+from seqvae.models.vae import SequenceVAE
+from seqvae.reports.run_files import EVENTS, LAST, read_events, utc_now
+from seqvae.reports.terminal import bin_edges
+from seqvae.text import clip, percent, visible
+from seqvae.training.distributed import Devices, ResolvedPrecision
+from seqvae.training.objective import resolve_free_bits
 from seqvae.training.schedules import Plan
 
-MOST_TOLD = 100
+MOST_REPEATED = 100
 """Events of one kind in a session: what goes wrong at every other step for days shall not fill a disk."""
 FINISHED = "finished"
 EndedBy = Literal["steps", "max_time", "early_stopping_patience"]
 
+MOST_NAMES = 200
+MOST_CLASSES = 100
+NAME_WIDTH = 80
+"""Characters of a name, which is data and can be of any length."""
+UNMONITORED = "off: a posterior collapse will neither be seen nor named, and there will be no posterior.jsonl"
+
 _log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class Describes(Protocol):
+    """A callback that describes what it does in a run of `total_steps` optimizer steps."""
+
+    def describe(self, total_steps: int) -> str: ...
+
+
+def header_lines(
+    settings: TrainingSettings,
+    data: SequenceDataModule,
+    network: nn.Module,
+    plan: Plan,
+    devices: Devices,
+    precision: ResolvedPrecision,
+    callbacks: Sequence[Callback],
+) -> list[tuple[str, str]]:
+    """Return what will run, as names and texts; a line without a name continues the one before."""
+    model, objective, compute = settings.model, settings.objective, settings.compute
+    parameters = f"{sum(p.numel() for p in network.parameters()) / 1e6:.2f} M parameters"
+    described = f"{type(network).__name__}, {parameters}"
+    if isinstance(network, SequenceVAE):
+        described = (
+            f"{model.encoder} encoder, {model.decoder} decoder, {parameters} (width {model.width}, depth {model.depth}), "
+            f"{model.latent_size} latent dimensions for each {model.latent_scope}"
+            + (", means normalised over the batch" if model.posterior == "batch_norm" else "")
+        )
+    if objective.target_kl is not None:
+        weight = f"steered to {objective.target_kl:g} nats (--target_kl)"
+    elif objective.kl_schedule == "constant":
+        weight = f"{objective.beta:g}"
+    else:
+        cycle = f", --kl_cycle {objective.kl_cycle:g}" if objective.kl_schedule == "cyclical" else ""
+        weight = (
+            f"{objective.kl_schedule} to {objective.beta:g} (--kl_schedule, --kl_warmup {objective.kl_warmup:g}{cycle})"
+        )
+    free_bits = resolve_free_bits(objective, model.latent_scope)
+    steps = plan.total_steps
+    reason = f" in place of {compute.precision}: {precision.reason}" if precision.reason else ""
+    monitoring = [callback.describe(steps) for callback in callbacks if isinstance(callback, Describes)]
+    first, *rest = data.summary()
+    return [
+        ("data", first),
+        *(("", line) for line in rest),
+        ("model", described),
+        ("objective", f"negative ELBO; KL weight {weight}; {free_bits:g} nats of each dimension free (--free_bits)"),
+        (
+            "training",
+            f"{steps:,} optimizer steps ({steps / plan.steps_per_epoch:.3g} epochs), each of {plan.tokens_per_step:,.0f} tokens "
+            f"in {plan.sequences_per_step:,.3g} sequences on average; lr {plan.lr:.3g}"
+            f"{' (scaled)' if settings.optimizer.scale_lr else ''}, {settings.optimizer.lr_schedule}",
+        ),
+        ("devices", f"{devices}, {precision.precision}{reason}"),
+        ("monitoring", "; ".join(monitoring) or UNMONITORED),
+    ]
+
+
+def facts_of(
+    settings: TrainingSettings,
+    data: SequenceDataModule,
+    plan: Plan,
+    lines: Sequence[tuple[str, str]],
+    resume_command: str,
+) -> dict[str, Any]:
+    """Return the content of run.json; `lines` are the header's, of which those with a name are kept."""
+    description, counts = data.description, data.data.counts.get("train", {})
+    # As they are in the training split, before the length cap; variables that do not occur, like <unknown>, are left out.
+    remarks: list[str] = []
+    if description.kind == "vectors":
+        steps = max(1, counts["steps"])
+        remarks = [
+            f"{percent(missing / steps)} missing" if missing else "none missing" for missing in counts["missing"]
+        ]
+    elif description.kind == "events":
+        remarks = [f"{count:,} events" if count else "" for count in counts["per_name"]]
+    features = [
+        {"name": clip(visible(name[:NAME_WIDTH]), NAME_WIDTH), "mean": mean, "std": std, "told": remark}
+        for name, mean, std, remark in zip(description.names, description.mean, description.std, remarks, strict=True)
+        if remark
+    ]
+    layout, _, batches, *notes = data.summary()
+    lengths = {name: data.split(name).lengths_N for name in ("train", "valid", "test") if name in data.data.splits}
+    edges = bin_edges(lengths["train"])
+    return {
+        "total_steps": plan.total_steps,
+        "resume_command": resume_command,
+        "header": {name: text for name, text in lines if name},
+        "defaults": to_flat_dict(type(settings)()),
+        "data": {
+            "kind": description.kind,
+            "layout": layout,
+            "batches": batches,
+            "splits": [
+                {
+                    "split": name,
+                    "sequences": len(lengths_N),
+                    "steps": int(lengths_N.sum(dtype=np.int64)),
+                    "mean_length": float(lengths_N.mean()) if len(lengths_N) else None,
+                    "longest": int(lengths_N.max()) if len(lengths_N) else None,
+                }
+                for name, lengths_N in lengths.items()
+            ],
+            "lengths": {"edges": edges.tolist(), "counts": np.histogram(lengths["train"], edges)[0].tolist()},
+            "notes": notes,
+            "names": features[:MOST_NAMES],
+            "classes": [clip(visible(name[:NAME_WIDTH]), NAME_WIDTH) for name in description.classes[:MOST_CLASSES]],
+        },
+    }
 
 
 class RunEvents:
@@ -40,11 +166,11 @@ class RunEvents:
     def survived(self, event: str, step: int, message: str, **fields: Any) -> None:
         """Write and log something that did not end the run."""
         count = self._counts[event] = self._counts.get(event, 0) + 1
-        if count > MOST_TOLD:
+        if count > MOST_REPEATED:
             return
         self.note(event, step, said=message, **fields)
         if self._lines is not None:
-            more = " (the last time that this is said)" if count == MOST_TOLD else ""
+            more = " (the last time that this is reported)" if count == MOST_REPEATED else ""
             _log.warning("step %s: %s%s", f"{step:,}", message, more)
 
     def finish(self) -> None:
@@ -76,7 +202,7 @@ def result_of(
         early = f" after step {trainer.global_step:,} of {plan.total_steps:,}, as --{ended_by} says"
         message = (
             f"done{'' if ended_by == 'steps' else early}: validation ELBO {result.valid_elbo:.3f} nats per sequence "
-            f"(NLL {metrics['valid_nll']:.3f}, KL {result.valid_kl:.3f}); {directory / 'checkpoints' / 'last.ckpt'}"
+            f"(NLL {metrics['valid_nll']:.3f}, KL {result.valid_kl:.3f}); {directory / 'checkpoints' / LAST}"
         )
         print(harmless(message), flush=True)
         events.note(
@@ -114,7 +240,7 @@ def result_of_finished(directory: Path, settings: TrainingSettings, plan: Plan) 
         return None
     message = (
         f"{directory} is finished (step {last['step']:,} of {last['total_steps']:,}, validation ELBO "
-        f"{last['valid_elbo']:.3f}): nothing left to do. A {flag} goes on, another --run_name begins anew."
+        f"{last['valid_elbo']:.3f}): nothing left to do. A {flag} goes on, another --run_name starts over."
     )
     return RunResult(directory, last["valid_elbo"], last["valid_kl"]), harmless(message)
 

@@ -24,35 +24,40 @@ from torch.optim.lr_scheduler import LambdaLR
 from seqvae.config.run import RunSettings
 from seqvae.errors import SettingsError, StorageError, UsageError
 from seqvae.files import AlreadyLocked, JsonLines, take_lock
-from seqvae.reports.run_files import EVENTS, read_events
-from seqvae.training.distributed import is_first_process
-from seqvae.training.run_directory.checkpoint_file import (
-    ASTRAY,
+from seqvae.reports.run_files import (
     BEST,
+    ENVIRONMENT,
+    EVENTS,
+    FACTS,
     HEALTHY,
     LAST,
     PREVIOUS,
+    REPORT,
+    read_events,
+)
+from seqvae.text import some
+from seqvae.training.distributed import is_first_process
+from seqvae.training.run_directory.checkpoint_file import (
+    ASTRAY,
     REPLACED,
     damage_of,
     differences,
     give_second_name,
     read_lazily,
-    some_of,
 )
 
 LOCK = ".lock"
 CONFIG = "config.yaml"
 FOLDERS = ("checkpoints", "plots", "samples", "tensorboard")
-FILES = (CONFIG, "environment.json", "run.json", "*.csv", "*.jsonl")
+FILES = (CONFIG, ENVIRONMENT, FACTS, "*.csv", "*.jsonl")
 """What stands in a run's directory and is written to in place."""
 ROLLED_BACK = "rolled_back"
 """The event that a run went back to an earlier checkpoint."""
 _OUTPUTS = (
-    *(CONFIG, "environment.json", "run.json", "metrics.csv", "posterior.jsonl", "throughput.jsonl", "events.jsonl"),
-    *("evaluation.jsonl", "report.html"),
-    *("samples", "plots", "checkpoints"),
+    *(CONFIG, ENVIRONMENT, FACTS, EVENTS, REPORT),
+    *("metrics.csv", "posterior.jsonl", "throughput.jsonl", "evaluation.jsonl", "samples", "plots", "checkpoints"),
 )
-"""What a run writes, and what one that begins anew in its directory removes; nothing else is ever touched."""
+"""What a run writes, and what one that starts over in its directory removes; nothing else is ever touched."""
 
 QUANTILES = 101
 """Quantiles of the lengths of training sequences that are kept, from the shortest to the longest."""
@@ -111,9 +116,8 @@ def open_run(run: RunSettings, kind: str, held: ExitStack) -> Start:
         raise UsageError(
             f"{flag}: {directory} holds checkpoints of its own; leave out --resume to go on from them, or choose another name"
         )
-    if (
-        checkpoint is None
-    ):  # the run never came to its first checkpoint: what it left goes, but for its decisions after NaN
+    if checkpoint is None:
+        # The run never came to its first checkpoint: what it left goes, but for its decisions after NaN.
         if directory.is_symlink() and is_used:
             raise UsageError(f"{flag}: {directory} is a link; what it leads to is not cleared")
         decisions = [event for event in read_events(directory) if event["event"] == ROLLED_BACK]
@@ -179,7 +183,7 @@ def find_checkpoint(directory: Path) -> Path | None:
             return path
         damaged.append(f"{path}: {damage}")
     if damaged:
-        raise UsageError(f"nothing to go on from: {'; '.join(damaged)}. Choose another --run_name to begin anew.")
+        raise UsageError(f"nothing to go on from: {'; '.join(damaged)}. Choose another --run_name to start over.")
     return None
 
 
@@ -239,7 +243,7 @@ def refuse_other_run(checkpoint: Path, own_origin: dict[str, Any]) -> None:
     found = differences(read_lazily(checkpoint)["origin"], own_origin)
     if found:
         raise UsageError(
-            f"{checkpoint} is of another run: {some_of(found)}. Give what it was made with, or another --run_name, or "
+            f"{checkpoint} is of another run: {some(found, separator='; ')}. Give what it was made with, or another --run_name, or "
             f"take its weights alone with --init_from"
         )
 
