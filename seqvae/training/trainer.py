@@ -26,15 +26,13 @@ from seqvae.training.callbacks.compile import CompilerTrial
 from seqvae.training.callbacks.interrupt import StopOnSignal, TimeLimit
 from seqvae.training.callbacks.memory import FlatMemory
 from seqvae.training.callbacks.nonfinite import SkippedSteps
-from seqvae.training.callbacks.previews import Previews
+from seqvae.training.callbacks.previews import MOST_SEQUENCES, Previews
 from seqvae.training.callbacks.progress import Progress
 from seqvae.training.distributed import Devices, ResolvedPrecision, make_precision, make_strategy
 from seqvae.training.module import TrainingModule
 from seqvae.training.run_directory.checkpoint_file import AtomicCheckpointIO
 from seqvae.training.run_directory.resume import OptimizerAsSet
 from seqvae.training.schedules import Plan
-
-PREVIEWED_SEQUENCES = 6
 
 UNITS = {"tokens": "token", "vectors": "step", "events": "step"}
 """The name of one step of a sequence."""
@@ -131,7 +129,7 @@ def make_trainer(
     if arguments is None:
         arguments = default_trainer_arguments(settings, data, devices)
     precision_plugin = make_precision(precision, devices, compute.initial_loss_scale)
-    logger = make_logger(settings.run, directory, directory.name)
+    logger = make_logger(settings.run, directory)
     strategy = make_strategy(compute.strategy, devices, static_graph=has_static_graph and data.accumulate == 1)
     try:
         return Trainer(
@@ -177,21 +175,17 @@ def all_callbacks(
         watchers=[callback for callback in own if isinstance(callback, ReportsHealth)],
         say=lambda message: events.survived("not_saved", module.global_step, message),
     )
-    callbacks: list[Callback] = []
-    if settings.compute.compile_model:
-        callbacks.append(CompilerTrial(data, plan.total_steps))
-    callbacks.append(OptimizerAsSet())
-    callbacks.append(
-        Progress(
-            directory / "metrics.csv",
-            every_n_steps=run.log_every_n_steps,
-            total_steps=plan.total_steps,
-            unit=UNITS[data.description.kind],
-            has_labels=len(data.description.classes) >= 2,
-            time_limit=run.time_limit,
-        )
+    progress = Progress(
+        directory / "metrics.csv",
+        every_n_steps=run.log_every_n_steps,
+        total_steps=plan.total_steps,
+        unit=UNITS[data.description.kind],
+        has_labels=len(data.description.classes) >= 2,
+        time_limit=run.time_limit,
     )
-    callbacks += [*own, FlatMemory()]
+    callbacks: list[Callback] = [OptimizerAsSet(), progress, *own, FlatMemory()]
+    if settings.compute.compile_model:
+        callbacks.insert(0, CompilerTrial(data, plan.total_steps))
     if run.time_limit is not None:
         callbacks.append(TimeLimit(run.time_limit))
     if (patience := validation.early_stopping_patience) is not None:
@@ -203,11 +197,11 @@ def all_callbacks(
 def make_previews(data: SequenceDataModule, seed: int) -> Previews:
     """Return the callback that shows what the network makes of a few validation sequences, which are chosen once."""
     split = data.split("valid")
-    chosen = np.random.default_rng(seed).choice(len(split), min(PREVIEWED_SEQUENCES, len(split)), replace=False)
+    chosen = np.random.default_rng(seed).choice(len(split), min(MOST_SEQUENCES, len(split)), replace=False)
     return Previews(data.description, batch=split.gather(np.sort(chosen)), seed=seed)
 
 
-def make_logger(run: RunSettings, directory: Path, run_name: str) -> Logger | None:
+def make_logger(run: RunSettings, directory: Path) -> Logger | None:
     """Return the logger of --logger beside metrics.csv; None: there is none. `directory` is the run's, the default of --log_dir.
 
     WANDB_MODE, WANDB_PROJECT, MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME are respected. A resumed run goes on in the same
@@ -221,18 +215,18 @@ def make_logger(run: RunSettings, directory: Path, run_name: str) -> Logger | No
     place = Path(run.log_dir).expanduser() if run.log_dir else directory
     if run.logger == "tensorboard":
         # Runs that share a --log_dir are told apart by their folders.
-        folder = run_name if run.log_dir else "tensorboard"
+        folder = directory.name if run.log_dir else "tensorboard"
         return TensorBoardLogger(place, name=folder, version="", default_hp_metric=False)
     if run.logger == "wandb":
         place.mkdir(parents=True, exist_ok=True)  # without it wandb silently takes a temporary directory
-        return WandbLogger(run_name, place, project=os.environ.get("WANDB_PROJECT", PROJECT))
+        return WandbLogger(directory.name, place, project=os.environ.get("WANDB_PROJECT", PROJECT))
     tracking_uri = os.environ.get("MLFLOW_TRACKING_URI")
     if not tracking_uri:
         tracking_uri = (place / "mlruns").absolute().as_uri()
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 wants a database for a single run otherwise
     return MLFlowLogger(
         os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT),
-        run_name,
+        directory.name,
         tracking_uri=tracking_uri,
         run_id=os.environ.get("MLFLOW_RUN_ID"),
     )

@@ -73,7 +73,7 @@ def test_a_report_is_written_at_validations_and_lines_of_progress_and_not_too_of
         (RuntimeError("out of paper"), [("failed", "RuntimeError: out of paper")], 30.0),
         (DivergedError("NaN"), [], 30.0),
         (SystemExit(7), [], 30.0),
-        (Stopped(2), [], 4.0),
+        (Stopped(2), [], 10.0),
     ],
 )
 def test_however_a_run_ends_its_report_is_written_and_an_error_is_noted(error, noted, seconds, tmp_path):

@@ -98,12 +98,10 @@ class Checkpoints(Checkpoint):
             loop.run()
             trainer.training = True
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         self._epochs_done = trainer.fit_loop.epoch_progress.current.completed
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if is_between_steps(trainer) and self._is_last_due(trainer) and not is_validation_due(trainer):
             self.save_last(trainer)
 
@@ -164,9 +162,35 @@ class Checkpoints(Checkpoint):
         return is_finite
 
     def _save(self, trainer: Trainer, *, as_best: bool, as_last: bool) -> bool:
-        """Return whether it is written. All processes know, and all give up together."""
+        """Write one file, which is never changed afterwards, so that best, last and healthy may be names of the same one.
+
+        Return whether it is written. All processes know, and all give up together.
+        """
+        new, last = self.directory / _NEW, self.directory / LAST
+        failure: StorageError | None = None
+        try:
+            trainer.save_checkpoint(new, weights_only=False)
+        except (StorageError, OSError) as error:
+            trainer.strategy.barrier("Trainer.save_checkpoint")  # where the other processes wait
+            failure = StorageError(str(error))
+        if failure is None and trainer.is_global_zero:
+            try:
+                if any(watcher.is_unharmed() for watcher in self.watchers):
+                    give_second_name(new, self.directory / HEALTHY)
+                if as_best:
+                    give_second_name(new, self.directory / BEST)
+                if as_last:
+                    if last.exists():
+                        last.replace(self.directory / PREVIOUS)
+                    new.replace(last)
+                else:
+                    new.unlink()
+                sync_directory(self.directory)
+            except OSError as error:
+                with suppress(OSError):
+                    new.unlink(missing_ok=True)  # its room is needed
+                failure = StorageError(f"{error.filename or self.directory}: cannot be written ({error.strerror})")
         several = trainer.world_size > 1
-        failure = self._write(trainer, as_best=as_best, as_last=as_last)
         failure = trainer.strategy.broadcast(failure) if several else failure
         if failure is not None:
             goes_on = self._patience.bears(str(failure))
@@ -177,34 +201,6 @@ class Checkpoints(Checkpoint):
         if as_last:
             self._saved = (trainer.global_step, self._is_validation_owed(trainer))
         return True
-
-    def _write(self, trainer: Trainer, *, as_best: bool, as_last: bool) -> StorageError | None:
-        """Write one file. It is never changed afterwards, so best, last and healthy may be names of the same one."""
-        new, last = self.directory / _NEW, self.directory / LAST
-        try:
-            trainer.save_checkpoint(new, weights_only=False)
-        except (StorageError, OSError) as error:
-            trainer.strategy.barrier("Trainer.save_checkpoint")  # where the other processes wait
-            return StorageError(str(error))
-        if not trainer.is_global_zero:
-            return None
-        try:
-            if any(watcher.is_unharmed() for watcher in self.watchers):
-                give_second_name(new, self.directory / HEALTHY)
-            if as_best:
-                give_second_name(new, self.directory / BEST)
-            if as_last:
-                if last.exists():
-                    last.replace(self.directory / PREVIOUS)
-                new.replace(last)
-            else:
-                new.unlink()
-            sync_directory(self.directory)
-        except OSError as error:
-            with suppress(OSError):
-                new.unlink(missing_ok=True)  # its room is needed
-            return StorageError(f"{error.filename or self.directory}: cannot be written ({error.strerror})")
-        return None
 
 
 def is_between_steps(trainer: Trainer) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import psutil
-from lightning import Callback, LightningModule, Trainer
+from lightning import Callback, Trainer
 
 EVERY_N_STEPS, EVERY_SECONDS = 200, 60.0
 """Between two looks; both have to be over. Seconds are those that the process computes. Giving back the holes of 800 MB takes
@@ -49,15 +49,13 @@ class FlatMemory(Callback):
         self._level: float | None = -math.inf
         """What was held at the look after pages were given back; None: that look is still to come. At first anything is more."""
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         self._give_back = malloc_trim() if trainer.strategy.root_device.type == "cpu" else None
         if self._give_back is not None:
             keep_freed_memory()
         self._next_step, self._looked_when = trainer.global_step + self.every_n_steps, self._now()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if self._give_back is None or trainer.global_step < self._next_step:
             return
         now = self._now()

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from lightning import Callback, LightningModule, Trainer
+from lightning import Callback, Trainer
 
 from seqvae.errors import DivergedError, SettingsError, Stopped, UsageError, harmless
 from seqvae.monitors.drawing import Drawing
@@ -20,8 +20,10 @@ from seqvae.training.run_directory.records import RunEvents
 
 EVERY_SECONDS = 60.0
 """Between two reports. One takes about 0.3 s of a core at the lowest priority, and 3 ms of training."""
-SECONDS, HURRIED_SECONDS = 30.0, 4.0
-"""That a run's end waits for its report; the second where a signal requested the end, and will not do so twice."""
+SECONDS, HURRIED_SECONDS = 30.0, 10.0
+"""That a run's end waits for its report; the second where a signal requested the end, and will not do so twice. A report takes
+about 1 s of a core, several times that on a busy machine, and one that is cut off loses the run's last figures; SLURM and
+Kubernetes kill a job 30 s after the signal."""
 MOST_CHARACTERS = 500
 """Of an error in an event."""
 
@@ -48,13 +50,11 @@ class RunReport(Callback):
         self._not_before = 0.0
         self._step = 0
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
         if not trainer.sanity_checking:
             self._write_if_due(trainer.global_step)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Write beside a new line of progress, as a run may be validated seldom, or not at all."""
         step = trainer.global_step
         if step % self.every_n_steps == 0 and step != self._step:
@@ -63,9 +63,7 @@ class RunReport(Callback):
     def __enter__(self) -> "RunReport":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
         """Write the last report, and note an error that has no event of its own, unlike NaN, a signal and a collapse."""
         if isinstance(error, UsageError | SettingsError):  # the run never began, and leaves nothing
             return
@@ -101,9 +99,6 @@ class RunReport(Callback):
             return None
 
     def _print_failure(self) -> None:
-        reason = self._drawing.failure()
-        if reason is not None:
-            print(
-                harmless(f"note: report.html cannot be written ({reason}); the run is none the worse for it"),
-                flush=True,
-            )
+        if (reason := self._drawing.failure()) is not None:
+            message = f"note: {REPORT} cannot be written ({reason}); the run is none the worse for it"
+            print(harmless(message), flush=True)
