@@ -8,12 +8,14 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from lightning import Callback, Trainer
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 
 from seqvae.config.training import TrainingSettings
@@ -25,8 +27,11 @@ from seqvae.files import replace_file
 from seqvae.models.vae import SequenceVAE
 from seqvae.monitors import PosteriorMetricsMonitor, ThroughputMonitor
 from seqvae.reports.run_files import HEALTHY, command_line, environment, write_environment, write_facts
-from seqvae.training.callbacks.interrupt import StopOnSignal, restore_signal_handlers
-from seqvae.training.callbacks.nonfinite import MOST_TIMES, NonFiniteError, Recovery, read_recovery
+from seqvae.training.callbacks.checkpoint import Checkpoints, ReportsHealth
+from seqvae.training.callbacks.compile import CompilerTrial
+from seqvae.training.callbacks.interrupt import StopOnSignal, TimeLimit, restore_signal_handlers
+from seqvae.training.callbacks.memory import FlatMemory
+from seqvae.training.callbacks.nonfinite import MOST_TIMES, NonFiniteError, Recovery, SkippedSteps, read_recovery
 from seqvae.training.callbacks.progress import Progress
 from seqvae.training.callbacks.report import RunReport
 from seqvae.training.distributed import (
@@ -35,12 +40,14 @@ from seqvae.training.distributed import (
     decide_in_first_process,
     decide_together,
     is_first_process,
+    make_precision,
+    make_strategy,
     resolve_devices,
     resolve_precision,
 )
 from seqvae.training.module import TrainingModule
 from seqvae.training.network import build_network, load_weights, make_ready
-from seqvae.training.run_directory.checkpoint_file import read_lazily
+from seqvae.training.run_directory.checkpoint_file import AtomicCheckpointIO, read_lazily
 from seqvae.training.run_directory.records import (
     EndedBy,
     RunEvents,
@@ -52,6 +59,7 @@ from seqvae.training.run_directory.records import (
 )
 from seqvae.training.run_directory.resume import (
     CONFIG,
+    OptimizerAsSet,
     Start,
     adopt_as_last,
     go_back,
@@ -61,7 +69,7 @@ from seqvae.training.run_directory.resume import (
     refuse_unwritable,
 )
 from seqvae.training.schedules import Plan, plan_run
-from seqvae.training.trainer import all_callbacks, make_previews, make_trainer
+from seqvae.training.trainer import UNITS, default_trainer_arguments, make_logger, make_previews
 
 RECORDED_SHAPES, CPU_SHAPES = 8, 32
 """Shapes of batches. Each recorded graph takes memory of its own. On a CPU 32 shapes pad 0 to 4 % more, and the demo model passes
@@ -177,6 +185,9 @@ class _Run:
     resume_command: str
     began_at: int = 0
     """The step that the present session began at."""
+    progress: Progress = field(init=False)
+    stop_on_signal: StopOnSignal = field(init=False)
+    """Those of the present session."""
 
     def train(self) -> RunResult:
         """Hold sessions, each after the first from an earlier checkpoint and at a lower rate, until one ends well."""
@@ -200,27 +211,85 @@ class _Run:
                 classes=len(self.data.description.classes),
             )
             module.events = self.events
-            callbacks = all_callbacks(
-                *(self.callbacks, settings, self.data, plan, module, self.directory, self.resume_command)
-            )
-            trainer = make_trainer(
-                *(settings, self.data, plan, self.devices, precision, self.directory, callbacks),
-                arguments=self.trainer_arguments,
-                has_static_graph=isinstance(self.network, SequenceVAE),
-            )
+            trainer = self._make_trainer(module, precision)
             if not is_announced:
                 self._announce(precision)
                 is_announced = True
             try:
-                return self._hold_session(trainer, module, callbacks)
+                return self._hold_session(trainer, module)
             except NonFiniteError as error:
                 trouble = error.with_traceback(None)  # which would keep the session's gradients in memory
-            signal_number = max(callback.signal_number for callback in callbacks if isinstance(callback, StopOnSignal))
             step = trainer.global_step
-            del trainer, module, callbacks
-            recovery = self._roll_back(trouble, signal_number, step, recovery, precision)
+            del trainer, module
+            recovery = self._roll_back(trouble, step, recovery, precision)
             if self.checkpoint is None:
                 self.network.load_state_dict(beginning)
+
+    def _callbacks_around(self, module: TrainingModule) -> list[Callback]:
+        """Return the caller's own callbacks among those of every run: first what shows a step, last what saves a checkpoint."""
+        run, validation, data, events = self.settings.run, self.settings.validation, self.data, self.events
+        checkpoints = Checkpoints(
+            self.directory / "checkpoints",
+            validation.checkpoint_every_n_steps,
+            watchers=[callback for callback in self.callbacks if isinstance(callback, ReportsHealth)],
+            say=lambda message: events.survived("not_saved", module.global_step, message),
+        )
+        self.progress = Progress(
+            self.directory / "metrics.csv",
+            every_n_steps=run.log_every_n_steps,
+            total_steps=self.plan.total_steps,
+            unit=UNITS[data.description.kind],
+            has_labels=len(data.description.classes) >= 2,
+            time_limit=run.time_limit,
+        )
+        callbacks: list[Callback] = [OptimizerAsSet(), self.progress, *self.callbacks, FlatMemory()]
+        if self.settings.compute.compile_model:
+            callbacks.insert(0, CompilerTrial(data, self.plan.total_steps))
+        if run.time_limit is not None:
+            callbacks.append(TimeLimit(run.time_limit))
+        if (patience := validation.early_stopping_patience) is not None:
+            callbacks.append(EarlyStopping("valid_elbo", mode="max", patience=patience, check_on_train_epoch_end=False))
+        skipped = SkippedSteps(module.judge, events, data.split("train").ids)
+        self.stop_on_signal = StopOnSignal(checkpoints, self.resume_command)
+        return [*callbacks, skipped, self.stop_on_signal, checkpoints]
+
+    def _make_trainer(self, module: TrainingModule, precision: ResolvedPrecision) -> Trainer:
+        """Build the Trainer from the caller's arguments, by default `default_trainer_arguments`, and what a run itself decides.
+
+        Everything that matters is passed: PL_TRAINER_* variables of the environment could change what is left out.
+        """
+        compute, devices, arguments = self.settings.compute, self.devices, self.trainer_arguments
+        if arguments is None:
+            arguments = default_trainer_arguments(self.settings, self.data, devices)
+        precision_plugin = make_precision(precision, devices, compute.initial_loss_scale)
+        # A SequenceVAE uses all its weights in the same way, whatever the batch.
+        is_static = isinstance(self.network, SequenceVAE) and self.data.accumulate == 1
+        logger = make_logger(self.settings.run, self.directory)
+        strategy = make_strategy(compute.strategy, devices, static_graph=is_static)
+        try:
+            return Trainer(
+                **arguments,
+                strategy=strategy,
+                precision=None if precision_plugin else precision.precision,
+                plugins=[AtomicCheckpointIO(), *([precision_plugin] if precision_plugin else [])],
+                sync_batchnorm=compute.sync_batchnorm and devices.world > 1,
+                max_epochs=-1,
+                max_steps=self.plan.total_steps,
+                limit_train_batches=1.0,
+                callbacks=self._callbacks_around(module),
+                logger=logger or False,
+                log_every_n_steps=self.settings.run.log_every_n_steps,
+                enable_progress_bar=False,  # Progress shows it
+                enable_model_summary=False,  # the header does
+                enable_checkpointing=True,
+                use_distributed_sampler=False,  # the data module deals out batches by itself
+                gradient_clip_val=None,  # TrainingModule clips, and keeps the norm
+                default_root_dir=self.directory,
+            )
+        except (ValueError, MisconfigurationException) as error:
+            if compute.strategy in ("auto", "ddp"):
+                raise
+            raise UsageError(f"--strategy {compute.strategy}: {error}") from error
 
     def _announce(self, precision: ResolvedPrecision) -> None:
         """Write the files that describe the run, and print the header."""
@@ -252,7 +321,7 @@ class _Run:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
 
-    def _hold_session(self, trainer: Trainer, module: TrainingModule, callbacks: Sequence[Callback]) -> RunResult:
+    def _hold_session(self, trainer: Trainer, module: TrainingModule) -> RunResult:
         """Train, validate on everything, return what it came to."""
         self.data.on_trouble = lambda message: self.events.survived("loader_restarted", module.global_step, message)
         try:
@@ -262,9 +331,7 @@ class _Run:
                 warnings.filterwarnings("ignore", message=r".*torch.distributed.nn.functional.\w+ is deprecated.*")
                 trainer.fit(module, datamodule=self.data, ckpt_path=self.checkpoint)
                 self._validate_on_all(trainer, module)
-            for callback in callbacks:
-                if isinstance(callback, Progress):
-                    callback.finish()
+            self.progress.finish()
             ended_by: EndedBy = "steps"
             if trainer.global_step < self.plan.total_steps:
                 early = trainer.early_stopping_callback
@@ -311,18 +378,13 @@ class _Run:
             self.data.limit_val_batches = limit  # the run may go back from here
 
     def _roll_back(
-        self,
-        trouble: NonFiniteError,
-        signal_number: int,
-        step: int,
-        recovery: Recovery,
-        precision: ResolvedPrecision,
+        self, trouble: NonFiniteError, step: int, recovery: Recovery, precision: ResolvedPrecision
     ) -> Recovery:
         """Go back to a checkpoint from before the trouble, and not to one that led into it at once.
 
         Where a signal came while the session broke off at `step`, or the run went back too often, it ends here.
         """
-        if number := decide_together(lambda: signal_number):
+        if number := decide_together(lambda: self.stop_on_signal.signal_number):
             self.events.note("interrupted", step)
             if not is_first_process():
                 sys.exit(0)

@@ -91,8 +91,8 @@ class TrainingModule(lightning.LightningModule):
         """The KL and the sequences that it belongs to, of each micro-batch of the present optimizer step."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Lightning notes the name of each hook that it calls, forty times per micro-batch; torch would check each time whether
-        that is a parameter (40 us per micro-batch together)."""
+        """Set the name of the hook that Lightning calls directly: it does so forty times per micro-batch, and torch would check
+        each time whether that is a parameter (40 us per micro-batch together)."""
         if name == "_current_fx_name":
             self.__dict__[name] = value
         else:
@@ -117,7 +117,7 @@ class TrainingModule(lightning.LightningModule):
 
     def compute(self, batch: Batch, part: int) -> dict[str, Any]:
         """Go forward through a micro-batch or a part of one, to its loss; everything else that is returned is detached."""
-        seed_noise(noise_seed(self.seed, TRAINING, batch.position, part), batch.lengths_B.device)
+        seed_noise(self.seed, TRAINING, batch.position, part, device=batch.lengths_B.device)
         output: VAEOutput = self.network(batch)
         kl_weight = self.kl_weight(self.global_step)
         free_bits = resolve_free_bits(self.objective, "step" if output.posterior_mean.dim() == 3 else "sequence")
@@ -166,7 +166,7 @@ class TrainingModule(lightning.LightningModule):
             self.label_metrics.update(class_scores_BC, labels_B)
 
     def _validate(self, batch: Batch, part: int) -> tuple[Sums, Tensor | None, Tensor | None]:
-        seed_noise(noise_seed(self.seed, VALIDATION, batch.position, part), batch.lengths_B.device)
+        seed_noise(self.seed, VALIDATION, batch.position, part, device=batch.lengths_B.device)
         output: VAEOutput = self.network(batch)
         sums = sums_of(negative_elbo(output, kl_weight=1.0, free_bits=0.0), output, batch)
         return sums, output.class_scores_BC, batch.labels_B
@@ -235,23 +235,19 @@ def add_up(parts: list[Sums], trainer: lightning.Trainer) -> Sums:
     return Sums(*trainer.strategy.reduce(total, reduce_op="sum"))
 
 
-def seed_noise(seed: int, device: torch.device) -> None:
-    """Do what `torch.manual_seed` does, for the one device that draws.
+def seed_noise(seed: int, stream: int, position: int, part: int = 0, *, device: torch.device) -> None:
+    """Seed the noise of a part of a micro-batch, mixed into 32 bits, because a CPU generator ignores the rest.
 
-    Torch's own seeds all kinds of devices there could be, and keeps a stack trace for each kind that has not been used so far:
-    0.4 ms from within a Trainer, before every micro-batch.
+    `torch.manual_seed` seeds all kinds of devices there could be, and keeps a stack trace for each kind that has not been used so
+    far: 0.4 ms from within a Trainer, before every micro-batch. Here the one device that draws is seeded.
     """
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
-    elif device.type == "mps":
-        torch.mps.manual_seed(seed)
-
-
-def noise_seed(seed: int, stream: int, position: int, part: int = 0) -> int:
-    """Return a seed for each part of each micro-batch, mixed into 32 bits, because a CPU generator ignores the rest."""
     entropy = (seed, stream, position, part) if part else (seed, stream, position)
-    return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+    mixed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
+    torch.default_generator.manual_seed(mixed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(mixed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(mixed)
 
 
 class LabelMetrics(nn.Module):

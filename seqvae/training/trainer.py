@@ -1,19 +1,15 @@
-"""Lightning's Trainer of a run: its arguments, its callbacks, its logger.
+"""What a training script hands to Lightning's Trainer: arguments, the cadence of validations, previews, a logger.
 
-In: settings, data, plan and devices. Out: a Trainer with everything that watches a run, shows it and saves it.
+In: settings, data and devices. Out: the Trainer's arguments; `seqvae/training/fit.py` adds what every run needs.
 """
 
 import os
-from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from lightning import Callback, Trainer
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.profilers import PassThroughProfiler
 
@@ -21,18 +17,8 @@ from seqvae.config.run import RunSettings
 from seqvae.config.training import TrainingSettings
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.errors import UsageError
-from seqvae.training.callbacks.checkpoint import Checkpoints, ReportsHealth
-from seqvae.training.callbacks.compile import CompilerTrial
-from seqvae.training.callbacks.interrupt import StopOnSignal, TimeLimit
-from seqvae.training.callbacks.memory import FlatMemory
-from seqvae.training.callbacks.nonfinite import SkippedSteps
 from seqvae.training.callbacks.previews import MOST_SEQUENCES, Previews
-from seqvae.training.callbacks.progress import Progress
-from seqvae.training.distributed import Devices, ResolvedPrecision, make_precision, make_strategy
-from seqvae.training.module import TrainingModule
-from seqvae.training.run_directory.checkpoint_file import AtomicCheckpointIO
-from seqvae.training.run_directory.resume import OptimizerAsSet
-from seqvae.training.schedules import Plan
+from seqvae.training.distributed import Devices
 
 UNITS = {"tokens": "token", "vectors": "step", "events": "step"}
 """The name of one step of a sequence."""
@@ -106,92 +92,6 @@ def wants_benchmark(settings: TrainingSettings) -> bool:
     """Return whether a GPU tries several algorithms for each shape, by default where the same shape comes again and again."""
     requested = settings.compute.cudnn_benchmark
     return not settings.batches.use_dynamic_padding if requested is None else requested
-
-
-def make_trainer(
-    settings: TrainingSettings,
-    data: SequenceDataModule,
-    plan: Plan,
-    devices: Devices,
-    precision: ResolvedPrecision,
-    directory: Path,
-    callbacks: Sequence[Callback],
-    *,
-    arguments: Mapping[str, Any] | None = None,
-    has_static_graph: bool = False,
-) -> Trainer:
-    """Build the Trainer from `arguments`, by default `default_trainer_arguments`, and from what a run itself decides.
-
-    Everything that matters is passed: PL_TRAINER_* variables of the environment could change what is left out.
-    `has_static_graph`: the network uses all its weights in the same way, whatever the batch.
-    """
-    compute = settings.compute
-    if arguments is None:
-        arguments = default_trainer_arguments(settings, data, devices)
-    precision_plugin = make_precision(precision, devices, compute.initial_loss_scale)
-    logger = make_logger(settings.run, directory)
-    strategy = make_strategy(compute.strategy, devices, static_graph=has_static_graph and data.accumulate == 1)
-    try:
-        return Trainer(
-            **arguments,
-            strategy=strategy,
-            precision=None if precision_plugin else precision.precision,
-            plugins=[AtomicCheckpointIO(), *([precision_plugin] if precision_plugin else [])],
-            sync_batchnorm=compute.sync_batchnorm and devices.world > 1,
-            max_epochs=-1,
-            max_steps=plan.total_steps,
-            limit_train_batches=1.0,
-            callbacks=list(callbacks),
-            logger=logger or False,
-            log_every_n_steps=settings.run.log_every_n_steps,
-            enable_progress_bar=False,  # Progress shows it
-            enable_model_summary=False,  # the header does
-            enable_checkpointing=True,
-            use_distributed_sampler=False,  # the data module deals out batches by itself
-            gradient_clip_val=None,  # TrainingModule clips, and keeps the norm
-            default_root_dir=directory,
-        )
-    except (ValueError, MisconfigurationException) as error:
-        if compute.strategy in ("auto", "ddp"):
-            raise
-        raise UsageError(f"--strategy {compute.strategy}: {error}") from error
-
-
-def all_callbacks(
-    own: Sequence[Callback],
-    settings: TrainingSettings,
-    data: SequenceDataModule,
-    plan: Plan,
-    module: TrainingModule,
-    directory: Path,
-    resume_command: str,
-) -> list[Callback]:
-    """Return the caller's own callbacks among those of every run: first what shows a step, last what saves a checkpoint."""
-    run, validation, events = settings.run, settings.validation, module.events
-    assert events is not None
-    checkpoints = Checkpoints(
-        directory / "checkpoints",
-        validation.checkpoint_every_n_steps,
-        watchers=[callback for callback in own if isinstance(callback, ReportsHealth)],
-        say=lambda message: events.survived("not_saved", module.global_step, message),
-    )
-    progress = Progress(
-        directory / "metrics.csv",
-        every_n_steps=run.log_every_n_steps,
-        total_steps=plan.total_steps,
-        unit=UNITS[data.description.kind],
-        has_labels=len(data.description.classes) >= 2,
-        time_limit=run.time_limit,
-    )
-    callbacks: list[Callback] = [OptimizerAsSet(), progress, *own, FlatMemory()]
-    if settings.compute.compile_model:
-        callbacks.insert(0, CompilerTrial(data, plan.total_steps))
-    if run.time_limit is not None:
-        callbacks.append(TimeLimit(run.time_limit))
-    if (patience := validation.early_stopping_patience) is not None:
-        callbacks.append(EarlyStopping("valid_elbo", mode="max", patience=patience, check_on_train_epoch_end=False))
-    skipped = SkippedSteps(module.judge, events, data.split("train").ids)
-    return [*callbacks, skipped, StopOnSignal(checkpoints, resume_command), checkpoints]
 
 
 def make_previews(data: SequenceDataModule, seed: int) -> Previews:

@@ -31,6 +31,12 @@ OWN_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNAB
 """Variables of the environment that configure glibc; where the user sets one, it is left as it is."""
 
 
+def own_bytes() -> int:
+    """Return the main memory without mapped files, of which a run holds more the further it gets through its data."""
+    info = psutil.Process().memory_info()
+    return int(info.rss - info.shared)
+
+
 class FlatMemory(Callback):
     """Gives freed memory back. Does nothing where training is not on a CPU, or memory is not managed by glibc."""
 
@@ -39,11 +45,10 @@ class FlatMemory(Callback):
         every_n_steps: int = EVERY_N_STEPS,
         every_seconds: float = EVERY_SECONDS,
         now: Callable[[], float] = time.process_time,
-        held: Callable[[], int] | None = None,
+        held: Callable[[], int] = own_bytes,
     ) -> None:
-        """`held`: bytes of main memory that are the process's own."""
         self.every_n_steps, self.every_seconds = every_n_steps, every_seconds
-        self._now, self._held = now, held or own_bytes
+        self._now, self._held = now, held
         self._give_back: Callable[[int], int] | None = None
         self._next_step, self._looked_when = 0, 0.0
         self._level: float | None = -math.inf
@@ -75,12 +80,6 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         if libc.mallopt(MMAP_THRESHOLD, OWN_BYTES):
             libc.mallopt(TRIM_THRESHOLD, KEPT_BYTES)
-
-
-def own_bytes() -> int:
-    """Return the main memory without mapped files, of which a run holds more the further it gets through its data."""
-    info = psutil.Process().memory_info()
-    return int(info.rss - info.shared)
 
 
 def malloc_trim() -> Callable[[int], int] | None:

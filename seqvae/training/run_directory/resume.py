@@ -280,7 +280,7 @@ class OptimizerAsSet(Callback):
 def refuse_unwritable(run: RunSettings) -> None:
     """Raise an error for the first path that a run cannot write to: its directory, what it has there, and --log_dir.
 
-    Nothing is made, and nothing that exists is changed.
+    It tries, as a file system may not grant what the permissions say; nothing is made, and nothing that exists is changed.
     """
     directory, flag = Path(run.output_dir).expanduser(), "--output_dir"
     if run.run_name is not None:
@@ -290,30 +290,27 @@ def refuse_unwritable(run: RunSettings) -> None:
         resumed = resumed if resumed.is_dir() else resumed.parent.parent
         if (resumed / CONFIG).is_file():
             directory, flag = resumed, "--run_name"
-    _try_to_write(directory, flag)
+    places = [(directory, flag, True)]
     if run.log_dir is not None and run.logger != "csv":
-        _try_to_write(Path(run.log_dir).expanduser(), "--log_dir", contents=False)
-
-
-def _try_to_write(directory: Path, flag: str, *, contents: bool = True) -> None:
-    """Try, because a file system may not grant what the permissions say."""
-    path = directory
-    try:
-        if directory.exists() and not directory.is_dir() and contents:
-            return  # it is no run, which is reported where runs are opened
-        absolute = directory.absolute()
-        path = nearest = next(above for above in (absolute, *absolute.parents) if above.exists())
-        if not nearest.is_dir():
-            path = directory
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        tempfile.TemporaryFile(dir=nearest).close()
-        if not contents or not (directory / CONFIG).exists():
-            return  # what lies there is not the run's
-        for path in (folder for name in FOLDERS if (folder := directory / name).is_dir()):
-            tempfile.TemporaryFile(dir=path).close()
-        for path in (file for pattern in FILES for file in sorted(directory.glob(pattern)) if file.is_file()):
-            path.open("rb+").close()
-    except OSError as error:
-        raise StorageError(
-            f"{path}: cannot be written ({error.strerror}). Make it writable, or choose another {flag}."
-        ) from error
+        places.append((Path(run.log_dir).expanduser(), "--log_dir", False))
+    for directory, flag, is_of_run in places:
+        path = directory
+        try:
+            if is_of_run and directory.exists() and not directory.is_dir():
+                continue  # it is no run, which is reported where runs are opened
+            absolute = directory.absolute()
+            path = nearest = next(above for above in (absolute, *absolute.parents) if above.exists())
+            if not nearest.is_dir():
+                path = directory
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            tempfile.TemporaryFile(dir=nearest).close()
+            if not is_of_run or not (directory / CONFIG).exists():
+                continue  # what lies there is not the run's
+            for path in (folder for name in FOLDERS if (folder := directory / name).is_dir()):
+                tempfile.TemporaryFile(dir=path).close()
+            for path in (file for pattern in FILES for file in sorted(directory.glob(pattern)) if file.is_file()):
+                path.open("rb+").close()
+        except OSError as error:
+            raise StorageError(
+                f"{path}: cannot be written ({error.strerror}). Make it writable, or choose another {flag}."
+            ) from error
