@@ -129,10 +129,7 @@ def fit(
                     "give another --run_name to start over with these weights"
                 )
             if (finished := result_of_finished(start.directory, settings, plan)) is not None:
-                result, message = finished
-                if is_first_process():
-                    print(message)
-                return result
+                return finished
             if step > plan.total_steps:
                 raise UsageError(
                     f"{start.checkpoint} is at step {step:,}, but --max_steps and --max_epochs make a run of "

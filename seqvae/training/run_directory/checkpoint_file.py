@@ -20,7 +20,7 @@ from torch import Tensor
 
 from seqvae.data.description import DataDescription
 from seqvae.errors import StorageError
-from seqvae.files import sync_directory
+from seqvae.files import replace_file, sync_directory
 from seqvae.text import clip
 
 ASTRAY = "diverged-"
@@ -121,19 +121,14 @@ def _damage_of_archive(path: Path) -> str | None:
 
 def give_second_name(path: Path, name: Path) -> None:
     """Let a file be under another name, too: by a link, or by a copy where the file system has no links."""
-    link = name.with_name(f".{name.name}.partial")
-    link.unlink(missing_ok=True)
-    try:
-        os.link(path, link)
-    except OSError:
+    with replace_file(name) as partial:
+        partial.unlink(missing_ok=True)  # a link that a killed run left would be written through
         try:
-            shutil.copyfile(path, link)
-            with link.open("rb") as file:
-                os.fsync(file.fileno())
+            os.link(path, partial)
         except OSError:
-            link.unlink(missing_ok=True)
-            raise
-    link.replace(name)
+            shutil.copyfile(path, partial)
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
 
 
 def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:

@@ -24,7 +24,7 @@ from seqvae.models.vae import SequenceVAE
 from seqvae.reports.run_files import EVENTS, LAST, read_events, utc_now
 from seqvae.reports.terminal import bin_edges
 from seqvae.text import clip, percent, visible
-from seqvae.training.distributed import Devices, ResolvedPrecision
+from seqvae.training.distributed import Devices, ResolvedPrecision, is_first_process
 from seqvae.training.objective import resolve_free_bits
 from seqvae.training.schedules import Plan
 
@@ -217,8 +217,8 @@ def result_of(
     return result
 
 
-def result_of_finished(directory: Path, settings: TrainingSettings, plan: Plan) -> tuple[RunResult, str] | None:
-    """Return the result of a run that has nothing left to do, and a message; None for a run that goes on.
+def result_of_finished(directory: Path, settings: TrainingSettings, plan: Plan) -> RunResult | None:
+    """Return the result of a run that has nothing left to do, and say so; None for a run that goes on.
 
     Anyone may have written to the file, so the event is checked to be as `result_of` writes it.
     """
@@ -238,15 +238,16 @@ def result_of_finished(directory: Path, settings: TrainingSettings, plan: Plan) 
         is_extended, flag = last.get("limit") != _limit_of(settings, ended_by), f"larger --{ended_by}"
     if is_extended:
         return None
-    message = (
-        f"{directory} is finished (step {last['step']:,} of {last['total_steps']:,}, validation ELBO "
-        f"{last['valid_elbo']:.3f}): nothing left to do. A {flag} goes on, another --run_name starts over."
-    )
-    return RunResult(directory, last["valid_elbo"], last["valid_kl"]), harmless(message)
+    if is_first_process():
+        message = (
+            f"{directory} is finished (step {last['step']:,} of {last['total_steps']:,}, validation ELBO "
+            f"{last['valid_elbo']:.3f}): nothing left to do. A {flag} goes on, another --run_name starts over."
+        )
+        print(harmless(message))
+    return RunResult(directory, last["valid_elbo"], last["valid_kl"])
 
 
 def _limit_of(settings: TrainingSettings, ended_by: EndedBy) -> str | int | None:
     """Return the value of the flag that ended a run before its last step."""
-    if ended_by == "max_time":
-        return settings.run.max_time
-    return settings.validation.early_stopping_patience if ended_by == "early_stopping_patience" else None
+    early = {"max_time": settings.run.max_time, "early_stopping_patience": settings.validation.early_stopping_patience}
+    return early.get(ended_by)
