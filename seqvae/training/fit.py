@@ -319,7 +319,7 @@ class _Run:
                 signal.signal(number, signal.SIG_DFL)
 
     def _hold_session(self, trainer: Trainer, module: TrainingModule) -> RunResult:
-        """Train, validate on everything, return what it came to."""
+        """Train, validate on everything, and return the result."""
         self.data.on_trouble = lambda message: self.events.survived("loader_restarted", module.global_step, message)
         try:
             with warnings.catch_warnings():

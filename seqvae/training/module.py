@@ -1,4 +1,4 @@
-"""A network and its settings -> what Lightning calls: training and validation steps, optimizer, clipping.
+"""What Lightning calls to train a network: training and validation steps, optimizer, clipping.
 
 Training logs and prints nothing: `training_step` returns all that a callback may see, detached.
 
@@ -54,7 +54,7 @@ class Probeable(Protocol):
 
 
 class TrainingModule(lightning.LightningModule):
-    """Trains a network that turns a batch into a `VAEOutput`."""
+    """Lightning module that trains a network which turns a batch into a `VAEOutput`."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class TrainingModule(lightning.LightningModule):
         self._kl_of_step.clear()
 
     def compute(self, batch: Batch, part: int) -> dict[str, Any]:
-        """Go forward through a micro-batch or a part of one, to its loss; everything else that is returned is detached."""
+        """Return the loss of a micro-batch or of a part of one, and what callbacks see, detached."""
         seed_noise(self.seed, TRAINING, batch.position, part, device=batch.lengths_B.device)
         output: VAEOutput = self.network(batch)
         kl_weight = self.kl_weight(self.global_step)
@@ -147,7 +147,7 @@ class TrainingModule(lightning.LightningModule):
         }
 
     def kl_weight_at(self, step: int) -> float | None:
-        """Return the scheduled weight of an optimizer step; None: --target_kl decides on the way."""
+        """Return the scheduled weight of an optimizer step; None: --target_kl decides it during training."""
         if self.kl_weight.target_kl is not None:
             return None
         return scheduled_kl_weight(step, self.total_steps, self.objective)
@@ -218,7 +218,7 @@ def make_optimizer(network: nn.Module, settings: OptimizerSettings) -> AdamW:
 
 
 def sums_of(objective: Objective, output: VAEOutput, batch: Batch) -> Sums:
-    """Return what a batch adds, detached, on its device."""
+    """Return the sums of a batch, detached, on its device."""
     return Sums(
         loss=objective.loss.detach(),
         nll=objective.nll.detach(),

@@ -36,7 +36,7 @@ class ReportsHealth(Protocol):
 
 
 class Checkpoints(Checkpoint):
-    """Saves after each validation, or every `every_n_steps` optimizer steps, and when a run ends; the best by `valid_elbo`.
+    """Callback that saves after each validation, or every `every_n_steps` steps, and when a run ends; the best by `valid_elbo`.
 
     Lightning puts a `Checkpoint` behind all other callbacks, so that what they keep is in the file. A checkpoint always
     stands right behind an optimizer step, with a note if a validation was due there and had not ended: Lightning would go on
@@ -130,8 +130,9 @@ class Checkpoints(Checkpoint):
                 self._best_elbo = before
 
     def save_last(self, trainer: Trainer) -> bool:
-        """Save, unless this very state lies in last.ckpt already; return whether it lies there. Weights that are not finite are
-        not saved, and a full disk may be in the way.
+        """Save, unless this very state lies in last.ckpt already; return whether it lies there.
+
+        Weights that are not finite are not saved, and a full disk may be in the way.
 
         All processes call it alike, between two optimizer steps: after one, or anywhere in the validation that follows it.
         """
@@ -209,6 +210,6 @@ def is_between_steps(trainer: Trainer) -> bool:
 
 
 def is_validation_due(trainer: Trainer) -> bool:
-    """Return whether Lightning validates behind the present batch, by the question that it asks itself next."""
+    """Return whether Lightning validates behind the present batch, by the check that it makes next."""
     fetcher = trainer.fit_loop._data_fetcher
     return fetcher is not None and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)

@@ -79,7 +79,10 @@ def compiled_graphs() -> int:
 
 
 class CompilerTrial(Callback):
-    """Stands first among the callbacks: no clock of theirs counts what compiling takes."""
+    """Callback that tries compiled layers when training starts.
+
+    It stands first among the callbacks: no clock of theirs counts what compiling takes.
+    """
 
     def __init__(self, data: SequenceDataModule, total_steps: int) -> None:
         """`total_steps`: optimizer steps of the whole run."""
@@ -162,7 +165,7 @@ def describe(compile_seconds: float, compiled: float, as_written: float, micro_b
 
 @contextmanager
 def untouched(network: nn.Module) -> Iterator[None]:
-    """Let a network compute; afterwards its buffers, its mode and the random numbers to come are as they were."""
+    """Restore a network's buffers and mode, and the random numbers to come, after it computed something else."""
     was_training = network.training
     buffers = [buffer.clone() for buffer in network.buffers()]
     devices = {weight.device for weight in network.parameters() if weight.device.type == "cuda"}
@@ -209,7 +212,10 @@ def take_turns(network: nn.Module, batches: Sequence[Batch], context: Context) -
 
 
 def go_through(network: nn.Module, batch: Batch, context: Context) -> None:
-    """Go forward and backward. The gradients are dropped: those of the run, and what averages them over processes, stay alone."""
+    """Run one forward and backward pass.
+
+    The gradients are dropped: those of the run, and what averages them over processes, are not touched.
+    """
     with context():
         loss = negative_elbo(network(batch), kl_weight=1.0, free_bits=0.0).loss
     weights = [weight for weight in network.parameters() if weight.requires_grad]

@@ -1,4 +1,4 @@
-"""What ends a run early, between two optimizer steps, where a checkpoint can be written: --max_time, Ctrl-C and SIGTERM.
+"""The ends of a run before its last step, where a checkpoint can be written: --max_time, Ctrl-C and SIGTERM.
 
 In: a clock, or a signal. Out: the end of training, or `Stopped`, raised where nothing is lost; the command then ends with 130 or
 143. A second signal ends the process at once.
@@ -27,7 +27,7 @@ SAME_SIGNAL_SECONDS = 1.0
 
 
 class TimeLimit(Callback):
-    """Counts the time of all sessions of a run, from the first training step on.
+    """Callback that ends a run after so much time in all of its sessions, between two optimizer steps.
 
     Lightning's own timer ends a run anywhere, also within an accumulation, and loses what was trained since the last checkpoint.
     """
@@ -58,7 +58,7 @@ class TimeLimit(Callback):
 
 @contextmanager
 def restore_signal_handlers() -> Iterator[None]:
-    """Give the signals back, whatever a training within does with them."""
+    """Restore the handlers of signals at the end, whatever a training within does with them."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield
@@ -69,8 +69,9 @@ def restore_signal_handlers() -> Iterator[None]:
 
 
 class StopOnSignal(Callback):
-    """Stands right before `checkpoints`, behind all callbacks whose state belongs into the file.
+    """Callback that ends a run at the first Ctrl-C or SIGTERM, when the optimizer step is saved.
 
+    It stands right before `checkpoints`, behind all callbacks whose state belongs into the file.
     From the first training step on it handles the signals in place of all others, Lightning included, whose own handler
     communicates with other processes from within. Before and after, a signal ends a run as it ends any command.
     """

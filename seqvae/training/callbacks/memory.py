@@ -38,7 +38,7 @@ def own_bytes() -> int:
 
 
 class FlatMemory(Callback):
-    """Gives freed memory back. Does nothing where training is not on a CPU, or memory is not managed by glibc."""
+    """Callback that gives freed memory back, where training is on a CPU and memory is managed by glibc."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ LOWEST_SCALE = 1.0
 
 
 class NonFiniteError(DivergedError):
-    """A session came to NaN or infinity and cannot go on from where it is."""
+    """The error of a session that came to NaN or infinity and cannot go on from where it is."""
 
     def __init__(self, message: str, first_step: int) -> None:
         """`first_step`: the first that was spoilt; what was saved before it may be worth going back to."""
@@ -57,7 +57,7 @@ class JudgedStep(NamedTuple):
 
 
 class StepJudge:
-    """Finds out whether a step is finite before the optimizer takes it. Part of the training module."""
+    """The part of the training module that finds out whether a step is finite before the optimizer takes it."""
 
     def __init__(self) -> None:
         self.last: JudgedStep | None = None
@@ -104,7 +104,10 @@ def scaler_of(trainer: Trainer) -> torch.amp.GradScaler | None:
 
 
 class SkippedSteps(Callback):
-    """Reports steps that were not taken, and ends the session after a few in a row. Stands before what saves checkpoints."""
+    """Callback that reports steps that were not taken, and ends the session after a few in a row.
+
+    It stands before what saves checkpoints.
+    """
 
     def __init__(self, judge: StepJudge, events: RunEvents, ids_of: Callable[[np.ndarray], list[Any]]) -> None:
         self.judge = judge
@@ -194,7 +197,7 @@ class Recovery(NamedTuple):
         return Recovery(self.requested_lr, self.lr * LOWER, self.times + 1, precision)
 
     def announce(self, events: RunEvents, trouble: NonFiniteError, checkpoint: Path | None) -> None:
-        """Say why and from which checkpoint the run goes on; None: from its beginning."""
+        """Report why and from which checkpoint the run goes on; None: from its beginning."""
         place = "its beginning" if checkpoint is None else checkpoint.name
         events.survived(
             ROLLED_BACK,

@@ -1,4 +1,4 @@
-"""Shows what a network makes of a few sequences: a Lightning callback that writes a small file after a validation.
+"""The callback that shows what a network makes of a few sequences, in a small file after a validation.
 
 In: a fixed validation batch. Out: `samples/step-<n>.txt` for tokens, `samples/step-<n>.png` for vectors and events: originals,
 their reconstructions from the posterior means, and sequences drawn from the prior. It draws with a generator of its own and
@@ -50,7 +50,7 @@ class Shown(NamedTuple):
 
 
 class Previews(lightning.Callback):
-    """Previews of a `SequenceVAE` in a `TrainingModule`."""
+    """Callback that previews a `SequenceVAE` in a `TrainingModule`."""
 
     def __init__(
         self,

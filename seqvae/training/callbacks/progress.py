@@ -54,7 +54,10 @@ WIDEST_BAR, NARROWEST_BAR = 30, 8
 
 
 class Progress(Callback):
-    """Stands before what saves checkpoints: a row that a checkpoint counts has to be written by then."""
+    """Callback that writes the rows and shows how far a run is.
+
+    It stands before what saves checkpoints: a row that a checkpoint counts has to be written by then.
+    """
 
     def __init__(
         self,
@@ -135,7 +138,7 @@ class Progress(Callback):
             return
         assert isinstance(pl_module, TrainingModule)
         parts_N = torch.stack([torch.stack([value.float() for value in part]) for part in self._since_row])
-        # What came to NaN or infinity was not learnt from, and counts as nothing.
+        # What came to NaN or infinity was not learned from, and counts as nothing.
         finite = torch.where(parts_N.isfinite().all(dim=1, keepdim=True), parts_N, 0.0).sum(dim=0)
         sums: Tensor = trainer.strategy.reduce(finite, reduce_op="sum")
         of_step = (outputs["kl_weight"], pl_module.gradient_norm)

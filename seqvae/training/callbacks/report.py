@@ -1,4 +1,4 @@
-"""Keeps report.html of a run's directory up to date: a Lightning callback that has it written by a process of its own.
+"""The callback that keeps report.html of a run's directory up to date, written by a process of its own.
 
 In: the run's directory, and at its end the error that ended it, if one did. Out: `report.html`, now and then and at the end. A
 report that cannot be written is reported once, and never ends a run.
@@ -29,7 +29,10 @@ MOST_CHARACTERS = 500
 
 
 class RunReport(Callback):
-    """The report of a run with all its sessions; only the first process writes it. Leaving it as a context writes the last one."""
+    """Callback and context that writes the report of a run with all its sessions, the last one when the context is left.
+
+    Only the first process writes it.
+    """
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ three come from torch's unpickler."""
 
 
 class AtomicCheckpointIO(CheckpointIO):
-    """Writes a checkpoint so that it is under its name in full or not at all; reads only data."""
+    """Writer of checkpoints that are under their names in full or not at all, and reader of nothing but data."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
@@ -75,7 +75,7 @@ class AtomicCheckpointIO(CheckpointIO):
                 partial.unlink(missing_ok=True)
 
     def load_checkpoint(self, path: str | os.PathLike[str], map_location: Any = "cpu", weights_only: Any = None) -> Any:
-        """Read weights and plain values, also where the caller asks for more."""
+        """Read weights and plain values, also where the caller requests more."""
         return torch.load(path, map_location=map_location, weights_only=True)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:

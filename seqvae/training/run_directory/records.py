@@ -152,7 +152,7 @@ def facts_of(
 
 
 class RunEvents:
-    """Writer of a run's events. Only the first process writes and logs."""
+    """Writer of a run's events; only the first process writes and logs."""
 
     def __init__(self, directory: Path, *, writes: bool = True) -> None:
         self._lines = JsonLines(directory / EVENTS) if writes else None
@@ -180,7 +180,7 @@ class RunEvents:
 
 
 class RunResult(NamedTuple):
-    """What a run came to."""
+    """The outcome of a run."""
 
     directory: Path
     valid_elbo: float
@@ -218,7 +218,7 @@ def result_of(
 
 
 def result_of_finished(directory: Path, settings: TrainingSettings, plan: Plan) -> RunResult | None:
-    """Return the result of a run that has nothing left to do, and say so; None for a run that goes on.
+    """Return and print the result of a run that has nothing left to do; None for a run that goes on.
 
     Anyone may have written to the file, so the event is checked to be as `result_of` writes it.
     """

@@ -249,7 +249,7 @@ def refuse_other_run(checkpoint: Path, own_origin: dict[str, Any]) -> None:
 
 
 class OptimizerAsSet(Callback):
-    """Lets the present settings of the optimizer hold when a run goes on: Lightning restores those of the checkpoint."""
+    """Callback that keeps the present settings of the optimizer when a run goes on: Lightning restores those of the checkpoint."""
 
     def __init__(self) -> None:
         self._settings: list[dict[str, Any]] = []
