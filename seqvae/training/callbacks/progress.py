@@ -84,6 +84,8 @@ class Progress(Callback):
         """The last figures of each kind, for the bar."""
         self._since_row: list[Sums] = []
         self._row_step = self._first_step = 0
+        self._pace_from: tuple[float, int] | None = None
+        """The time and the step that the pace of the session is counted from."""
         self._epoch = 0
         """The epoch of the last step: behind the last one of a run, Lightning counts another."""
         self._validated = (-1, 0)
@@ -131,8 +133,10 @@ class Progress(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         self._since_row.append(outputs["sums"])
         step, self._epoch = trainer.global_step, trainer.current_epoch
-        if step == self._first_step + 1:
-            self._watch.begin_pace(step)
+        if (
+            step == self._first_step + 1 and self._pace_from is None
+        ):  # the first step is slow, as everything is new to it
+            self._pace_from = self._now(), step
         self._refresh(trainer)
         if step == self._row_step or (step % self.every_n_steps and step < self.total_steps):
             return
@@ -162,11 +166,10 @@ class Progress(Callback):
         self._write(trainer, row)
         if self._bar is None:
             left = self._time_left(step)
-            print(
-                f"{self._place(step)}  loss {row['loss']:.4f}  nll/{self.unit} {row['nll_per_step']:.4f}  "
-                f"kl {row['kl']:.2f} (weight {row['kl_weight']:.2f})  {row['steps_per_second']:,.0f} {self.unit}s/s"
-                + (f"  {left}" if left else ""),
-                flush=True,
+            self._print(
+                f"loss {row['loss']:.4f}  nll/{self.unit} {row['nll_per_step']:.4f}  kl {row['kl']:.2f} "
+                f"(weight {row['kl_weight']:.2f})  {row['steps_per_second']:,.0f} {self.unit}s/s{'  ' if left else ''}{left}",
+                step,
             )
 
     def on_validation_start(self, *_: Any) -> None:
@@ -194,10 +197,10 @@ class Progress(Callback):
             labels = "".join(
                 f"  {name.removeprefix('valid_')} {row[name]:.3f}" for name in LABEL_COLUMNS if name in row
             )
-            print(
-                f"{self._place(step)}  validation on {row['valid_sequences']:,.0f}: elbo {row['valid_elbo']:.3f}  "
-                f"nll {row['valid_nll']:.3f}  kl {row['valid_kl']:.2f}  nll/{self.unit} {row['valid_nll_per_step']:.4f}{labels}",
-                flush=True,
+            self._print(
+                f"validation on {row['valid_sequences']:,.0f}: elbo {row['valid_elbo']:.3f}  nll {row['valid_nll']:.3f}  "
+                f"kl {row['valid_kl']:.2f}  nll/{self.unit} {row['valid_nll_per_step']:.4f}{labels}",
+                step,
             )
         self._validated = validated
         if not math.isfinite(row["valid_elbo"]):
@@ -213,6 +216,7 @@ class Progress(Callback):
             return
         self._has_begun = True
         self._row_step = self._first_step = trainer.global_step
+        self._pace_from = None
         state, self._loaded = self._loaded, None
         if state is None:
             self._watch = Stopwatch(self._now)
@@ -257,14 +261,18 @@ class Progress(Callback):
             self._bar.close()
             self._bar = None
 
-    def _place(self, step: int) -> str:
-        return f"step {step:>{len(str(self.total_steps))}}/{self.total_steps}"
+    def _print(self, text: str, step: int) -> None:
+        print(f"step {step:>{len(str(self.total_steps))}}/{self.total_steps}  {text}", flush=True)
 
     def _time_left(self, step: int) -> str:
-        """Return how long the run will still take, within --max_time; empty where there is no pace yet."""
-        seconds = self._watch.seconds_left(step, self.total_steps)
-        if seconds is None:
+        """Return how long the run will still take at this session's pace, validations included, within --max_time.
+
+        Empty: there is no pace yet.
+        """
+        if self._pace_from is None or step == self._pace_from[1]:
             return ""
+        since, first_step = self._pace_from
+        seconds = (self._now() - since) / (step - first_step) * (self.total_steps - step)
         if self.time_limit is not None:
             seconds = min(seconds, max(0.0, self.time_limit.total_seconds() - self._watch.seconds))
         return f"{clock(seconds)} left"
@@ -323,14 +331,13 @@ class MetricsFile:
 
 
 class Stopwatch:
-    """Two clocks that outlive interruptions, of the whole run and of the present lap, which can be paused; and a pace."""
+    """Two clocks that outlive interruptions, of the whole run and of the present lap, which can be paused."""
 
     def __init__(self, now: Callable[[], float], *, seconds: float = 0.0, lap_seconds: float = 0.0) -> None:
         """`now` counts seconds from anywhere, and never backwards; `seconds` and `lap_seconds` are where an earlier watch stood."""
         self._now = now
         self._started, self._lap_started = now() - seconds, now() - lap_seconds
         self._paused_at: float | None = None
-        self._pace_from: tuple[float, int] | None = None
 
     @property
     def seconds(self) -> float:
@@ -356,18 +363,6 @@ class Stopwatch:
         seconds = self.lap_seconds
         self._lap_started += seconds
         return seconds
-
-    def begin_pace(self, step: int) -> None:
-        """Count the pace from here on. The very first step is slow, because everything is new to it."""
-        if self._pace_from is None:
-            self._pace_from = (self._now(), step)
-
-    def seconds_left(self, step: int, total_steps: int) -> float | None:
-        """Return the seconds left at the pace of this session, pauses included; None: there is no pace yet."""
-        if self._pace_from is None or step == self._pace_from[1]:
-            return None
-        since, first_step = self._pace_from
-        return (self._now() - since) / (step - first_step) * (total_steps - step)
 
 
 def can_show_bar(stream: object) -> TypeGuard[io.TextIOWrapper]:
