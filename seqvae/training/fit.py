@@ -144,9 +144,7 @@ def fit(
             adopt_as_last(start)
         compiler_remark = make_ready(network, settings.compute, devices.accelerator)
         events = RunEvents(start.directory, writes=is_first_process())
-        report = RunReport(
-            events, start.directory, every_n_steps=settings.run.log_every_n_steps, writes=is_first_process()
-        )
+        report = RunReport(events, every_n_steps=settings.run.log_every_n_steps)
         held.enter_context(report)
         resume_command = f"{program()} --config {shell_word(start.directory / CONFIG)}"
         run = _Run(
@@ -334,7 +332,7 @@ class _Run:
                 early = trainer.early_stopping_callback
                 is_early = early is not None and early.wait_count >= early.patience
                 ended_by = "early_stopping_patience" if is_early else "max_time"
-            result = result_of(trainer, self.plan, self.settings, self.directory, ended_by, self.events)
+            result = result_of(trainer, self.plan, self.settings, ended_by, self.events)
         except Stopped as stop:
             self.events.note("interrupted", trainer.global_step)
             if not stop.message:  # in the last validation, when all that was trained was saved

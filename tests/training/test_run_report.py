@@ -39,7 +39,7 @@ class FakeDrawing:
 
 def report_of(tmp_path, reason=None, writes=True):
     clock = SimpleNamespace(seconds=0.0)
-    report = RunReport(RunEvents(tmp_path), tmp_path, every_n_steps=10, writes=writes, clock=lambda: clock.seconds)
+    report = RunReport(RunEvents(tmp_path, writes=writes), every_n_steps=10, clock=lambda: clock.seconds)
     drawing = FakeDrawing(reason)
     vars(report)["_drawing"] = drawing
     return report, drawing, clock
@@ -117,7 +117,7 @@ def test_a_last_validation_of_nan_is_an_event_and_in_the_report(tmp_path):
     trainer: Any = SimpleNamespace(callback_metrics={"valid_elbo": float("nan")}, global_step=7)
     unused: Any = None
     with pytest.raises(DivergedError, match="the validation ELBO is nan: training diverged"):
-        result_of(trainer, unused, unused, tmp_path, "steps", RunEvents(tmp_path))
+        result_of(trainer, unused, unused, "steps", RunEvents(tmp_path))
     story = story_of(read_run(tmp_path), 0.0)
     assert (story.verdict, story.why, story.state) == ("diverged", "the validation ELBO is nan", "Ended at step 7.")
 

@@ -124,7 +124,7 @@ class Checkpoints(Checkpoint):
         elbo = float(trainer.callback_metrics["valid_elbo"])  # sync: one for each validation
         is_best = math.isfinite(elbo) and (self._best_elbo is None or elbo > self._best_elbo)
         is_last = self.every_n_steps is None or self._is_last_due(trainer)
-        if (is_best or is_last) and self._has_finite_weights(trainer):
+        if is_best or is_last:
             before, self._best_elbo = self._best_elbo, elbo if is_best else self._best_elbo
             if not self._save(trainer, as_best=is_best, as_last=is_last):
                 self._best_elbo = before
@@ -132,13 +132,11 @@ class Checkpoints(Checkpoint):
     def save_last(self, trainer: Trainer) -> bool:
         """Save, unless this very state lies in last.ckpt already; return whether it lies there.
 
-        Weights that are not finite are not saved, and a full disk may be in the way.
-
         All processes call it alike, between two optimizer steps: after one, or anywhere in the validation that follows it.
         """
         if self._saved == (trainer.global_step, self._is_validation_owed(trainer)):
             return True
-        return self._has_finite_weights(trainer) and self._save(trainer, as_best=False, as_last=True)
+        return self._save(trainer, as_best=False, as_last=True)
 
     def _is_last_due(self, trainer: Trainer) -> bool:
         """Return whether the run ends here, or it is time; without validations and a number of steps, after each epoch."""
@@ -152,21 +150,20 @@ class Checkpoints(Checkpoint):
         is_validated = self._validated_at_step == trainer.global_step
         return self._owes_validation or (not is_validated and is_validation_due(trainer))
 
-    def _has_finite_weights(self, trainer: Trainer) -> bool:
+    def _save(self, trainer: Trainer, *, as_best: bool, as_last: bool) -> bool:
+        """Write one file, which is never changed afterwards, so that best, last and healthy may be names of the same one.
+
+        Return whether it is written: weights that are not finite are not saved, and a full disk may be in the way. All processes
+        know, and all give up together.
+        """
         module = trainer.lightning_module
         found = [w.isfinite().all() for w in module.parameters() if w.is_floating_point()]
         found += [~b.isnan().any() for b in module.buffers() if b.is_floating_point()]  # a mask may well hold infinity
         is_finite = bool(torch.stack(found).all())  # sync: one for each checkpoint
-        is_finite = trainer.strategy.reduce_boolean_decision(is_finite)
-        if not is_finite and trainer.is_global_zero:
-            _log.warning("step %d: the weights are not finite, so no checkpoint is written", trainer.global_step)
-        return is_finite
-
-    def _save(self, trainer: Trainer, *, as_best: bool, as_last: bool) -> bool:
-        """Write one file, which is never changed afterwards, so that best, last and healthy may be names of the same one.
-
-        Return whether it is written. All processes know, and all give up together.
-        """
+        if not trainer.strategy.reduce_boolean_decision(is_finite):
+            if trainer.is_global_zero:
+                _log.warning("step %d: the weights are not finite, so no checkpoint is written", trainer.global_step)
+            return False
         new, last = self.directory / _NEW, self.directory / LAST
         failure: StorageError | None = None
         try:

@@ -7,7 +7,6 @@ report that cannot be written is reported once, and never ends a run.
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -34,20 +33,10 @@ class RunReport(Callback):
     Only the first process writes it.
     """
 
-    def __init__(
-        self,
-        events: RunEvents,
-        directory: Path,
-        *,
-        every_n_steps: int,
-        writes: bool = True,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, events: RunEvents, *, every_n_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
         """`every_n_steps`: how often to look at the clock, in optimizer steps."""
         self.events = events
-        self.directory = directory
         self.every_n_steps = every_n_steps
-        self.writes = writes
         self.clock = clock
         self._drawing = Drawing("seqvae.reports")
         self._not_before = 0.0
@@ -74,30 +63,30 @@ class RunReport(Callback):
             with suppress(OSError):  # the disk may be what failed
                 found = harmless(f"{type(error).__name__}: {error}")[:MOST_CHARACTERS]
                 self.events.note("failed", self._step, said=found)
-        if not self.writes:
+        if not self.events.writes:
             return
         self._print_failure()
         self._drawing.finish(0.0)  # a report under way is out of date, and at its low priority it may take long
         self._drawing.failure()
         before = self._modified_at()
-        self._drawing.start(self.directory, is_urgent=True)
+        self._drawing.start(self.events.directory, is_urgent=True)
         self._drawing.finish(HURRIED_SECONDS if isinstance(error, Stopped) else SECONDS)
         self._print_failure()
         if error is None and self._modified_at() != before:
-            print(harmless(f"report  {self.directory / REPORT}"), flush=True)
+            print(harmless(f"report  {self.events.directory / REPORT}"), flush=True)
 
     def _write_if_due(self, step: int) -> None:
         self._step = step
         now = self.clock()
-        if self.writes and now >= self._not_before:
+        if self.events.writes and now >= self._not_before:
             self._not_before = now + EVERY_SECONDS
-            self._drawing.start(self.directory)
+            self._drawing.start(self.events.directory)
             self._print_failure()
 
     def _modified_at(self) -> int | None:
         """Return when the report was written, by the clock of its disk; None: there is none."""
         try:
-            return (self.directory / REPORT).stat().st_mtime_ns
+            return (self.events.directory / REPORT).stat().st_mtime_ns
         except OSError:
             return None
 

@@ -155,12 +155,14 @@ class RunEvents:
     """Writer of a run's events; only the first process writes and logs."""
 
     def __init__(self, directory: Path, *, writes: bool = True) -> None:
-        self._lines = JsonLines(directory / EVENTS) if writes else None
+        self.directory = directory
+        self.writes = writes
+        self._lines = JsonLines(directory / EVENTS)
         self._counts: dict[str, int] = {}
 
     def note(self, event: str, step: int, **fields: Any) -> None:
         """Write an event; `fields` are in types of JSON."""
-        if self._lines is not None:
+        if self.writes:
             self._lines.append({"time": utc_now(), "step": step, "event": event, **fields})
 
     def survived(self, event: str, step: int, message: str, **fields: Any) -> None:
@@ -169,14 +171,13 @@ class RunEvents:
         if count > MOST_REPEATED:
             return
         self.note(event, step, said=message, **fields)
-        if self._lines is not None:
+        if self.writes:
             more = " (the last time that this is reported)" if count == MOST_REPEATED else ""
             _log.warning("step %s: %s%s", f"{step:,}", message, more)
 
     def finish(self) -> None:
         """Raise an error where lines still wait that cannot be written."""
-        if self._lines is not None:
-            self._lines.finish()
+        self._lines.finish()
 
 
 class RunResult(NamedTuple):
@@ -189,7 +190,7 @@ class RunResult(NamedTuple):
 
 
 def result_of(
-    trainer: Trainer, plan: Plan, settings: TrainingSettings, directory: Path, ended_by: EndedBy, events: RunEvents
+    trainer: Trainer, plan: Plan, settings: TrainingSettings, ended_by: EndedBy, events: RunEvents
 ) -> RunResult:
     """Return the result after the last validation; print and note it."""
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
@@ -197,12 +198,12 @@ def result_of(
         found = f"the validation ELBO is {metrics['valid_elbo']}"
         events.note("diverged", trainer.global_step, said=found)
         raise DivergedError(f"{found}: training diverged. Lower --lr.")
-    result = RunResult(directory, metrics["valid_elbo"], metrics["valid_kl"])
+    result = RunResult(events.directory, metrics["valid_elbo"], metrics["valid_kl"])
     if trainer.is_global_zero:
         early = f" after step {trainer.global_step:,} of {plan.total_steps:,}, as --{ended_by} says"
         message = (
             f"done{'' if ended_by == 'steps' else early}: validation ELBO {result.valid_elbo:.3f} nats per sequence "
-            f"(NLL {metrics['valid_nll']:.3f}, KL {result.valid_kl:.3f}); {directory / 'checkpoints' / LAST}"
+            f"(NLL {metrics['valid_nll']:.3f}, KL {result.valid_kl:.3f}); {events.directory / 'checkpoints' / LAST}"
         )
         print(harmless(message), flush=True)
         events.note(
