@@ -137,6 +137,17 @@ def duration(seconds: float) -> str:
     return " ".join(f"{count} {unit}" for count, unit in units[first : first + 2] if count)
 
 
+def clock(seconds: float) -> str:
+    """Return a time as on a clock.
+
+    >>> clock(75), clock(3675)
+    ('1:15', '1:01:15')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
 def counted(count: int, noun: str) -> str:
     """Return a number with its noun.
 
@@ -146,13 +157,13 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def some(names: Sequence[str], most: int = 8) -> str:
+def some(names: Sequence[str], most: int = 8, separator: str = ", ") -> str:
     """Return the first few names, and how many there are.
 
     >>> some(["a", "b", "c"], most=2)
     'a, b, ... (3 in all)'
     """
-    return ", ".join(names[:most]) + (f", ... ({len(names)} in all)" if len(names) > most else "")
+    return separator.join(names[:most]) + (f"{separator}... ({len(names)} in all)" if len(names) > most else "")
 
 
 def parse_size(text: str, flag: str = "--memory_limit") -> int:

@@ -13,7 +13,7 @@ from seqvae.data.description import DataDescription
 from seqvae.models.vae import SequenceVAE
 from seqvae.training.callbacks.memory import keep_freed_memory
 from seqvae.training.distributed import DTYPES, resolve_precision
-from seqvae.training.module import TRAINING, make_optimizer, noise_seed, seed_noise
+from seqvae.training.module import TRAINING, make_optimizer, seed_noise
 from seqvae.training.network import make_ready
 from seqvae.training.objective import negative_elbo, resolve_free_bits
 
@@ -35,7 +35,7 @@ class BareLoop:
         """Take one optimizer step of these micro-batches."""
         dtype = DTYPES[self.precision]
         for batch in batches:
-            seed_noise(noise_seed(self.settings.run.seed, TRAINING, batch.position), batch.lengths_B.device)
+            seed_noise(self.settings.run.seed, TRAINING, batch.position, device=batch.lengths_B.device)
             with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
                 objective = negative_elbo(self.network(batch), 1.0, self.free_bits)
             (objective.loss / batch.step_tokens).backward()

@@ -58,7 +58,7 @@ from seqvae.data.demo import LengthLaw, TokenTruth
 from seqvae.monitors.formulas import gaussian_kl
 from seqvae.profiling.measured_run import MeasuredRun, Recipe
 from seqvae.training.fit import make_data
-from seqvae.training.module import VALIDATION, noise_seed, seed_noise
+from seqvae.training.module import VALIDATION, seed_noise
 from seqvae.training.network import build_network
 from seqvae.training.objective import negative_elbo, resolve_free_bits
 
@@ -242,7 +242,7 @@ class HuggingFaceTrainee:
         loss, sequences = 0.0, 0
         with torch.no_grad(), torch.random.fork_rng(devices=[]), self.autocast():
             for batch in self.data.val_dataloader():
-                seed_noise(noise_seed(self.settings.run.seed, VALIDATION, batch.position), batch.lengths_B.device)
+                seed_noise(self.settings.run.seed, VALIDATION, batch.position, device=batch.lengths_B.device)
                 loss += float(negative_elbo(self.network(batch), 1.0, 0.0).loss)
                 sequences += int((batch.lengths_B > 0).sum())
         return -loss / sequences

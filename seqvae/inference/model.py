@@ -41,8 +41,9 @@ from seqvae.inference import tables
 from seqvae.inference.evaluate import evaluate
 from seqvae.inference.streaming import MADE_BY, all_splits, chosen_splits, new_file
 from seqvae.models.vae import SequenceVAE
+from seqvae.reports.run_files import BEST, LAST, PREVIOUS
 from seqvae.training.network import StoredNetwork, build_stored, read_network
-from seqvae.training.run_directory.checkpoint_file import BEST, LAST, PREVIOUS, damage_of, plain
+from seqvae.training.run_directory.checkpoint_file import damage_of, plain
 
 if TYPE_CHECKING:
     import pandas as pd

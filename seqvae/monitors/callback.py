@@ -23,7 +23,7 @@ from seqvae.monitors.rules import Thresholds
 from seqvae.monitors.window import PosteriorWindow, take_reading, with_decoder_use
 from seqvae.verdicts import VERDICTS, Verdict
 
-DRAWING_SECONDS, HURRIED_SECONDS = 30.0, 4.0
+DRAWING_SECONDS, HURRIED_SECONDS = 30.0, 10.0
 """How long a run's end waits for figures; the second where a signal ended it, and will not be sent twice."""
 FEWEST_READINGS = 50
 """Readings of a run whose length is known: a short one is read more often than `update_frequency` says."""

@@ -61,7 +61,7 @@ class Run(NamedTuple):
 
     directory: Path
     facts: Row
-    """run.json: what the newest session reported when it began (`seqvae/training/run_directory/facts.py`)."""
+    """run.json: what the newest session reported when it began (`seqvae/training/run_directory/records.py`)."""
     environment: Row
     settings: Mapping[str, str | None]
     """config.yaml: the text of each value."""

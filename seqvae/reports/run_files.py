@@ -1,6 +1,6 @@
 """Files of a run directory that are not metrics: environment.json (what a run ran on), run.json (what it is), events.jsonl.
 
-Environment and facts are written here, events by `seqvae/training/run_directory/events.py`. All are JSON that can be read at any
+Environment and facts are written here, events by `seqvae/training/run_directory/records.py`. All are JSON that can be read at any
 time. They hold no host or user names, and no paths but those in the command as it was typed.
 """
 
@@ -21,6 +21,8 @@ import psutil
 from seqvae.files import parse_rows, replace_file, whole_lines
 
 ENVIRONMENT, EVENTS, FACTS, REPORT = "environment.json", "events.jsonl", "run.json", "report.html"
+BEST, LAST, PREVIOUS, HEALTHY = "best.ckpt", "last.ckpt", "previous.ckpt", "healthy.ckpt"
+"""In the folder `checkpoints`."""
 PACKAGES = (
     *("torch", "lightning", "torchmetrics", "numpy", "pyarrow", "pandas", "matplotlib", "jsonargparse", "tokenizers"),
     *("tensorboard", "wandb", "mlflow-skinny"),

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from seqvae.reports.read_run import Row, Run, column, number, text, texts, whole
+from seqvae.reports.run_files import BEST, LAST
 from seqvae.text import brief, duration
 from seqvae.verdicts import USE_UNKNOWN_SENTENCE, VERDICTS, Tone, readable, sentence_of, tone_of
 
@@ -154,5 +155,5 @@ def _after_a_healthy_run(run: Run) -> tuple[str, ...]:
         rose = f"The validation ELBO still rose at the end (by {brief(gain)} nats in the last quarter)"
         return (f"{rose}: more --max_steps would gain more.",)
     if best - elbos[-1][1] > STILL_RISING * abs(best):
-        return (f"The best validation was at step {best_step:,.0f}: take checkpoints/best.ckpt rather than last.ckpt.",)
+        return (f"The best validation was at step {best_step:,.0f}: take checkpoints/{BEST} rather than {LAST}.",)
     return ("Nothing needs mending, and the validation ELBO has levelled off: this is what these settings come to.",)

@@ -8,12 +8,14 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from lightning import Callback, Trainer
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 
 from seqvae.config.training import TrainingSettings
@@ -21,11 +23,15 @@ from seqvae.config.yaml_files import to_flat_dict, to_yaml
 from seqvae.console import program, shell_word
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.errors import DivergedError, ExitCode, Stopped, StorageError, UsageError, harmless
+from seqvae.files import replace_file
 from seqvae.models.vae import SequenceVAE
 from seqvae.monitors import PosteriorMetricsMonitor, ThroughputMonitor
-from seqvae.reports.run_files import command_line, environment, write_environment, write_facts
-from seqvae.training.callbacks.interrupt import StopOnSignal, restore_signal_handlers
-from seqvae.training.callbacks.nonfinite import NonFiniteError, Recovery, read_recovery
+from seqvae.reports.run_files import HEALTHY, command_line, environment, write_environment, write_facts
+from seqvae.training.callbacks.checkpoint import Checkpoints, ReportsHealth
+from seqvae.training.callbacks.compile import CompilerTrial
+from seqvae.training.callbacks.interrupt import StopOnSignal, TimeLimit, restore_signal_handlers
+from seqvae.training.callbacks.memory import FlatMemory
+from seqvae.training.callbacks.nonfinite import MOST_TIMES, NonFiniteError, Recovery, SkippedSteps, read_recovery
 from seqvae.training.callbacks.progress import Progress
 from seqvae.training.callbacks.report import RunReport
 from seqvae.training.distributed import (
@@ -34,15 +40,26 @@ from seqvae.training.distributed import (
     decide_in_first_process,
     decide_together,
     is_first_process,
+    make_precision,
+    make_strategy,
     resolve_devices,
     resolve_precision,
 )
-from seqvae.training.module import Probeable, ProbeableModule, TrainingModule
+from seqvae.training.module import TrainingModule
 from seqvae.training.network import build_network, load_weights, make_ready
-from seqvae.training.run_directory.checkpoint_file import HEALTHY, read_lazily
-from seqvae.training.run_directory.events import EndedBy, RunEvents, RunResult, result_of, result_of_finished
-from seqvae.training.run_directory.facts import facts_of, header_lines
+from seqvae.training.run_directory.checkpoint_file import AtomicCheckpointIO, read_lazily
+from seqvae.training.run_directory.records import (
+    EndedBy,
+    RunEvents,
+    RunResult,
+    facts_of,
+    header_lines,
+    result_of,
+    result_of_finished,
+)
 from seqvae.training.run_directory.resume import (
+    CONFIG,
+    OptimizerAsSet,
     Start,
     adopt_as_last,
     go_back,
@@ -52,12 +69,11 @@ from seqvae.training.run_directory.resume import (
     refuse_unwritable,
 )
 from seqvae.training.schedules import Plan, plan_run
-from seqvae.training.trainer import all_callbacks, make_previews, make_trainer
+from seqvae.training.trainer import UNITS, default_trainer_arguments, make_logger, make_previews
 
 RECORDED_SHAPES, CPU_SHAPES = 8, 32
 """Shapes of batches. Each recorded graph takes memory of its own. On a CPU 32 shapes pad 0 to 4 % more, and the demo model passes
 12 % more real tokens per second, one of 7 million parameters 1.5 % (medians of five, in turns)."""
-
 
 Settings = TypeVar("Settings", bound=TrainingSettings)
 
@@ -84,6 +100,12 @@ def fit(
     if data is None:
         data = make_data(settings)
     plan = plan_run(settings, data, devices.world)
+    split = data.split("train")
+    origin = {
+        "settings": to_flat_dict(settings),
+        "description": asdict(data.description),
+        "data": identity_of(split.lengths_N, split.content),
+    }
     torch.manual_seed(settings.run.seed)
     callbacks = make_monitors(settings) if callbacks is None else callbacks
     if network is None:
@@ -98,22 +120,20 @@ def fit(
         place = decide_in_first_process(decide, devices)  # the same place for all processes
         start = Start(Path(str(place["directory"])), None if place["checkpoint"] is None else Path(place["checkpoint"]))
         if start.checkpoint is not None:
-            refuse_other_run(start.checkpoint, _origin_of(settings, data))
-            began_from = read_lazily(start.checkpoint)["origin"]["settings"].get("init_from")
+            refuse_other_run(start.checkpoint, origin)
+            stored = read_lazily(start.checkpoint)
+            began_from, step = stored["origin"]["settings"].get("init_from"), int(stored["global_step"])
             if settings.run.init_from not in (None, began_from):  # else other weights would be ignored silently
                 raise UsageError(
                     f"--init_from {settings.run.init_from}: {start.directory} goes on from its own {start.checkpoint.name}; "
-                    "give another --run_name to begin anew with these weights"
+                    "give another --run_name to start over with these weights"
                 )
             if (finished := result_of_finished(start.directory, settings, plan)) is not None:
-                result, message = finished
-                if is_first_process():
-                    print(message)
-                return result
-            if (step := _step_of(start.checkpoint)) > plan.total_steps:
+                return finished
+            if step > plan.total_steps:
                 raise UsageError(
                     f"{start.checkpoint} is at step {step:,}, but --max_steps and --max_epochs make a run of "
-                    f"{plan.total_steps:,}: raise them, or begin anew with another --run_name"
+                    f"{plan.total_steps:,}: raise them, or start over with another --run_name"
                 )
         if settings.run.init_from is not None:
             path = Path(settings.run.init_from).expanduser()
@@ -124,103 +144,169 @@ def fit(
             adopt_as_last(start)
         compiler_remark = make_ready(network, settings.compute, devices.accelerator)
         events = RunEvents(start.directory, writes=is_first_process())
-        report = RunReport(
-            events, start.directory, every_n_steps=settings.run.log_every_n_steps, writes=is_first_process()
-        )
+        report = RunReport(events, every_n_steps=settings.run.log_every_n_steps)
         held.enter_context(report)
-        run = _Run(settings, data, devices, network, [*callbacks, report], trainer_arguments, events, start)
+        resume_command = f"{program()} --config {shell_word(start.directory / CONFIG)}"
+        run = _Run(
+            *(settings, data, devices, network, origin, [*callbacks, report], trainer_arguments, events),
+            *(start.directory, start.checkpoint, plan, compiler_remark, resume_command),
+        )
         try:
-            return run.train(plan, compiler_remark)
+            return run.train()
         except (DivergedError, StorageError):  # raised in all processes alike
             if not is_first_process():
                 sys.exit(0)  # another code would make the launcher kill the first process before its message
             raise
 
 
+@dataclass
 class _Run:
     """A run from its opened directory on: one session, or, after NaN or infinity, several."""
 
-    def __init__(
-        self,
-        settings: TrainingSettings,
-        data: SequenceDataModule,
-        devices: Devices,
-        network: nn.Module,
-        callbacks: Sequence[Callback],
-        trainer_arguments: Mapping[str, Any] | None,
-        events: RunEvents,
-        start: Start,
-    ) -> None:
-        self.settings = settings
-        self.data = data
-        self.devices = devices
-        self.network = network
-        self.callbacks = callbacks
-        self.trainer_arguments = trainer_arguments
-        self.events = events
-        self.directory = start.directory
-        self.checkpoint = start.checkpoint
-        """The checkpoint that the next session goes on from."""
-        config = shell_word(start.directory / "config.yaml")
-        self.resume_command = f"{program()} --config {config}"
+    settings: TrainingSettings
+    data: SequenceDataModule
+    devices: Devices
+    network: nn.Module
+    origin: dict[str, Any]
+    """What tells the run from others, and what its network is built from again."""
+    callbacks: Sequence[Callback]
+    trainer_arguments: Mapping[str, Any] | None
+    events: RunEvents
+    directory: Path
+    checkpoint: Path | None
+    """The checkpoint that the next session goes on from."""
+    plan: Plan
+    compiler_remark: str
+    resume_command: str
+    began_at: int = 0
+    """The step that the present session began at."""
+    progress: Progress = field(init=False)
+    stop_on_signal: StopOnSignal = field(init=False)
+    """Those of the present session."""
 
-    def train(self, plan: Plan, compiler_remark: str) -> RunResult:
+    def train(self) -> RunResult:
         """Hold sessions, each after the first from an earlier checkpoint and at a lower rate, until one ends well."""
-        requested = resolve_precision(self.settings.compute.precision, self.devices.accelerator)
-        recovery = read_recovery(self.directory, plan.lr)
+        settings = self.settings
+        requested = resolve_precision(settings.compute.precision, self.devices.accelerator)
+        recovery = read_recovery(self.directory, self.plan.lr)
         beginning = {name: weight.clone() for name, weight in self.network.state_dict().items()}
         is_announced = False
         while True:
-            plan = plan._replace(lr=recovery.lr)
+            plan = self.plan = self.plan._replace(lr=recovery.lr)
             precision = recovery.resolve_precision(requested)
-            began_at = 0 if self.checkpoint is None else _step_of(self.checkpoint)  # the session overwrites it
-            module = make_module(self.network, self.settings, plan, self.data)
+            # Read before the session overwrites the file.
+            self.began_at = 0 if self.checkpoint is None else int(read_lazily(self.checkpoint)["global_step"])
+            module = TrainingModule(
+                self.network,
+                settings.objective,
+                replace(settings.optimizer, lr=plan.lr, scale_lr=False),
+                total_steps=plan.total_steps,
+                seed=settings.run.seed,
+                origin=self.origin,
+                classes=len(self.data.description.classes),
+            )
             module.events = self.events
-            callbacks = all_callbacks(
-                *(self.callbacks, self.settings, self.data, plan, module, self.directory, self.resume_command)
-            )
-            trainer = make_trainer(
-                *(self.settings, self.data, plan, self.devices, precision, self.directory, callbacks),
-                arguments=self.trainer_arguments,
-                has_static_graph=isinstance(self.network, SequenceVAE),
-            )
+            trainer = self._make_trainer(module, precision)
             if not is_announced:
-                self._announce(plan, precision, callbacks, compiler_remark)
+                self._announce(precision)
                 is_announced = True
             try:
-                return self._hold_session(trainer, module, plan, callbacks)
+                return self._hold_session(trainer, module)
             except NonFiniteError as error:
                 trouble = error.with_traceback(None)  # which would keep the session's gradients in memory
-            self._stop_if_signalled(trainer, callbacks)
-            del trainer, module, callbacks
-            recovery = self._roll_back(trouble, began_at, recovery, precision)
+            step = trainer.global_step
+            del trainer, module
+            recovery = self._roll_back(trouble, step, recovery, precision)
             if self.checkpoint is None:
                 self.network.load_state_dict(beginning)
 
-    def _announce(
-        self, plan: Plan, precision: ResolvedPrecision, callbacks: Sequence[Callback], compiler_remark: str
-    ) -> None:
+    def _callbacks_around(self, module: TrainingModule) -> list[Callback]:
+        """Return the caller's own callbacks among those of every run: first what shows a step, last what saves a checkpoint."""
+        run, validation, data, events = self.settings.run, self.settings.validation, self.data, self.events
+        checkpoints = Checkpoints(
+            self.directory / "checkpoints",
+            validation.checkpoint_every_n_steps,
+            watchers=[callback for callback in self.callbacks if isinstance(callback, ReportsHealth)],
+            say=lambda message: events.survived("not_saved", module.global_step, message),
+        )
+        self.progress = Progress(
+            self.directory / "metrics.csv",
+            every_n_steps=run.log_every_n_steps,
+            total_steps=self.plan.total_steps,
+            unit=UNITS[data.description.kind],
+            has_labels=len(data.description.classes) >= 2,
+            time_limit=run.time_limit,
+        )
+        callbacks: list[Callback] = [OptimizerAsSet(), self.progress, *self.callbacks, FlatMemory()]
+        if self.settings.compute.compile_model:
+            callbacks.insert(0, CompilerTrial(data, self.plan.total_steps))
+        if run.time_limit is not None:
+            callbacks.append(TimeLimit(run.time_limit))
+        if (patience := validation.early_stopping_patience) is not None:
+            callbacks.append(EarlyStopping("valid_elbo", mode="max", patience=patience, check_on_train_epoch_end=False))
+        skipped = SkippedSteps(module.judge, events, data.split("train").ids)
+        self.stop_on_signal = StopOnSignal(checkpoints, self.resume_command)
+        return [*callbacks, skipped, self.stop_on_signal, checkpoints]
+
+    def _make_trainer(self, module: TrainingModule, precision: ResolvedPrecision) -> Trainer:
+        """Build the Trainer from the caller's arguments, by default `default_trainer_arguments`, and what a run itself decides.
+
+        Everything that matters is passed: PL_TRAINER_* variables of the environment could change what is left out.
+        """
+        compute, devices, arguments = self.settings.compute, self.devices, self.trainer_arguments
+        if arguments is None:
+            arguments = default_trainer_arguments(self.settings, self.data, devices)
+        precision_plugin = make_precision(precision, devices, compute.initial_loss_scale)
+        # A SequenceVAE uses all its weights in the same way, whatever the batch.
+        is_static = isinstance(self.network, SequenceVAE) and self.data.accumulate == 1
+        logger = make_logger(self.settings.run, self.directory)
+        strategy = make_strategy(compute.strategy, devices, static_graph=is_static)
+        try:
+            return Trainer(
+                **arguments,
+                strategy=strategy,
+                precision=None if precision_plugin else precision.precision,
+                plugins=[AtomicCheckpointIO(), *([precision_plugin] if precision_plugin else [])],
+                sync_batchnorm=compute.sync_batchnorm and devices.world > 1,
+                max_epochs=-1,
+                max_steps=self.plan.total_steps,
+                limit_train_batches=1.0,
+                callbacks=self._callbacks_around(module),
+                logger=logger or False,
+                log_every_n_steps=self.settings.run.log_every_n_steps,
+                enable_progress_bar=False,  # Progress shows it
+                enable_model_summary=False,  # the header does
+                enable_checkpointing=True,
+                use_distributed_sampler=False,  # the data module deals out batches by itself
+                gradient_clip_val=None,  # TrainingModule clips, and keeps the norm
+                default_root_dir=self.directory,
+            )
+        except (ValueError, MisconfigurationException) as error:
+            if compute.strategy in ("auto", "ddp"):
+                raise
+            raise UsageError(f"--strategy {compute.strategy}: {error}") from error
+
+    def _announce(self, precision: ResolvedPrecision) -> None:
         """Write the files that describe the run, and print the header."""
         if is_first_process():
             settings, directory, checkpoint = self.settings, self.directory, self.checkpoint
             # The settings with the name that the run got: what another person needs, and what the command to go on reads.
             named = replace(settings.run, run_name=directory.name, output_dir=str(directory.parent), resume="auto")
-            new_config = directory / "config.yaml.new"
-            new_config.write_text(to_yaml(replace(settings, run=named)), encoding="utf-8")
-            new_config.replace(directory / "config.yaml")
+            with replace_file(directory / CONFIG) as partial:
+                partial.write_text(to_yaml(replace(settings, run=named)), encoding="utf-8")
             if checkpoint is None:
                 write_environment(directory, environment(sys.argv, threads=torch.get_num_threads()))
                 self.events.note("started", 0)
             else:
                 command = command_line(sys.argv)
-                self.events.note("resumed", _step_of(checkpoint), checkpoint=checkpoint.name, command=command)
+                self.events.note("resumed", self.began_at, checkpoint=checkpoint.name, command=command)
             *lines, monitoring = header_lines(
-                settings, self.data, self.network, plan, self.devices, precision, self.callbacks
+                settings, self.data, self.network, self.plan, self.devices, precision, self.callbacks
             )
-            lines += [("compiler", compiler_remark)] if compiler_remark else []
+            lines += [("compiler", self.compiler_remark)] if self.compiler_remark else []
             goes_on = f", goes on from {checkpoint.name}" if checkpoint else ""
             lines += [monitoring, ("run", f"{directory}{goes_on}"), ("to go on", self.resume_command)]
-            write_facts(directory, facts_of(settings, self.data, plan, lines, self.resume_command))
+            write_facts(directory, facts_of(settings, self.data, self.plan, lines, self.resume_command))
             print(harmless("\n".join(f"{name:<11} {text}" for name, text in lines)), flush=True)
         if self.devices.nodes > 1:
             # Training begins when all processes are there. Until then nothing can be lost, and torch waits where no handler of
@@ -230,10 +316,8 @@ class _Run:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
 
-    def _hold_session(
-        self, trainer: Trainer, module: TrainingModule, plan: Plan, callbacks: Sequence[Callback]
-    ) -> RunResult:
-        """Train, validate on everything, return what it came to."""
+    def _hold_session(self, trainer: Trainer, module: TrainingModule) -> RunResult:
+        """Train, validate on everything, and return the result."""
         self.data.on_trouble = lambda message: self.events.survived("loader_restarted", module.global_step, message)
         try:
             with warnings.catch_warnings():
@@ -242,15 +326,13 @@ class _Run:
                 warnings.filterwarnings("ignore", message=r".*torch.distributed.nn.functional.\w+ is deprecated.*")
                 trainer.fit(module, datamodule=self.data, ckpt_path=self.checkpoint)
                 self._validate_on_all(trainer, module)
-            for callback in callbacks:
-                if isinstance(callback, Progress):
-                    callback.finish()
+            self.progress.finish()
             ended_by: EndedBy = "steps"
-            if trainer.global_step < plan.total_steps:
+            if trainer.global_step < self.plan.total_steps:
                 early = trainer.early_stopping_callback
                 is_early = early is not None and early.wait_count >= early.patience
                 ended_by = "early_stopping_patience" if is_early else "max_time"
-            result = result_of(trainer, plan, self.settings, self.directory, ended_by, self.events)
+            result = result_of(trainer, self.plan, self.settings, ended_by, self.events)
         except Stopped as stop:
             self.events.note("interrupted", trainer.global_step)
             if not stop.message:  # in the last validation, when all that was trained was saved
@@ -258,7 +340,19 @@ class _Run:
             raise
         except SystemExit as stop:
             if stop.code == ExitCode.COLLAPSED:
-                print(harmless(self._advice_after_collapse()), file=sys.stderr)
+                healthy, name, go_on = (
+                    self.directory / "checkpoints" / HEALTHY,
+                    self.directory.name,
+                    self.resume_command,
+                )
+                if healthy.exists():
+                    begin = "From when it was last well, with a remedy of your choice"
+                    other_run = f"--init_from {shell_word(healthy)} --run_name {shell_word(f'{name}-rescue')}"
+                else:
+                    begin = "It was never well. Begin again, with a remedy of your choice"
+                    other_run = f"--run_name {shell_word(f'{name}-2')}"
+                advice = f"{begin}:\n{go_on} {other_run} --free_bits 0.25\nTo go on all the same:\n{go_on}"
+                print(harmless(advice), file=sys.stderr)
             raise
         self.events.finish()
         return result
@@ -278,40 +372,27 @@ class _Run:
         finally:
             self.data.limit_val_batches = limit  # the run may go back from here
 
-    def _advice_after_collapse(self) -> str:
-        """Return the commands to choose from after --on_collapse stop."""
-        healthy = self.directory / "checkpoints" / HEALTHY
-        if healthy.exists():
-            rescue = f"--init_from {shell_word(healthy)} --run_name {shell_word(f'{self.directory.name}-rescue')}"
-            begin = f"From when it was last well, with a remedy of your choice:\n{self.resume_command} {rescue}"
-        else:
-            anew = f"--run_name {shell_word(f'{self.directory.name}-2')}"
-            begin = f"It was never well. Anew, with a remedy of your choice:\n{self.resume_command} {anew}"
-        return f"{begin} --free_bits 0.25\nTo go on all the same:\n{self.resume_command}"
+    def _roll_back(
+        self, trouble: NonFiniteError, step: int, recovery: Recovery, precision: ResolvedPrecision
+    ) -> Recovery:
+        """Go back to a checkpoint from before the trouble, and not to one that led into it at once.
 
-    def _stop_if_signalled(self, trainer: Trainer, callbacks: Sequence[Callback]) -> None:
-        """End the run where a signal came while its session broke off."""
-        own = max(callback.signal_number for callback in callbacks if isinstance(callback, StopOnSignal))
-        number = decide_together(lambda: own)
-        if number:
-            self.events.note("interrupted", trainer.global_step)
+        Where a signal came while the session broke off at `step`, or the run went back too often, it ends here.
+        """
+        if number := decide_together(lambda: self.stop_on_signal.signal_number):
+            self.events.note("interrupted", step)
             if not is_first_process():
                 sys.exit(0)
             raise Stopped(number, f" after a step that came to NaN. To go on:\n{self.resume_command}")
-
-    def _roll_back(
-        self, trouble: NonFiniteError, began_at: int, recovery: Recovery, precision: ResolvedPrecision
-    ) -> Recovery:
-        """Go back to a checkpoint from before the trouble, and not to one that led into it at once."""
-        if not recovery.is_possible:
+        if recovery.times >= MOST_TIMES:
             self.events.note("diverged", trouble.first_step, said=str(trouble))
             raise DivergedError(
                 f"{trouble}, and so it was from earlier checkpoints, at last with --lr {recovery.lr:g}. Lower --lr or raise "
                 "--warmup; the sequences that the steps were made of stand in events.jsonl"
             )
         self.data.teardown("fit")  # Lightning leaves it out when a session breaks off
-        led_into_it = trouble.first_step <= began_at + 1
-        before = min(began_at, trouble.first_step) if led_into_it else trouble.first_step
+        led_into_it = trouble.first_step <= self.began_at + 1
+        before = min(self.began_at, trouble.first_step) if led_into_it else trouble.first_step
         self.checkpoint = decide_together(lambda: go_back(self.directory, before))
         recovery = recovery.once_more(precision.precision, self.devices.accelerator)
         recovery.announce(self.events, trouble, self.checkpoint)
@@ -375,30 +456,3 @@ def make_monitors(settings: TrainingSettings) -> list[Callback]:
         verbose=settings.VERBOSE_WATCH and not settings.monitoring.fast_detection,
     )
     return [monitor, ThroughputMonitor(every_n_steps=settings.run.log_every_n_steps)]
-
-
-def make_module(network: nn.Module, settings: TrainingSettings, plan: Plan, data: SequenceDataModule) -> TrainingModule:
-    module_class = ProbeableModule if isinstance(network, Probeable) else TrainingModule
-    return module_class(
-        network,
-        settings.objective,
-        replace(settings.optimizer, lr=plan.lr, scale_lr=False),
-        total_steps=plan.total_steps,
-        seed=settings.run.seed,
-        origin=_origin_of(settings, data),
-        classes=len(data.description.classes),
-    )
-
-
-def _origin_of(settings: TrainingSettings, data: SequenceDataModule) -> dict[str, Any]:
-    """Return what tells a run from others, and what its network is built from again."""
-    split = data.split("train")
-    return {
-        "settings": to_flat_dict(settings),
-        "description": asdict(data.description),
-        "data": identity_of(split.lengths_N, split.content),
-    }
-
-
-def _step_of(checkpoint: Path) -> int:
-    return int(read_lazily(checkpoint)["global_step"])

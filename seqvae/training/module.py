@@ -1,4 +1,4 @@
-"""A network and its settings -> what Lightning calls: training and validation steps, optimizer, clipping.
+"""What Lightning calls to train a network: training and validation steps, optimizer, clipping.
 
 Training logs and prints nothing: `training_step` returns all that a callback may see, detached.
 
@@ -24,7 +24,7 @@ from seqvae.models.vae import Posterior, VAEOutput
 from seqvae.training.callbacks.nonfinite import StepJudge, scaler_of
 from seqvae.training.micro_batches import MicroBatches
 from seqvae.training.objective import NO_LABEL, Objective, classification_loss, negative_elbo, resolve_free_bits
-from seqvae.training.run_directory.events import RunEvents
+from seqvae.training.run_directory.records import RunEvents
 from seqvae.training.schedules import KLWeight, learning_rate_factor, scheduled_kl_weight
 
 TRAINING, VALIDATION = 0, 1
@@ -44,8 +44,17 @@ class Sums(NamedTuple):
     sequences: Tensor
 
 
+@runtime_checkable
+class Probeable(Protocol):
+    """A network that can decode a latent that is not its own."""
+
+    def encode(self, batch: Any) -> Posterior: ...
+
+    def nll_given_z(self, batch: Any, z: Tensor) -> Tensor: ...
+
+
 class TrainingModule(lightning.LightningModule):
-    """Trains a network that turns a batch into a `VAEOutput`."""
+    """Lightning module that trains a network which turns a batch into a `VAEOutput`."""
 
     def __init__(
         self,
@@ -75,13 +84,15 @@ class TrainingModule(lightning.LightningModule):
         self.micro_batches = MicroBatches(self)
         self.events: RunEvents | None = None
         """Where it is reported what a step survived."""
+        if isinstance(network, Probeable):  # by these methods a monitor sees whether the decoder uses z
+            self.posterior_of, self.nll_given_z = network.encode, network.nll_given_z
         self._validated: list[Sums] = []
         self._kl_of_step: list[Tensor] = []
         """The KL and the sequences that it belongs to, of each micro-batch of the present optimizer step."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Lightning notes the name of each hook that it calls, forty times per micro-batch; torch would check each time whether
-        that is a parameter (40 us per micro-batch together)."""
+        """Set the name of the hook that Lightning calls directly: it does so forty times per micro-batch, and torch would check
+        each time whether that is a parameter (40 us per micro-batch together)."""
         if name == "_current_fx_name":
             self.__dict__[name] = value
         else:
@@ -98,21 +109,21 @@ class TrainingModule(lightning.LightningModule):
         """Do nothing: `begin_step` has done it, as `training_step` leaves gradients behind for a micro-batch in parts."""
 
     def begin_step(self) -> None:
-        """Forget the gradients, and all that was taken in of an optimizer step."""
+        """Forget the gradients and losses of an optimizer step that begins, or begins again."""
         for optimizer in self.trainer.optimizers:
             optimizer.zero_grad()
         self.judge.begin()
         self._kl_of_step.clear()
 
     def compute(self, batch: Batch, part: int) -> dict[str, Any]:
-        """Go forward through a micro-batch or a part of one, to its loss; everything else that is returned is detached."""
-        seed_noise(noise_seed(self.seed, TRAINING, batch.position, part), batch.lengths_B.device)
+        """Return the loss of a micro-batch or of a part of one, and what callbacks see, detached."""
+        seed_noise(self.seed, TRAINING, batch.position, part, device=batch.lengths_B.device)
         output: VAEOutput = self.network(batch)
         kl_weight = self.kl_weight(self.global_step)
         free_bits = resolve_free_bits(self.objective, "step" if output.posterior_mean.dim() == 3 else "sequence")
         objective = negative_elbo(output, kl_weight, free_bits)
         loss = objective.loss + self.objective.label_weight * classification_loss(output, batch.labels_B)
-        self.judge.take_in(loss, batch.sequences_B)
+        self.judge.add(loss, batch.sequences_B)
         sums = sums_of(objective, output, batch)
         if self.kl_weight.target_kl is not None:
             self._kl_of_step.append(torch.stack((sums.kl, sums.sequences.float())))
@@ -136,12 +147,10 @@ class TrainingModule(lightning.LightningModule):
         }
 
     def kl_weight_at(self, step: int) -> float | None:
-        """Return the scheduled weight of an optimizer step; None: --target_kl decides on the way."""
-        return (
-            None
-            if self.kl_weight.target_kl is not None
-            else scheduled_kl_weight(step, self.total_steps, self.objective)
-        )
+        """Return the scheduled weight of an optimizer step; None: --target_kl decides it during training."""
+        if self.kl_weight.target_kl is not None:
+            return None
+        return scheduled_kl_weight(step, self.total_steps, self.objective)
 
     def optimizer_step(self, *arguments: Any, **named: Any) -> None:
         """Take the step, then give the controller of the KL the step's mean over all its micro-batches and processes."""
@@ -157,7 +166,7 @@ class TrainingModule(lightning.LightningModule):
             self.label_metrics.update(class_scores_BC, labels_B)
 
     def _validate(self, batch: Batch, part: int) -> tuple[Sums, Tensor | None, Tensor | None]:
-        seed_noise(noise_seed(self.seed, VALIDATION, batch.position, part), batch.lengths_B.device)
+        seed_noise(self.seed, VALIDATION, batch.position, part, device=batch.lengths_B.device)
         output: VAEOutput = self.network(batch)
         sums = sums_of(negative_elbo(output, kl_weight=1.0, free_bits=0.0), output, batch)
         return sums, output.class_scores_BC, batch.labels_B
@@ -171,8 +180,8 @@ class TrainingModule(lightning.LightningModule):
             "valid_kl": total.kl / total.sequences,
             "valid_nll_per_step": total.nll / total.predicted_steps,
             "valid_sequences": total.sequences,
+            **self.label_metrics.compute_and_reset(),
         }
-        metrics |= self.label_metrics.compute_and_reset()
         self.log_dict(metrics, sync_dist=True, logger=False)  # Progress passes them on to the loggers
         self.validated_at_step = self.global_step
 
@@ -189,12 +198,7 @@ class TrainingModule(lightning.LightningModule):
         schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, self.total_steps, settings))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def configure_gradient_clipping(
-        self,
-        optimizer: Optimizer,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
+    def configure_gradient_clipping(self, optimizer: Optimizer, *_: Any, **__: Any) -> None:
         """Clip by hand: Lightning refuses to for a fused optimizer under mixed precision, where nothing is unscaled yet."""
         scaler = scaler_of(self.trainer)
         if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
@@ -202,27 +206,6 @@ class TrainingModule(lightning.LightningModule):
         longest = self.optimizer.gradient_clip or float("inf")
         self.gradient_norm = nn.utils.clip_grad_norm_(self.network.parameters(), longest)
         self.judge.refuse_if_spoilt(optimizer, self.gradient_norm, self.trainer)
-
-
-@runtime_checkable
-class Probeable(Protocol):
-    """A network that can decode a latent that is not its own."""
-
-    def encode(self, batch: Any) -> Posterior: ...
-
-    def nll_given_z(self, batch: Any, z: Tensor) -> Tensor: ...
-
-
-class ProbeableModule(TrainingModule):
-    """Gives a monitor what it needs to see whether the decoder uses z."""
-
-    network: Any
-
-    def posterior_of(self, batch: Batch) -> Posterior:
-        return self.network.encode(batch)
-
-    def nll_given_z(self, batch: Batch, z: Tensor) -> Tensor:
-        return self.network.nll_given_z(batch, z)
 
 
 def make_optimizer(network: nn.Module, settings: OptimizerSettings) -> AdamW:
@@ -235,7 +218,7 @@ def make_optimizer(network: nn.Module, settings: OptimizerSettings) -> AdamW:
 
 
 def sums_of(objective: Objective, output: VAEOutput, batch: Batch) -> Sums:
-    """Return what a batch adds, detached, on its device."""
+    """Return the sums of a batch, detached, on its device."""
     return Sums(
         loss=objective.loss.detach(),
         nll=objective.nll.detach(),
@@ -252,27 +235,23 @@ def add_up(parts: list[Sums], trainer: lightning.Trainer) -> Sums:
     return Sums(*trainer.strategy.reduce(total, reduce_op="sum"))
 
 
-def seed_noise(seed: int, device: torch.device) -> None:
-    """Do what `torch.manual_seed` does, for the one device that draws.
+def seed_noise(seed: int, stream: int, position: int, part: int = 0, *, device: torch.device) -> None:
+    """Seed the noise of a part of a micro-batch, mixed into 32 bits, because a CPU generator ignores the rest.
 
-    Torch's own seeds all kinds of devices there could be, and keeps a stack trace for each kind that has not been used so far:
-    0.4 ms from within a Trainer, before every micro-batch.
+    `torch.manual_seed` seeds all kinds of devices there could be, and keeps a stack trace for each kind that has not been used so
+    far: 0.4 ms from within a Trainer, before every micro-batch. Here the one device that draws is seeded.
     """
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
-    elif device.type == "mps":
-        torch.mps.manual_seed(seed)
-
-
-def noise_seed(seed: int, stream: int, position: int, part: int = 0) -> int:
-    """Return a seed for each part of each micro-batch, mixed into 32 bits, because a CPU generator ignores the rest."""
     entropy = (seed, stream, position, part) if part else (seed, stream, position)
-    return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+    mixed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
+    torch.default_generator.manual_seed(mixed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(mixed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(mixed)
 
 
 class LabelMetrics(nn.Module):
-    """How well the supervised head tells the classes apart: AUROC and AUPRC over a whole validation, by torchmetrics.
+    """AUROC and AUPRC of the supervised head over a whole validation, by torchmetrics.
 
     Of two classes they are those of the second; of more, the mean over the classes that occur, and are not the only one to occur:
     the others have neither. With fewer than two classes there are none.

@@ -18,15 +18,9 @@ from seqvae.data.description import DataDescription
 from seqvae.errors import UsageError
 from seqvae.models.embeddings import PretrainedVectors
 from seqvae.models.vae import SequenceVAE
+from seqvae.text import some
 from seqvae.training.callbacks.compile import compile_in_place
-from seqvae.training.run_directory.checkpoint_file import (
-    damage_of,
-    misfits,
-    other_meanings,
-    plain,
-    read_lazily,
-    some_of,
-)
+from seqvae.training.run_directory.checkpoint_file import damage_of, misfits, other_meanings, plain, read_lazily
 
 _WEIGHTS = "network."
 """Prefix of the network's weights in a checkpoint."""
@@ -96,7 +90,7 @@ def read_network(path: Path, flag: str = "checkpoint") -> StoredNetwork:
             if name.startswith(_WEIGHTS)
         }
         if strange := [name for name, weight in weights.items() if not isinstance(weight, Tensor)]:
-            raise TypeError(f"no weights: {some_of(strange)}")
+            raise TypeError(f"no weights: {some(strange)}")
         return StoredNetwork(
             DataDescription(**{name: plain(value) for name, value in origin["description"].items()}),
             dict(origin["settings"]),
@@ -119,7 +113,7 @@ def build_stored(stored: StoredNetwork, where: object) -> SequenceVAE:
         raise UsageError(f"{where} holds no network of this product: {error!r}") from error
     network = SequenceVAE(stored.description, model, pretrained)
     if found := list(misfits(network.state_dict(), stored.weights)):
-        raise UsageError(f"{where} does not hold a network of this product: {some_of(found)}")
+        raise UsageError(f"{where} does not hold a network of this product: {some(found, separator='; ')}")
     network.load_state_dict(stored.weights)
     return network.eval()
 
@@ -133,5 +127,5 @@ def load_weights(network: nn.Module, path: Path, description: DataDescription) -
     stored = read_network(path, "--init_from")
     found = other_meanings(stored.description, description) + list(misfits(network.state_dict(), stored.weights))
     if found:
-        raise UsageError(f"--init_from {path} does not fit: {some_of(found)}")
+        raise UsageError(f"--init_from {path} does not fit: {some(found, separator='; ')}")
     network.load_state_dict(stored.weights)

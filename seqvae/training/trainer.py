@@ -1,19 +1,15 @@
-"""Lightning's Trainer of a run: its arguments, its callbacks, its logger.
+"""What a training script hands to Lightning's Trainer: arguments, the cadence of validations, previews, a logger.
 
-In: settings, data, plan and devices. Out: a Trainer with everything that watches a run, shows it and saves it.
+In: settings, data and devices. Out: the Trainer's arguments; `seqvae/training/fit.py` adds what every run needs.
 """
 
 import os
-from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from lightning import Callback, Trainer
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.profilers import PassThroughProfiler
 
@@ -21,20 +17,8 @@ from seqvae.config.run import RunSettings
 from seqvae.config.training import TrainingSettings
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.errors import UsageError
-from seqvae.training.callbacks.checkpoint import Checkpoints, ReportsHealth
-from seqvae.training.callbacks.compile import CompilerTrial
-from seqvae.training.callbacks.interrupt import StopOnSignal, TimeLimit
-from seqvae.training.callbacks.memory import FlatMemory
-from seqvae.training.callbacks.nonfinite import SkippedSteps
-from seqvae.training.callbacks.previews import Previews
-from seqvae.training.callbacks.progress import Progress
-from seqvae.training.distributed import Devices, ResolvedPrecision, make_precision, make_strategy
-from seqvae.training.module import TrainingModule
-from seqvae.training.run_directory.checkpoint_file import AtomicCheckpointIO
-from seqvae.training.run_directory.resume import OptimizerAsSet
-from seqvae.training.schedules import Plan
-
-PREVIEWED_SEQUENCES = 6
+from seqvae.training.callbacks.previews import MOST_SEQUENCES, Previews
+from seqvae.training.distributed import Devices
 
 UNITS = {"tokens": "token", "vectors": "step", "events": "step"}
 """The name of one step of a sequence."""
@@ -110,104 +94,14 @@ def wants_benchmark(settings: TrainingSettings) -> bool:
     return not settings.batches.use_dynamic_padding if requested is None else requested
 
 
-def make_trainer(
-    settings: TrainingSettings,
-    data: SequenceDataModule,
-    plan: Plan,
-    devices: Devices,
-    precision: ResolvedPrecision,
-    directory: Path,
-    callbacks: Sequence[Callback],
-    *,
-    arguments: Mapping[str, Any] | None = None,
-    has_static_graph: bool = False,
-) -> Trainer:
-    """Build the Trainer from `arguments`, by default `default_trainer_arguments`, and from what a run itself decides.
-
-    Everything that matters is passed: PL_TRAINER_* variables of the environment could change what is left out.
-    `has_static_graph`: the network uses all its weights in the same way, whatever the batch.
-    """
-    compute = settings.compute
-    if arguments is None:
-        arguments = default_trainer_arguments(settings, data, devices)
-    precision_plugin = make_precision(precision, devices, compute.initial_loss_scale)
-    logger = make_logger(settings.run, directory, directory.name)
-    strategy = make_strategy(compute.strategy, devices, static_graph=has_static_graph and data.accumulate == 1)
-    try:
-        return Trainer(
-            **arguments,
-            strategy=strategy,
-            precision=None if precision_plugin else precision.precision,
-            plugins=[AtomicCheckpointIO(), *([precision_plugin] if precision_plugin else [])],
-            sync_batchnorm=compute.sync_batchnorm and devices.world > 1,
-            max_epochs=-1,
-            max_steps=plan.total_steps,
-            limit_train_batches=1.0,
-            callbacks=list(callbacks),
-            logger=logger or False,
-            log_every_n_steps=settings.run.log_every_n_steps,
-            enable_progress_bar=False,  # Progress shows it
-            enable_model_summary=False,  # the header does
-            enable_checkpointing=True,
-            use_distributed_sampler=False,  # the data module deals out batches by itself
-            gradient_clip_val=None,  # TrainingModule clips, and keeps the norm
-            default_root_dir=directory,
-        )
-    except (ValueError, MisconfigurationException) as error:
-        if compute.strategy in ("auto", "ddp"):
-            raise
-        raise UsageError(f"--strategy {compute.strategy}: {error}") from error
-
-
-def all_callbacks(
-    own: Sequence[Callback],
-    settings: TrainingSettings,
-    data: SequenceDataModule,
-    plan: Plan,
-    module: TrainingModule,
-    directory: Path,
-    resume_command: str,
-) -> list[Callback]:
-    """Return the caller's own callbacks among those of every run: first what shows a step, last what saves a checkpoint."""
-    run, validation, events = settings.run, settings.validation, module.events
-    assert events is not None
-    checkpoints = Checkpoints(
-        directory / "checkpoints",
-        validation.checkpoint_every_n_steps,
-        watchers=[callback for callback in own if isinstance(callback, ReportsHealth)],
-        say=lambda message: events.survived("not_saved", module.global_step, message),
-    )
-    callbacks: list[Callback] = []
-    if settings.compute.compile_model:
-        callbacks.append(CompilerTrial(data, plan.total_steps))
-    callbacks.append(OptimizerAsSet())
-    callbacks.append(
-        Progress(
-            directory / "metrics.csv",
-            every_n_steps=run.log_every_n_steps,
-            total_steps=plan.total_steps,
-            unit=UNITS[data.description.kind],
-            has_labels=len(data.description.classes) >= 2,
-            time_limit=run.time_limit,
-        )
-    )
-    callbacks += [*own, FlatMemory()]
-    if run.time_limit is not None:
-        callbacks.append(TimeLimit(run.time_limit))
-    if (patience := validation.early_stopping_patience) is not None:
-        callbacks.append(EarlyStopping("valid_elbo", mode="max", patience=patience, check_on_train_epoch_end=False))
-    skipped = SkippedSteps(module.judge, events, data.split("train").ids)
-    return [*callbacks, skipped, StopOnSignal(checkpoints, resume_command), checkpoints]
-
-
 def make_previews(data: SequenceDataModule, seed: int) -> Previews:
     """Return the callback that shows what the network makes of a few validation sequences, which are chosen once."""
     split = data.split("valid")
-    chosen = np.random.default_rng(seed).choice(len(split), min(PREVIEWED_SEQUENCES, len(split)), replace=False)
+    chosen = np.random.default_rng(seed).choice(len(split), min(MOST_SEQUENCES, len(split)), replace=False)
     return Previews(data.description, batch=split.gather(np.sort(chosen)), seed=seed)
 
 
-def make_logger(run: RunSettings, directory: Path, run_name: str) -> Logger | None:
+def make_logger(run: RunSettings, directory: Path) -> Logger | None:
     """Return the logger of --logger beside metrics.csv; None: there is none. `directory` is the run's, the default of --log_dir.
 
     WANDB_MODE, WANDB_PROJECT, MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME are respected. A resumed run goes on in the same
@@ -221,18 +115,18 @@ def make_logger(run: RunSettings, directory: Path, run_name: str) -> Logger | No
     place = Path(run.log_dir).expanduser() if run.log_dir else directory
     if run.logger == "tensorboard":
         # Runs that share a --log_dir are told apart by their folders.
-        folder = run_name if run.log_dir else "tensorboard"
+        folder = directory.name if run.log_dir else "tensorboard"
         return TensorBoardLogger(place, name=folder, version="", default_hp_metric=False)
     if run.logger == "wandb":
         place.mkdir(parents=True, exist_ok=True)  # without it wandb silently takes a temporary directory
-        return WandbLogger(run_name, place, project=os.environ.get("WANDB_PROJECT", PROJECT))
+        return WandbLogger(directory.name, place, project=os.environ.get("WANDB_PROJECT", PROJECT))
     tracking_uri = os.environ.get("MLFLOW_TRACKING_URI")
     if not tracking_uri:
         tracking_uri = (place / "mlruns").absolute().as_uri()
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 wants a database for a single run otherwise
     return MLFlowLogger(
         os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT),
-        run_name,
+        directory.name,
         tracking_uri=tracking_uri,
         run_id=os.environ.get("MLFLOW_RUN_ID"),
     )

@@ -12,7 +12,8 @@ from seqvae.data.demo import write_demo
 from seqvae.errors import ExitCode
 from seqvae.files import read_rows
 from seqvae.monitors.callback import COLLAPSED_EXIT_CODE
-from seqvae.training.run_directory.checkpoint_file import HEALTHY, LAST, damage_of, read_lazily
+from seqvae.reports.run_files import HEALTHY, LAST
+from seqvae.training.run_directory.checkpoint_file import damage_of, read_lazily
 from tests.support.scripted_vaes import events_of, script, step_of, verdicts_of
 
 ROOT = Path(__file__).parent.parent.parent
@@ -52,7 +53,7 @@ def test_a_command_that_stops_at_a_collapse_leaves_a_whole_checkpoint_of_that_st
     go_on = f"python {ROOT / 'train_optimized.py'} --config runs/a/config.yaml"
     assert said.splitlines()[-5:] == [
         f"posterior: collapsed: stopped after step {step}, which is saved",
-        "It was never well. Anew, with a remedy of your choice:",
+        "It was never well. Begin again, with a remedy of your choice:",
         f"{go_on} --run_name a-2 --free_bits 0.25",
         "To go on all the same:",
         go_on,

@@ -204,7 +204,7 @@ def no_figures() -> None:
 def in_hook(hook: str, at: int, act: Callable[[], Any]) -> None:
     from lightning import Callback
 
-    from seqvae.training import fit as session
+    from seqvae.training.fit import _Run
 
     calls = counter()
 
@@ -216,8 +216,8 @@ def in_hook(hook: str, at: int, act: Callable[[], Any]) -> None:
             act()
 
     setattr(InHook, hook, call)
-    before = vars(session)["all_callbacks"]
-    put(session, "all_callbacks", lambda *arguments: [InHook(), *before(*arguments)])
+    before = _Run._callbacks_around
+    put(_Run, "_callbacks_around", lambda run, module: [InHook(), *before(run, module)])
 
 
 def put(owner: Any, name: str, by: Any) -> None:

@@ -9,8 +9,8 @@ import torch
 from seqvae.files import JsonLines, read_rows
 from seqvae.monitors import PosteriorCollapsed, Verdict
 from seqvae.monitors.detector import Detector
+from seqvae.reports.run_files import HEALTHY, LAST
 from seqvae.training.callbacks.checkpoint import Checkpoints
-from seqvae.training.run_directory.checkpoint_file import HEALTHY, LAST
 from seqvae.verdicts import describe_change
 from tests.support.foreign_vaes import LSTMVAE, QUIET, ProbeableImageVAE, Sentences, pictures, q_of
 from tests.support.scripted_vaes import (

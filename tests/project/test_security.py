@@ -26,7 +26,7 @@ from seqvae.reports import draw
 from seqvae.reports.run_files import read_events
 from seqvae.training.distributed import DECISION, Devices, decide_in_first_process
 from seqvae.training.run_directory.checkpoint_file import damage_of
-from seqvae.training.run_directory.events import result_of_finished
+from seqvae.training.run_directory.records import result_of_finished
 from seqvae.training.schedules import Plan
 from tests.support.hostile import CHECKPOINTS, Malice
 from tests.support.parquet_files import write, write_splits

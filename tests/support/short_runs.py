@@ -23,10 +23,11 @@ from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.description import DataDescription
 from seqvae.errors import Stopped
 from seqvae.models.vae import SequenceVAE
+from seqvae.reports.run_files import LAST
 from seqvae.training.callbacks.checkpoint import Checkpoints
 from seqvae.training.callbacks.interrupt import StopOnSignal, restore_signal_handlers
 from seqvae.training.module import TrainingModule
-from seqvae.training.run_directory.checkpoint_file import LAST, AtomicCheckpointIO
+from seqvae.training.run_directory.checkpoint_file import AtomicCheckpointIO
 from seqvae.training.run_directory.resume import OptimizerAsSet, identity_of
 from tests.support.fake_sequences import FakeSequences
 

@@ -15,14 +15,8 @@ from lightning import Callback
 from torch import Tensor
 
 from seqvae.errors import StorageError
-from seqvae.training.run_directory.checkpoint_file import (
-    BEST,
-    LAST,
-    PREVIOUS,
-    AtomicCheckpointIO,
-    damage_of,
-    read_lazily,
-)
+from seqvae.reports.run_files import BEST, LAST, PREVIOUS
+from seqvae.training.run_directory.checkpoint_file import AtomicCheckpointIO, damage_of, read_lazily
 from tests.support.short_runs import STEPS, Kill, Killed, short_module, train
 
 # Lightning 2.6.6 asks torch 2.13 in a way that torch calls deprecated.

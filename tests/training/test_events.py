@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from seqvae.reports.run_files import EVENTS, read_events
-from seqvae.training.run_directory.events import MOST_TOLD, RunEvents
+from seqvae.training.run_directory.records import MOST_REPEATED, RunEvents
 
 
 def test_events_come_back_in_the_order_they_happened(tmp_path):
@@ -52,11 +52,11 @@ def test_what_was_survived_is_written_and_said(tmp_path, caplog):
 
 def test_what_goes_wrong_again_and_again_does_not_fill_the_disk(tmp_path, caplog):
     events = RunEvents(tmp_path)
-    for step in range(MOST_TOLD + 20):
+    for step in range(MOST_REPEATED + 20):
         events.survived("step_skipped", step, "the loss is nan")
     events.survived("rolled_back", 1000, "another kind")
-    assert len(read_events(tmp_path)) == len(caplog.records) == MOST_TOLD + 1
-    assert caplog.records[MOST_TOLD - 1].getMessage().endswith("(the last time that this is said)")
+    assert len(read_events(tmp_path)) == len(caplog.records) == MOST_REPEATED + 1
+    assert caplog.records[MOST_REPEATED - 1].getMessage().endswith("(the last time that this is reported)")
 
 
 def test_other_processes_than_the_first_neither_write_nor_speak(tmp_path, caplog):

@@ -22,14 +22,14 @@ def log_a_little(logger: Logger | None) -> Any:
 
 
 def test_csv_needs_no_logger(tmp_path):
-    assert make_logger(RunSettings(logger="csv"), tmp_path, "first") is None
+    assert make_logger(RunSettings(logger="csv"), tmp_path / "first") is None
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
 def test_a_missing_package_is_said_with_the_way_to_get_it(tmp_path, monkeypatch, name):
     monkeypatch.setattr("seqvae.training.trainer.find_spec", lambda package: None)
     with pytest.raises(UsageError, match=rf"--logger {name} .*pip install -e '\.\[loggers\]'"):
-        make_logger(RunSettings(logger=name), tmp_path, "first")
+        make_logger(RunSettings(logger=name), tmp_path / "first")
 
 
 def tensorboard_values(folder: Path) -> list[tuple[str, int, float]]:
@@ -42,24 +42,24 @@ def tensorboard_values(folder: Path) -> list[tuple[str, int, float]]:
 def test_tensorboard_finds_the_values_in_the_runs_directory_or_under_its_name(tmp_path, log_dir):
     pytest.importorskip("tensorboard", reason="the extra 'loggers' is not installed")
     shared = None if log_dir is None else str(tmp_path / log_dir)
-    log_a_little(make_logger(RunSettings(logger="tensorboard", log_dir=shared), tmp_path / "run", "first"))
-    folder = tmp_path / "run" / "tensorboard" if log_dir is None else tmp_path / "shared" / "first"
+    log_a_little(make_logger(RunSettings(logger="tensorboard", log_dir=shared), tmp_path / "first"))
+    folder = tmp_path / "first" / "tensorboard" if log_dir is None else tmp_path / "shared" / "first"
     assert sorted(tensorboard_values(folder)) == [("kl", 50, 0.25), ("loss", 50, 2.0), ("loss", 100, 1.0)]
 
 
 def test_a_resumed_run_goes_on_in_the_same_tensorboard(tmp_path):
     pytest.importorskip("tensorboard", reason="the extra 'loggers' is not installed")
     for _ in range(2):
-        log_a_little(make_logger(RunSettings(logger="tensorboard"), tmp_path, "first"))
-    assert [path.name for path in tmp_path.iterdir()] == ["tensorboard"]
+        log_a_little(make_logger(RunSettings(logger="tensorboard"), tmp_path / "first"))
+    assert [path.name for path in (tmp_path / "first").iterdir()] == ["tensorboard"]
 
 
 def test_mlflow_keeps_the_values_in_the_runs_directory(tmp_path, monkeypatch):
     pytest.importorskip("mlflow", reason="the extra 'loggers' is not installed")
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME"):
         monkeypatch.delenv(name, raising=False)
-    logger = log_a_little(make_logger(RunSettings(logger="mlflow"), tmp_path, "first"))
-    assert (tmp_path / "mlruns").is_dir()
+    logger = log_a_little(make_logger(RunSettings(logger="mlflow"), tmp_path / "first"))
+    assert (tmp_path / "first" / "mlruns").is_dir()
     run = logger.experiment.get_run(logger.run_id)
     assert run.info.run_name == "first"
     assert (run.data.metrics["loss"], run.data.params["lr"]) == (1.0, "0.5")
@@ -69,8 +69,8 @@ def test_wandb_keeps_an_offline_run_in_the_runs_directory(tmp_path, monkeypatch)
     wandb = pytest.importorskip("wandb", reason="the extra 'loggers' is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("WANDB_RUN_ID", raising=False)
-    logger = log_a_little(make_logger(RunSettings(logger="wandb"), tmp_path, "first"))
+    logger = log_a_little(make_logger(RunSettings(logger="wandb"), tmp_path / "first"))
     run = logger.experiment
     assert (run.name, run.config["lr"], run.summary["loss"]) == ("first", 0.5, 1.0)
     wandb.finish()
-    assert list((tmp_path / "wandb").glob("offline-run-*"))
+    assert list((tmp_path / "first" / "wandb").glob("offline-run-*"))

@@ -95,8 +95,7 @@ def test_rows_that_wait_travel_with_the_checkpoint(tmp_path):
 
 def test_pauses_are_no_part_of_a_lap_but_of_the_run():
     clock = Clock()
-    watch = Stopwatch(clock)
-    watch.start(seconds=50.0, lap_seconds=1.0)
+    watch = Stopwatch(clock, seconds=50.0, lap_seconds=1.0)
     clock.seconds += 2
     watch.pause()
     clock.seconds += 30
@@ -106,18 +105,3 @@ def test_pauses_are_no_part_of_a_lap_but_of_the_run():
     assert watch.end_lap() == 7.0
     assert watch.lap_seconds == 0.0
     assert watch.seconds == 86.0
-
-
-def test_the_time_left_counts_the_steps_of_this_session_after_the_first_and_their_validations():
-    clock = Clock()
-    watch = Stopwatch(clock)
-    watch.start(seconds=1000.0)
-    assert watch.seconds_left(500, 600) is None
-    clock.seconds += 60  # the first step compiles
-    watch.begin_pace(501)
-    assert watch.seconds_left(501, 600) is None
-    clock.seconds += 10
-    watch.pause()
-    clock.seconds += 10
-    watch.unpause()
-    assert watch.seconds_left(511, 600) == pytest.approx(2.0 * 89)

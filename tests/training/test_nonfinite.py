@@ -13,7 +13,7 @@ import torch
 from lightning import Callback
 
 from seqvae.config.run import RunSettings
-from seqvae.reports.run_files import read_events
+from seqvae.reports.run_files import LAST, PREVIOUS, read_events
 from seqvae.training.callbacks.nonfinite import (
     MOST_IN_A_ROW,
     MOST_TIMES,
@@ -26,8 +26,8 @@ from seqvae.training.callbacks.nonfinite import (
 from seqvae.training.callbacks.progress import Progress
 from seqvae.training.distributed import ResolvedPrecision
 from seqvae.training.module import TrainingModule
-from seqvae.training.run_directory.checkpoint_file import LAST, PREVIOUS, REPLACED, read_lazily
-from seqvae.training.run_directory.events import RunEvents
+from seqvae.training.run_directory.checkpoint_file import REPLACED, read_lazily
+from seqvae.training.run_directory.records import RunEvents
 from seqvae.training.run_directory.resume import ROLLED_BACK, Start, adopt_as_last, find_checkpoint, go_back, open_run
 from tests.support.fake_sequences import FakeSequences
 from tests.support.short_runs import STEPS, short_module, train
@@ -48,7 +48,7 @@ class Spoilt(TrainingModule):
         factor = self.losses.get(batch.position, 1.0)
         if not math.isfinite(factor):
             told["loss"] = told["loss"] * factor
-            self.judge.take_in(told["loss"], batch.sequences_B)
+            self.judge.add(told["loss"], batch.sequences_B)
         return told
 
 
@@ -134,7 +134,7 @@ def test_a_fused_optimizer_on_a_gpu_is_told_on_the_device(monkeypatch):
     for loss, expected in ((math.nan, 1.0), (1.0, 0.9)):
         weight.grad = torch.ones(3)
         judge = StepJudge()
-        judge.take_in(torch.tensor(loss), torch.zeros(1))
+        judge.add(torch.tensor(loss), torch.zeros(1))
         judge.refuse_if_spoilt(optimizer, torch.tensor(1.0), trainer)
         optimizer.step()
         assert weight[0].item() == pytest.approx(expected, abs=0.01)
@@ -185,7 +185,7 @@ def test_what_a_run_without_a_checkpoint_decided_outlives_its_being_cleared(tmp_
 @pytest.mark.parametrize("event", [{}, {"asked_lr": 0.01}, {"asked_lr": 0.01, "lr": 1e9, "precision": "32-true"}])
 def test_what_somebody_else_wrote_decides_nothing(event, tmp_path):
     RunEvents(tmp_path).note(ROLLED_BACK, 7, **event)
-    assert read_recovery(tmp_path, 0.01) == Recovery(0.01)
+    assert read_recovery(tmp_path, 0.01) == Recovery(0.01, 0.01)
 
 
 def test_what_resume_names_is_the_runs_last_checkpoint_from_then_on(saved):
@@ -198,31 +198,30 @@ def test_what_resume_names_is_the_runs_last_checkpoint_from_then_on(saved):
 
 
 def test_each_time_the_rate_is_lower_and_three_times_is_all():
-    recovery, rates = Recovery(0.01), []
-    while recovery.is_possible:
+    recovery, rates = Recovery(0.01, 0.01), []
+    while recovery.times < MOST_TIMES:
         recovery = recovery.once_more("32-true", "cpu")
         rates.append(recovery.lr)
     assert rates == [0.005, 0.0025, 0.00125]
-    assert len(rates) == MOST_TIMES
 
 
 @pytest.mark.parametrize(("has_units", "then"), [(True, "bf16-mixed"), (False, "32-true")])
 def test_from_16_mixed_a_run_goes_on_in_what_the_device_has(has_units, then, monkeypatch):
     monkeypatch.setattr("seqvae.training.callbacks.nonfinite.cpu_has_bf16_units", lambda: has_units)
-    recovery = Recovery(0.01).once_more("16-mixed", "cpu")
+    recovery = Recovery(0.01, 0.01).once_more("16-mixed", "cpu")
     assert recovery.resolve_precision(ResolvedPrecision("16-mixed")).precision == then
-    assert Recovery(0.01).once_more("32-true", "cpu").resolve_precision(
+    assert Recovery(0.01, 0.01).once_more("32-true", "cpu").resolve_precision(
         ResolvedPrecision("32-true")
     ) == ResolvedPrecision("32-true")
 
 
 def test_what_was_decided_holds_for_later_sessions_unless_another_rate_is_asked_for(tmp_path):
     events = RunEvents(tmp_path)
-    assert read_recovery(tmp_path, 0.01) == Recovery(0.01)
+    assert read_recovery(tmp_path, 0.01) == Recovery(0.01, 0.01)
     for lr in (0.005, 0.0025):
         events.note(ROLLED_BACK, 7, asked_lr=0.01, lr=lr, precision="32-true")
-    assert read_recovery(tmp_path, 0.01) == Recovery(0.01, 2, 0.0025, "32-true")
-    assert read_recovery(tmp_path, 0.001) == Recovery(0.001)
+    assert read_recovery(tmp_path, 0.01) == Recovery(0.01, 0.0025, 2, "32-true")
+    assert read_recovery(tmp_path, 0.001) == Recovery(0.001, 0.001)
 
 
 def test_a_validation_that_is_no_number_sends_a_run_back(tmp_path, monkeypatch):

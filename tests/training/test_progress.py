@@ -181,6 +181,22 @@ def test_the_speed_is_that_of_training_without_validation(tmp_path):
     assert (training["seconds"], training["steps_per_second"]) == ("102.00", "2")
 
 
+def test_the_time_left_counts_the_steps_of_this_session_after_the_first_and_their_validations(tmp_path, capsys):
+    clock, trainer = Clock(), fake_trainer(global_step=500, callback_metrics=VALIDATION)
+    progress = Progress(tmp_path / "m.csv", every_n_steps=1, total_steps=600, unit="token", now=clock)
+    progress.on_train_start(trainer, Scripted())
+    clock.seconds += 60  # the first step compiles
+    step_through(progress, trainer, 1)
+    assert " left" not in capsys.readouterr().out
+    clock.seconds += 10
+    progress.on_validation_start(trainer, Scripted())
+    clock.seconds += 10
+    progress.on_validation_end(trainer, Scripted())
+    trainer.global_step = 510
+    step_through(progress, trainer, 1)
+    assert capsys.readouterr().out.endswith("  2:58 left\n")  # 89 steps of 2 seconds
+
+
 def test_between_two_rows_nothing_waits_for_the_device_and_a_row_waits_once(tmp_path, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     asked: list[str] = []

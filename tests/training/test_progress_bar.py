@@ -7,9 +7,9 @@ import sys
 import pytest
 from rich.console import Console
 
-from seqvae.training.callbacks.progress import BarLine, Display, ProgressBar, Stopwatch, can_show_bar
+from seqvae.training.callbacks.progress import Progress, ProgressBar, bar_line, can_show_bar
 from tests.support.pseudo_terminal import terminal
-from tests.support.scripted_training import Clock
+from tests.support.scripted_training import Clock, Scripted, fake_trainer
 
 TEXTS = ["84/200", "0:12 left", "loss 1.25", "900 tokens/s", "epoch 2", "elbo -31.20"]
 
@@ -19,7 +19,7 @@ def line(share: float, texts: list[str], width: int, *, encoding: str = "utf-8")
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     console = Console(file=file, width=width + 1, color_system=None, force_terminal=True, legacy_windows=False)
     with console.capture() as capture:
-        console.print(BarLine(share, texts), end="", soft_wrap=True)
+        console.print(bar_line(console, share, texts), end="", soft_wrap=True)
     return capture.get()
 
 
@@ -125,18 +125,19 @@ def test_the_bar_follows_the_window_when_its_width_changes(monkeypatch):
     assert end == ""
 
 
-def test_it_is_drawn_five_times_a_second(monkeypatch):
+def test_it_is_drawn_five_times_a_second(tmp_path, monkeypatch):
     clock, shown = Clock(), list[float]()
-    display = Display(Stopwatch(clock), total_steps=9, unit="token", time_limit=None, now=clock)
+    progress = Progress(tmp_path / "m.csv", every_n_steps=99, total_steps=9, unit="token", now=clock)
+    clock.seconds = -1
     with terminal() as window:
         monkeypatch.setattr(sys, "stdout", window.stream)
         monkeypatch.setenv("TERM", "xterm")
-        display.open()
+        progress.on_train_start(fake_trainer(), Scripted())
         monkeypatch.setattr(ProgressBar, "show", lambda bar, share, texts: shown.append(share))
         for millisecond in range(1000):
             clock.seconds = millisecond / 1000
-            display.refresh(1, 0)
-        display.close()
+            progress.on_validation_batch_end(fake_trainer(), Scripted(), None, None, 0)
+        progress.on_exception()
     assert len(shown) == 5
 
 
@@ -147,9 +148,10 @@ def test_a_bar_that_never_was_shown_leaves_nothing_behind():
         assert window.text == ""
 
 
-@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"TERM": "xterm"}])
-def test_a_bar_needs_a_terminal_that_can_redraw_a_line(environment):
+@pytest.mark.parametrize("kind", ["dumb", "xterm"])
+def test_a_bar_needs_a_terminal_that_can_redraw_a_line(kind, monkeypatch):
+    monkeypatch.setenv("TERM", kind)
     with terminal() as window:
-        assert can_show_bar(window.stream, environment) == (environment["TERM"] == "xterm")
-    assert not can_show_bar(io.TextIOWrapper(io.BytesIO()), environment)
-    assert not can_show_bar(io.StringIO(), environment)
+        assert can_show_bar(window.stream) == (kind == "xterm")
+    assert not can_show_bar(io.TextIOWrapper(io.BytesIO()))
+    assert not can_show_bar(io.StringIO())

@@ -16,7 +16,7 @@ from seqvae.reports.read_run import read_run
 from seqvae.reports.run_files import REPORT, read_events
 from seqvae.reports.story import story_of
 from seqvae.training.callbacks.report import EVERY_SECONDS, RunReport
-from seqvae.training.run_directory.events import RunEvents, result_of
+from seqvae.training.run_directory.records import RunEvents, result_of
 from tests.support.parquet_files import write_splits
 
 
@@ -39,7 +39,7 @@ class FakeDrawing:
 
 def report_of(tmp_path, reason=None, writes=True):
     clock = SimpleNamespace(seconds=0.0)
-    report = RunReport(RunEvents(tmp_path), tmp_path, every_n_steps=10, writes=writes, clock=lambda: clock.seconds)
+    report = RunReport(RunEvents(tmp_path, writes=writes), every_n_steps=10, clock=lambda: clock.seconds)
     drawing = FakeDrawing(reason)
     vars(report)["_drawing"] = drawing
     return report, drawing, clock
@@ -73,7 +73,7 @@ def test_a_report_is_written_at_validations_and_lines_of_progress_and_not_too_of
         (RuntimeError("out of paper"), [("failed", "RuntimeError: out of paper")], 30.0),
         (DivergedError("NaN"), [], 30.0),
         (SystemExit(7), [], 30.0),
-        (Stopped(2), [], 4.0),
+        (Stopped(2), [], 10.0),
     ],
 )
 def test_however_a_run_ends_its_report_is_written_and_an_error_is_noted(error, noted, seconds, tmp_path):
@@ -117,7 +117,7 @@ def test_a_last_validation_of_nan_is_an_event_and_in_the_report(tmp_path):
     trainer: Any = SimpleNamespace(callback_metrics={"valid_elbo": float("nan")}, global_step=7)
     unused: Any = None
     with pytest.raises(DivergedError, match="the validation ELBO is nan: training diverged"):
-        result_of(trainer, unused, unused, tmp_path, "steps", RunEvents(tmp_path))
+        result_of(trainer, unused, unused, "steps", RunEvents(tmp_path))
     story = story_of(read_run(tmp_path), 0.0)
     assert (story.verdict, story.why, story.state) == ("diverged", "the validation ELBO is nan", "Ended at step 7.")
 

@@ -13,8 +13,9 @@ import torch
 from seqvae.config.run import RunSettings
 from seqvae.errors import UsageError
 from seqvae.models.vae import SequenceVAE
+from seqvae.reports.run_files import BEST, LAST, PREVIOUS
 from seqvae.training.network import load_weights, read_network, rebuild_network
-from seqvae.training.run_directory.checkpoint_file import BEST, LAST, PREVIOUS, differences, read_lazily, some_of
+from seqvae.training.run_directory.checkpoint_file import differences, read_lazily
 from seqvae.training.run_directory.resume import Start, find_checkpoint, identity_of, open_run, refuse_other_run
 from tests.support.short_runs import DESCRIPTION, MODEL, short_module, train
 
@@ -229,11 +230,15 @@ def test_a_checkpoint_that_knows_less_of_its_data_is_no_other_run():
 
 def test_of_long_lists_the_first_difference_is_shown():
     there, here = complete(description={"names": ["a", "b" * 99]}), complete(description={"names": ("a", "c")})
-    assert differences(there, here) == [f"names[1] {'b' * 37}... there, c here"]
+    assert differences(there, here) == [f"names[1] {'b' * 38}.. there, c here"]
 
 
-def test_not_all_of_many_differences_are_listed():
-    assert some_of([str(number) for number in range(8)]) == "0; 1; 2; 3; 4; and 3 more"
+def test_not_all_of_many_differences_are_listed(tmp_path):
+    here = complete(settings=dict.fromkeys(("width", "depth", "heads", "latent_size", "encoder", "decoder"), 99))
+    here["description"]["vocabulary_size"] = here["data"]["sequences"] = here["data"]["steps"] = 99
+    torch.save({"origin": complete(), "state_dict": {}, "global_step": 1}, tmp_path / LAST)
+    with pytest.raises(UsageError, match=r"another run: --decoder (.*; ){8}\.\.\. \(9 in all\)\. Give"):
+        refuse_other_run(tmp_path / LAST, here)
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):

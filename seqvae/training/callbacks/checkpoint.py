@@ -19,13 +19,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from seqvae.errors import StorageError
 from seqvae.files import Patience, sync_directory
-from seqvae.training.run_directory.checkpoint_file import (
-    BEST,
-    HEALTHY,
-    LAST,
-    PREVIOUS,
-    give_second_name,
-)
+from seqvae.reports.run_files import BEST, HEALTHY, LAST, PREVIOUS
+from seqvae.training.run_directory.checkpoint_file import give_second_name
 
 _NEW = ".new.ckpt"
 """Written in full before it takes the place of another."""
@@ -41,7 +36,7 @@ class ReportsHealth(Protocol):
 
 
 class Checkpoints(Checkpoint):
-    """Saves after each validation, or every `every_n_steps` optimizer steps, and when a run ends; the best by `valid_elbo`.
+    """Callback that saves after each validation, or every `every_n_steps` steps, and when a run ends; the best by `valid_elbo`.
 
     Lightning puts a `Checkpoint` behind all other callbacks, so that what they keep is in the file. A checkpoint always
     stands right behind an optimizer step, with a note if a validation was due there and had not ended: Lightning would go on
@@ -103,12 +98,10 @@ class Checkpoints(Checkpoint):
             loop.run()
             trainer.training = True
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         self._epochs_done = trainer.fit_loop.epoch_progress.current.completed
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if is_between_steps(trainer) and self._is_last_due(trainer) and not is_validation_due(trainer):
             self.save_last(trainer)
 
@@ -131,20 +124,19 @@ class Checkpoints(Checkpoint):
         elbo = float(trainer.callback_metrics["valid_elbo"])  # sync: one for each validation
         is_best = math.isfinite(elbo) and (self._best_elbo is None or elbo > self._best_elbo)
         is_last = self.every_n_steps is None or self._is_last_due(trainer)
-        if (is_best or is_last) and self._has_finite_weights(trainer):
+        if is_best or is_last:
             before, self._best_elbo = self._best_elbo, elbo if is_best else self._best_elbo
             if not self._save(trainer, as_best=is_best, as_last=is_last):
                 self._best_elbo = before
 
     def save_last(self, trainer: Trainer) -> bool:
-        """Save, unless this very state lies in last.ckpt already; return whether it lies there. Weights that are not finite are
-        not saved, and a full disk may be in the way.
+        """Save, unless this very state lies in last.ckpt already; return whether it lies there.
 
         All processes call it alike, between two optimizer steps: after one, or anywhere in the validation that follows it.
         """
         if self._saved == (trainer.global_step, self._is_validation_owed(trainer)):
             return True
-        return self._has_finite_weights(trainer) and self._save(trainer, as_best=False, as_last=True)
+        return self._save(trainer, as_best=False, as_last=True)
 
     def _is_last_due(self, trainer: Trainer) -> bool:
         """Return whether the run ends here, or it is time; without validations and a number of steps, after each epoch."""
@@ -158,20 +150,45 @@ class Checkpoints(Checkpoint):
         is_validated = self._validated_at_step == trainer.global_step
         return self._owes_validation or (not is_validated and is_validation_due(trainer))
 
-    def _has_finite_weights(self, trainer: Trainer) -> bool:
+    def _save(self, trainer: Trainer, *, as_best: bool, as_last: bool) -> bool:
+        """Write one file, which is never changed afterwards, so that best, last and healthy may be names of the same one.
+
+        Return whether it is written: weights that are not finite are not saved, and a full disk may be in the way. All processes
+        know, and all give up together.
+        """
         module = trainer.lightning_module
         found = [w.isfinite().all() for w in module.parameters() if w.is_floating_point()]
         found += [~b.isnan().any() for b in module.buffers() if b.is_floating_point()]  # a mask may well hold infinity
         is_finite = bool(torch.stack(found).all())  # sync: one for each checkpoint
-        is_finite = trainer.strategy.reduce_boolean_decision(is_finite)
-        if not is_finite and trainer.is_global_zero:
-            _log.warning("step %d: the weights are not finite, so no checkpoint is written", trainer.global_step)
-        return is_finite
-
-    def _save(self, trainer: Trainer, *, as_best: bool, as_last: bool) -> bool:
-        """Return whether it is written. All processes know, and all give up together."""
+        if not trainer.strategy.reduce_boolean_decision(is_finite):
+            if trainer.is_global_zero:
+                _log.warning("step %d: the weights are not finite, so no checkpoint is written", trainer.global_step)
+            return False
+        new, last = self.directory / _NEW, self.directory / LAST
+        failure: StorageError | None = None
+        try:
+            trainer.save_checkpoint(new, weights_only=False)
+        except (StorageError, OSError) as error:
+            trainer.strategy.barrier("Trainer.save_checkpoint")  # where the other processes wait
+            failure = StorageError(str(error))
+        if failure is None and trainer.is_global_zero:
+            try:
+                if any(watcher.is_unharmed() for watcher in self.watchers):
+                    give_second_name(new, self.directory / HEALTHY)
+                if as_best:
+                    give_second_name(new, self.directory / BEST)
+                if as_last:
+                    if last.exists():
+                        last.replace(self.directory / PREVIOUS)
+                    new.replace(last)
+                else:
+                    new.unlink()
+                sync_directory(self.directory)
+            except OSError as error:
+                with suppress(OSError):
+                    new.unlink(missing_ok=True)  # its room is needed
+                failure = StorageError(f"{error.filename or self.directory}: cannot be written ({error.strerror})")
         several = trainer.world_size > 1
-        failure = self._write(trainer, as_best=as_best, as_last=as_last)
         failure = trainer.strategy.broadcast(failure) if several else failure
         if failure is not None:
             goes_on = self._patience.should_retry(str(failure))
@@ -183,34 +200,6 @@ class Checkpoints(Checkpoint):
             self._saved = (trainer.global_step, self._is_validation_owed(trainer))
         return True
 
-    def _write(self, trainer: Trainer, *, as_best: bool, as_last: bool) -> StorageError | None:
-        """Write one file. It is never changed afterwards, so best, last and healthy may be names of the same one."""
-        new, last = self.directory / _NEW, self.directory / LAST
-        try:
-            trainer.save_checkpoint(new, weights_only=False)
-        except (StorageError, OSError) as error:
-            trainer.strategy.barrier("Trainer.save_checkpoint")  # where the other processes wait
-            return StorageError(str(error))
-        if not trainer.is_global_zero:
-            return None
-        try:
-            if any(watcher.is_unharmed() for watcher in self.watchers):
-                give_second_name(new, self.directory / HEALTHY)
-            if as_best:
-                give_second_name(new, self.directory / BEST)
-            if as_last:
-                if last.exists():
-                    last.replace(self.directory / PREVIOUS)
-                new.replace(last)
-            else:
-                new.unlink()
-            sync_directory(self.directory)
-        except OSError as error:
-            with suppress(OSError):
-                new.unlink(missing_ok=True)  # its room is needed
-            return StorageError(f"{error.filename or self.directory}: cannot be written ({error.strerror})")
-        return None
-
 
 def is_between_steps(trainer: Trainer) -> bool:
     """Return whether the present batch was the last one of an optimizer step, so that no gradients are half added up."""
@@ -218,6 +207,6 @@ def is_between_steps(trainer: Trainer) -> bool:
 
 
 def is_validation_due(trainer: Trainer) -> bool:
-    """Return whether Lightning validates behind the present batch, by the question that it asks itself next."""
+    """Return whether Lightning validates behind the present batch, by the check that it makes next."""
     fetcher = trainer.fit_loop._data_fetcher
     return fetcher is not None and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)

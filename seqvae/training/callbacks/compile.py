@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from statistics import median
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from seqvae.data.batch import Batch
 from seqvae.data.batching import gather_batch
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.errors import harmless
-from seqvae.training.callbacks.progress import clock
+from seqvae.text import clock
 from seqvae.training.module import TrainingModule
 from seqvae.training.objective import negative_elbo
 
@@ -80,7 +80,10 @@ def compiled_graphs() -> int:
 
 
 class CompilerTrial(Callback):
-    """Stands first among the callbacks: no clock of theirs counts what compiling takes."""
+    """Callback that tries compiled layers when training starts.
+
+    It stands first among the callbacks: no clock of theirs counts what compiling takes.
+    """
 
     def __init__(self, data: SequenceDataModule, total_steps: int) -> None:
         """`total_steps`: optimizer steps of the whole run."""
@@ -90,15 +93,29 @@ class CompilerTrial(Callback):
         """Whether compiled layers are in force; None: not decided so far."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Compile; then, unless an earlier session did, find out whether it was worth it. All processes decide alike."""
         assert isinstance(pl_module, TrainingModule)
-        network = pl_module.network
+        network, strategy, context = pl_module.network, trainer.strategy, trainer.precision_plugin.forward_context
         if self.is_kept is False:
             undo_compiling(network)
         if not is_compiled(network):
             return
         batches = trial_batches(self.data, trainer.world_size)
-        batches = [trainer.strategy.batch_to_device(batch, dataloader_idx=0) for batch in batches]
-        message = self._try(trainer, network, batches)
+        batches = [strategy.batch_to_device(batch, dataloader_idx=0) for batch in batches]
+        with untouched(network):
+            seconds, problem = warm_up(network, batches, context)
+            if not strategy.reduce_boolean_decision(not problem, all=True):
+                self.is_kept = False
+                message = f"not compiled: {problem or 'another process could not'}; the run goes on without"
+            elif self.is_kept:
+                message = f"compiled in {seconds:.0f} s"
+            else:
+                compiled, as_written = take_turns(network, batches[:TIMED_BATCHES], context)
+                self.is_kept = strategy.broadcast(compiled * LEAST_GAIN < as_written)
+                micro_batches_left = (self.total_steps - trainer.global_step) * trainer.accumulate_grad_batches
+                message = describe(seconds, compiled, as_written, micro_batches_left)
+            if not self.is_kept:
+                undo_compiling(network)
         if trainer.is_global_zero:
             print(f"{'compiler':<11} {harmless(message)}", flush=True)
 
@@ -108,22 +125,6 @@ class CompilerTrial(Callback):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self.is_kept = checkpoint.get(STATE)
-
-    def _try(self, trainer: Trainer, network: nn.Module, batches: Sequence[Batch]) -> str:
-        """Compile; then, unless an earlier session did, find out whether it was worth it. All processes decide alike."""
-        with untouched(network):
-            seconds, problem = warm_up(network, batches, trainer.precision_plugin.forward_context)
-            if not trainer.strategy.reduce_boolean_decision(not problem, all=True):
-                self.is_kept = False
-                undo_compiling(network)
-                return f"not compiled: {problem or 'another process could not'}; the run goes on without"
-            if self.is_kept:
-                return f"compiled in {seconds:.0f} s"
-            timed = take_turns(network, batches[:TIMED_BATCHES], trainer.precision_plugin.forward_context)
-        self.is_kept = trainer.strategy.broadcast(timed.is_worth_it)
-        if not self.is_kept:
-            undo_compiling(network)
-        return describe(seconds, timed, (self.total_steps - trainer.global_step) * trainer.accumulate_grad_batches)
 
 
 def trial_batches(data: SequenceDataModule, world: int) -> list[Batch]:
@@ -141,31 +142,22 @@ def trial_batches(data: SequenceDataModule, world: int) -> list[Batch]:
     return [gather_batch(train, data.limits, sequences_B) for sequences_B in rows]
 
 
-class Timed(NamedTuple):
-    """Median seconds of a micro-batch, forward and backward."""
-
-    compiled: float
-    as_written: float
-
-    @property
-    def is_worth_it(self) -> bool:
-        return self.compiled * LEAST_GAIN < self.as_written
-
-
-def describe(compile_seconds: float, timed: Timed, micro_batches_left: int) -> str:
+def describe(compile_seconds: float, compiled: float, as_written: float, micro_batches_left: int) -> str:
     """Return what compiling took, what it brings, and whether that pays in what is left of the run.
 
-    >>> describe(12.0, Timed(0.10, 0.11), 3000)
+    `compiled` and `as_written`: seconds of a micro-batch, as `take_turns` returns them.
+
+    >>> describe(12.0, 0.10, 0.11, 3000)
     'compiled in 12 s; now 1.10 times as fast, which saves about 0:30 of this run'
-    >>> describe(12.0, Timed(0.10, 0.11), 300)
+    >>> describe(12.0, 0.10, 0.11, 300)
     'compiled in 12 s; now 1.10 times as fast, which saves less in this run: leave out --compile_model where runs are this short'
-    >>> describe(12.0, Timed(0.11, 0.10), 3000)
+    >>> describe(12.0, 0.11, 0.10, 3000)
     'compiled in 12 s, but 0.91 times as fast as without: the run goes on without (leave out --compile_model)'
     """
-    took, ratio = f"compiled in {compile_seconds:.0f} s", timed.as_written / timed.compiled
-    if not timed.is_worth_it:
+    took, ratio = f"compiled in {compile_seconds:.0f} s", as_written / compiled
+    if compiled * LEAST_GAIN >= as_written:
         return f"{took}, but {ratio:.2f} times as fast as without: the run goes on without (leave out --compile_model)"
-    saved = (timed.as_written - timed.compiled) * micro_batches_left
+    saved = (as_written - compiled) * micro_batches_left
     saves = f"about {clock(saved)} of this run"
     if saved < compile_seconds:
         saves = "less in this run: leave out --compile_model where runs are this short"
@@ -174,7 +166,7 @@ def describe(compile_seconds: float, timed: Timed, micro_batches_left: int) -> s
 
 @contextmanager
 def untouched(network: nn.Module) -> Iterator[None]:
-    """Let a network compute; afterwards its buffers, its mode and the random numbers to come are as they were."""
+    """Restore a network's buffers and mode, and the random numbers to come, after it computed something else."""
     was_training = network.training
     buffers = [buffer.clone() for buffer in network.buffers()]
     devices = {weight.device for weight in network.parameters() if weight.device.type == "cuda"}
@@ -202,8 +194,11 @@ def warm_up(network: nn.Module, batches: Iterable[Batch], context: Context) -> t
     return time.perf_counter() - start, problem
 
 
-def take_turns(network: nn.Module, batches: Sequence[Batch], context: Context) -> Timed:
-    """Time steps with compiled layers and as written on the same batches, in turns, so that a busy machine slows both alike."""
+def take_turns(network: nn.Module, batches: Sequence[Batch], context: Context) -> tuple[float, float]:
+    """Return the median seconds of a micro-batch, forward and backward, with compiled layers and as written.
+
+    Both take turns on the same batches, so that a busy machine slows them alike.
+    """
     network.train()
     seconds: dict[str, list[float]] = {"default": [], "force_eager": []}
     for _ in range(WARM_ROUNDS + ROUNDS):
@@ -213,11 +208,15 @@ def take_turns(network: nn.Module, batches: Sequence[Batch], context: Context) -
                 for batch in batches:
                     go_through(network, batch, context)
                 times.append((time.perf_counter() - start) / len(batches))
-    return Timed(*(median(times[WARM_ROUNDS:]) for times in seconds.values()))
+    compiled, as_written = (median(times[WARM_ROUNDS:]) for times in seconds.values())
+    return compiled, as_written
 
 
 def go_through(network: nn.Module, batch: Batch, context: Context) -> None:
-    """Go forward and backward. The gradients are dropped: those of the run, and what averages them over processes, stay alone."""
+    """Run one forward and backward pass.
+
+    The gradients are dropped: those of the run, and what averages them over processes, are not touched.
+    """
     with context():
         loss = negative_elbo(network(batch), kl_weight=1.0, free_bits=0.0).loss
     weights = [weight for weight in network.parameters() if weight.requires_grad]

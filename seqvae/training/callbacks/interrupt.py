@@ -1,4 +1,4 @@
-"""What ends a run early, between two optimizer steps, where a checkpoint can be written: --max_time, Ctrl-C and SIGTERM.
+"""The ends of a run before its last step, where a checkpoint can be written: --max_time, Ctrl-C and SIGTERM.
 
 In: a clock, or a signal. Out: the end of training, or `Stopped`, raised where nothing is lost; the command then ends with 130 or
 143. A second signal ends the process at once.
@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from lightning import Callback, LightningModule, Trainer
+from lightning import Callback, Trainer
 
 from seqvae.errors import Stopped
 from seqvae.training.callbacks.checkpoint import Checkpoints, is_between_steps
@@ -27,7 +27,7 @@ SAME_SIGNAL_SECONDS = 1.0
 
 
 class TimeLimit(Callback):
-    """Counts the time of all sessions of a run, from the first training step on.
+    """Callback that ends a run after so much time in all of its sessions, between two optimizer steps.
 
     Lightning's own timer ends a run anywhere, also within an accumulation, and loses what was trained since the last checkpoint.
     """
@@ -36,33 +36,29 @@ class TimeLimit(Callback):
         self.limit_seconds = limit.total_seconds()
         self._earlier_seconds = 0.0
         self._started = 0.0
+        """Such that the time since then is that of all sessions."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"seconds": self._seconds()}
+        return {"seconds": time.monotonic() - self._started}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._earlier_seconds = state_dict["seconds"]
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._started = time.monotonic()
+    def on_train_start(self, *_: Any) -> None:
+        self._started = time.monotonic() - self._earlier_seconds
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if not is_between_steps(trainer):
             return
-        is_over = self._seconds() >= self.limit_seconds
+        is_over = time.monotonic() - self._started >= self.limit_seconds
         if trainer.world_size > 1:  # all stop at the same step. sync: one per step
             is_over = trainer.strategy.reduce_boolean_decision(is_over, all=False)
         trainer.should_stop = trainer.should_stop or is_over
 
-    def _seconds(self) -> float:
-        return self._earlier_seconds + time.monotonic() - self._started
-
 
 @contextmanager
 def restore_signal_handlers() -> Iterator[None]:
-    """Give the signals back, whatever a training within does with them."""
+    """Restore the handlers of signals at the end, whatever a training within does with them."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield
@@ -73,13 +69,14 @@ def restore_signal_handlers() -> Iterator[None]:
 
 
 class StopOnSignal(Callback):
-    """Stands right before `checkpoints`, behind all callbacks whose state belongs into the file.
+    """Callback that ends a run at the first Ctrl-C or SIGTERM, when the optimizer step is saved.
 
+    It stands right before `checkpoints`, behind all callbacks whose state belongs into the file.
     From the first training step on it handles the signals in place of all others, Lightning included, whose own handler
     communicates with other processes from within. Before and after, a signal ends a run as it ends any command.
     """
 
-    def __init__(self, checkpoints: Checkpoints, resume_command: str = "") -> None:
+    def __init__(self, checkpoints: Checkpoints, resume_command: str) -> None:
         self.checkpoints = checkpoints
         self.resume_command = resume_command
         self.signal_number = 0
@@ -89,68 +86,58 @@ class StopOnSignal(Callback):
         self._is_first_process = True
         self._handlers_before: dict[int, Any] = {}
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         self._is_listening, self._is_first_process = True, trainer.is_global_zero
         # Other threads may not handle signals, which then do what they did before.
         if threading.current_thread() is threading.main_thread():
-            self._handlers_before = {number: signal.signal(number, self._keep_signal) for number in SIGNALS}
+            self._handlers_before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        self._stop_if_signalled(trainer)
-
-    def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if self._is_listening:  # a validation within a training
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if is_between_steps(trainer):
             self._stop_if_signalled(trainer)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._stop_listening()
-        if number := self._agree(trainer):
-            self._stop(trainer, number, is_saved=True)
+    def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if self._is_listening and is_between_steps(trainer):  # a validation within a training
+            self._stop_if_signalled(trainer)
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_train_end(self, trainer: Trainer, *_: Any) -> None:
+        self._stop_listening()
+        self._stop_if_signalled(trainer, is_end=True)
+
+    def on_exception(self, *_: Any) -> None:
         self._stop_listening()
 
-    def _stop_if_signalled(self, trainer: Trainer) -> None:
-        number = self._agree(trainer) if is_between_steps(trainer) else 0
+    def _stop_if_signalled(self, trainer: Trainer, *, is_end: bool = False) -> None:
+        """Save, unless the end of training did so, and raise `Stopped` where a signal came to any process.
+
+        All stop at the same step, or the others would wait for ever.
+        """
+        number = self.signal_number
+        if trainer.world_size > 1:
+            own = torch.tensor(number, device=trainer.strategy.root_device)
+            number = int(trainer.strategy.reduce(own, reduce_op="max"))  # sync: one per step, as Lightning itself has
         if not number:
             return
-        is_saved = self.checkpoints.save_last(trainer)
-        if trainer.global_step < trainer.max_steps:  # else a validation is all that is left
-            self._stop(trainer, number, is_saved)
-
-    def _agree(self, trainer: Trainer) -> int:
-        """Return the signal that any process got, or 0: all stop at the same step, or the others would wait for ever."""
-        if trainer.world_size == 1:
-            return self.signal_number
-        number = torch.tensor(self.signal_number, device=trainer.strategy.root_device)
-        return int(
-            trainer.strategy.reduce(number, reduce_op="max")
-        )  # sync: one per step; Lightning itself has one, too
-
-    def _stop(self, trainer: Trainer, number: int, is_saved: bool) -> None:
+        is_saved = is_end or self.checkpoints.save_last(trainer)
+        if not is_end and trainer.global_step >= trainer.max_steps:
+            return  # a validation is all that is left
         if not trainer.is_global_zero:
             sys.exit(0)  # another code would make the launcher kill the first process before its message
-        message = f" after step {trainer.global_step}, which {'is saved' if is_saved else 'could not be saved'}"
-        raise Stopped(number, f"{message}. To go on:\n{self.resume_command}" if self.resume_command else message)
+        saved = "is saved" if is_saved else "could not be saved"
+        raise Stopped(number, f" after step {trainer.global_step}, which {saved}. To go on:\n{self.resume_command}")
 
     def _stop_listening(self) -> None:
         """Restore the handlers of before; once a signal has come, the next one is to end the process."""
         self._is_listening = False
         for number, handler in self._handlers_before.items():
-            signal.signal(number, self._end_process if self.signal_number else handler)
+            signal.signal(number, self._on_signal if self.signal_number else handler)
         self._handlers_before = {}
 
-    def _keep_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.signal_number:
-            self._end_process(number, frame)
-            return
-        self.signal_number, self._came_at = number, time.monotonic()
-        if self._is_first_process:  # straight to the descriptor: print must not be interrupted by itself
-            os.write(2, b"\nstopping after this step; a second signal ends the process at once\n")
-
-    def _end_process(self, number: int, frame: FrameType | None) -> None:
-        if time.monotonic() - self._came_at > SAME_SIGNAL_SECONDS:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if not self.signal_number:
+            self.signal_number, self._came_at = number, time.monotonic()
+            if self._is_first_process:  # straight to the descriptor: print must not be interrupted by itself
+                os.write(2, b"\nstopping after this step; a second signal ends the process at once\n")
+        elif time.monotonic() - self._came_at > SAME_SIGNAL_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import psutil
-from lightning import Callback, LightningModule, Trainer
+from lightning import Callback, Trainer
 
 EVERY_N_STEPS, EVERY_SECONDS = 200, 60.0
 """Between two looks; both have to be over. Seconds are those that the process computes. Giving back the holes of 800 MB takes
@@ -31,33 +31,36 @@ OWN_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNAB
 """Variables of the environment that configure glibc; where the user sets one, it is left as it is."""
 
 
+def own_bytes() -> int:
+    """Return the main memory without mapped files, of which a run holds more the further it gets through its data."""
+    info = psutil.Process().memory_info()
+    return int(info.rss - info.shared)
+
+
 class FlatMemory(Callback):
-    """Gives freed memory back. Does nothing where training is not on a CPU, or memory is not managed by glibc."""
+    """Callback that gives freed memory back, where training is on a CPU and memory is managed by glibc."""
 
     def __init__(
         self,
         every_n_steps: int = EVERY_N_STEPS,
         every_seconds: float = EVERY_SECONDS,
         now: Callable[[], float] = time.process_time,
-        held: Callable[[], int] | None = None,
+        held: Callable[[], int] = own_bytes,
     ) -> None:
-        """`held`: bytes of main memory that are the process's own."""
         self.every_n_steps, self.every_seconds = every_n_steps, every_seconds
-        self._now, self._held = now, held or own_bytes
+        self._now, self._held = now, held
         self._give_back: Callable[[int], int] | None = None
         self._next_step, self._looked_when = 0, 0.0
         self._level: float | None = -math.inf
         """What was held at the look after pages were given back; None: that look is still to come. At first anything is more."""
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         self._give_back = malloc_trim() if trainer.strategy.root_device.type == "cpu" else None
         if self._give_back is not None:
             keep_freed_memory()
         self._next_step, self._looked_when = trainer.global_step + self.every_n_steps, self._now()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if self._give_back is None or trainer.global_step < self._next_step:
             return
         now = self._now()
@@ -77,12 +80,6 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         if libc.mallopt(MMAP_THRESHOLD, OWN_BYTES):
             libc.mallopt(TRIM_THRESHOLD, KEPT_BYTES)
-
-
-def own_bytes() -> int:
-    """Return the main memory without mapped files, of which a run holds more the further it gets through its data."""
-    info = psutil.Process().memory_info()
-    return int(info.rss - info.shared)
 
 
 def malloc_trim() -> Callable[[int], int] | None:

@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from lightning import Callback, LightningModule, Trainer
+from lightning import Callback, Trainer
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 from torch.optim import Optimizer
 
 from seqvae.errors import DivergedError
 from seqvae.reports.run_files import read_events
-from seqvae.training.distributed import DTYPES, ResolvedPrecision, cpu_has_bf16_units
-from seqvae.training.run_directory.events import RunEvents
+from seqvae.training.distributed import Precision, ResolvedPrecision, cpu_has_bf16_units
+from seqvae.training.run_directory.records import RunEvents
 from seqvae.training.run_directory.resume import ROLLED_BACK
 
 MOST_IN_A_ROW = 5
@@ -38,7 +38,7 @@ LOWEST_SCALE = 1.0
 
 
 class NonFiniteError(DivergedError):
-    """A session came to NaN or infinity and cannot go on from where it is."""
+    """The error of a session that came to NaN or infinity and cannot go on from where it is."""
 
     def __init__(self, message: str, first_step: int) -> None:
         """`first_step`: the first that was spoilt; what was saved before it may be worth going back to."""
@@ -57,7 +57,7 @@ class JudgedStep(NamedTuple):
 
 
 class StepJudge:
-    """Finds out whether a step is finite before the optimizer takes it. Part of the training module."""
+    """The part of the training module that finds out whether a step is finite before the optimizer takes it."""
 
     def __init__(self) -> None:
         self.last: JudgedStep | None = None
@@ -69,7 +69,8 @@ class StepJudge:
         self._losses: list[Tensor] = []
         self._sequences: list[Tensor] = []
 
-    def take_in(self, loss: Tensor, sequences_B: Tensor) -> None:
+    def add(self, loss: Tensor, sequences_B: Tensor) -> None:
+        """Add a micro-batch to the step."""
         self._losses.append(loss.detach())
         self._sequences.append(sequences_B)
 
@@ -91,8 +92,22 @@ class StepJudge:
             optimizer.zero_grad(set_to_none=True)  # without a gradient nothing moves, weight decay included
 
 
+def leaves_out_on_device(optimizer: Optimizer, device: torch.device) -> bool:
+    """Return whether the optimizer can leave out a step without a wait for the device."""
+    return device.type == "cuda" and bool(optimizer.defaults.get("fused"))
+
+
+def scaler_of(trainer: Trainer) -> torch.amp.GradScaler | None:
+    """Return what multiplies the loss of 16-mixed; None in other precisions."""
+    plugin = trainer.precision_plugin
+    return plugin.scaler if isinstance(plugin, MixedPrecision) else None
+
+
 class SkippedSteps(Callback):
-    """Reports steps that were not taken, and ends the session after a few in a row. Stands before what saves checkpoints."""
+    """Callback that reports steps that were not taken, and ends the session after a few in a row.
+
+    It stands before what saves checkpoints.
+    """
 
     def __init__(self, judge: StepJudge, events: RunEvents, ids_of: Callable[[np.ndarray], list[Any]]) -> None:
         self.judge = judge
@@ -107,9 +122,7 @@ class SkippedSteps(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._in_a_row = state_dict["in_a_row"]
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         judged, self.judge.last = self.judge.last, None
         if judged is None:
             return
@@ -117,17 +130,16 @@ class SkippedSteps(Callback):
         if len(self._waiting) >= GPU_LOOKS_EVERY or trainer.strategy.root_device.type != "cuda":
             self._look(trainer)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, *_: Any) -> None:
         if self._waiting:
             self._look(trainer)
 
     def _look(self, trainer: Trainer) -> None:
         waiting, self._waiting = self._waiting, []
-        finite = torch.stack(
-            [judged.is_finite for _, judged in waiting]
-        ).tolist()  # sync: one for GPU_LOOKS_EVERY steps
+        are_finite_S = torch.stack([judged.is_finite for _, judged in waiting])
         scaler = scaler_of(trainer)
-        for (step, judged), is_finite in zip(waiting, finite, strict=True):
+        # sync: one for GPU_LOOKS_EVERY steps
+        for (step, judged), is_finite in zip(waiting, are_finite_S.tolist(), strict=True):
             if is_finite:
                 self._in_a_row = 0
                 continue
@@ -162,51 +174,30 @@ class SkippedSteps(Callback):
         return [loss for some_losses, _ in guilty for loss in some_losses], [id_ for _, ids in guilty for id_ in ids]
 
 
-def leaves_out_on_device(optimizer: Optimizer, device: torch.device) -> bool:
-    """Return whether the optimizer can leave out a step without a wait for the device."""
-    return device.type == "cuda" and bool(optimizer.defaults.get("fused"))
-
-
-def scaler_of(trainer: Trainer) -> torch.amp.GradScaler | None:
-    """Return what multiplies the loss of 16-mixed; None in other precisions."""
-    plugin = trainer.precision_plugin
-    return plugin.scaler if isinstance(plugin, MixedPrecision) else None
-
-
 class Recovery(NamedTuple):
     """How a run goes on after it came to NaN or infinity."""
 
     requested_lr: float
+    lr: float
     times: int = 0
-    lower_lr: float | None = None
-    """None: the requested rate."""
-    precision: str | None = None
-
-    @property
-    def lr(self) -> float:
-        return self.requested_lr if self.lower_lr is None else self.lower_lr
-
-    @property
-    def is_possible(self) -> bool:
-        """Whether the run may go back once more."""
-        return self.times < MOST_TIMES
+    """How often the run went back so far; MOST_TIMES is all."""
+    precision: Precision | None = None
+    """None: the requested one."""
 
     def resolve_precision(self, requested: ResolvedPrecision) -> ResolvedPrecision:
         if self.precision is None or self.precision == requested.precision:
             return requested
-        return ResolvedPrecision(
-            "bf16-mixed" if self.precision == "bf16-mixed" else "32-true", "16-mixed came to NaN or infinity"
-        )
+        return ResolvedPrecision(self.precision, "16-mixed came to NaN or infinity")
 
-    def once_more(self, precision: str, device_type: str) -> "Recovery":
+    def once_more(self, precision: Precision, device_type: str) -> "Recovery":
         """Return how to go on after another failure in this precision: at a lower rate, and out of 16-mixed."""
         if precision == "16-mixed":
             has_bf16 = torch.cuda.is_bf16_supported() if device_type == "cuda" else cpu_has_bf16_units()
             precision = "bf16-mixed" if has_bf16 and device_type in ("cuda", "cpu") else "32-true"
-        return Recovery(self.requested_lr, self.times + 1, self.lr * LOWER, precision)
+        return Recovery(self.requested_lr, self.lr * LOWER, self.times + 1, precision)
 
     def announce(self, events: RunEvents, trouble: NonFiniteError, checkpoint: Path | None) -> None:
-        """Say why and from which checkpoint the run goes on; None: from its beginning."""
+        """Report why and from which checkpoint the run goes on; None: from its beginning."""
         place = "its beginning" if checkpoint is None else checkpoint.name
         events.survived(
             ROLLED_BACK,
@@ -223,13 +214,14 @@ def read_recovery(directory: Path, requested_lr: float) -> Recovery:
 
     Anyone may have written to the file, so each event is checked to be as `Recovery.announce` writes it.
     """
-    decisions = [
-        (lr, precision)
-        for event in read_events(directory)
-        if event["event"] == ROLLED_BACK
-        and event.get("asked_lr") == requested_lr
-        and isinstance(lr := event.get("lr"), float)
-        and 0 < lr < requested_lr
-        and (precision := event.get("precision")) in DTYPES
-    ]
-    return Recovery(requested_lr, len(decisions), *decisions[-1]) if decisions else Recovery(requested_lr)
+    recovery = Recovery(requested_lr, requested_lr)
+    for event in read_events(directory):
+        lr, precision = event.get("lr"), event.get("precision")
+        if (
+            (event["event"], event.get("asked_lr")) == (ROLLED_BACK, requested_lr)
+            and isinstance(lr, float)
+            and 0 < lr < requested_lr
+            and precision in ("bf16-mixed", "32-true")
+        ):
+            recovery = Recovery(requested_lr, lr, recovery.times + 1, precision)
+    return recovery

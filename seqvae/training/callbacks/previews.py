@@ -1,4 +1,4 @@
-"""Shows what a network makes of a few sequences: a Lightning callback that writes a small file after a validation.
+"""The callback that shows what a network makes of a few sequences, in a small file after a validation.
 
 In: a fixed validation batch. Out: `samples/step-<n>.txt` for tokens, `samples/step-<n>.png` for vectors and events: originals,
 their reconstructions from the posterior means, and sequences drawn from the prior. It draws with a generator of its own and
@@ -17,10 +17,10 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.trainer.states import TrainerFn
 
-from seqvae.data.batch import Batch, EventBatch, Record, TokenBatch, VectorBatch, to_records
+from seqvae.data.batch import Batch, EventBatch, Record, TokenBatch, VectorBatch, part_of, to_records
 from seqvae.data.description import DataDescription
 from seqvae.errors import harmless
-from seqvae.files import DISK_FULL, Patience
+from seqvae.files import DISK_FULL, Patience, replace_file
 from seqvae.models.sampling import reconstruct, sample_prior
 from seqvae.models.vae import SequenceVAE
 from seqvae.reports.previews import PreviewRow, Track, preview_page, write_preview_figure
@@ -50,7 +50,7 @@ class Shown(NamedTuple):
 
 
 class Previews(lightning.Callback):
-    """Previews of a `SequenceVAE` in a `TrainingModule`."""
+    """Callback that previews a `SequenceVAE` in a `TrainingModule`."""
 
     def __init__(
         self,
@@ -115,9 +115,8 @@ def write_preview(directory: Path, step: int, shown: Shown, description: DataDes
     """Write the file of a step, whole or not at all; of older previews keep the newest."""
     directory.mkdir(exist_ok=True)
     path = directory / f"step-{step:07}.{'txt' if description.kind == 'tokens' else 'png'}"
-    partial = path.with_name(f".{path.name}.new")
     title = f"Step {step:,}: {TITLES[description.kind]}"
-    try:
+    with replace_file(path) as partial:
         if description.kind == "tokens":
             texts = [
                 [record if isinstance(record, str) else " ".join(map(str, record)) for record in records]
@@ -128,9 +127,6 @@ def write_preview(directory: Path, step: int, shown: Shown, description: DataDes
             is_timed = description.kind == "events"
             time_label = f"{description.time_unit} since the first step" if is_timed else "step"
             write_preview_figure(partial, preview_rows(shown, description), title=title, time_label=time_label)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
     steps = {file: file.stem.removeprefix("step-") for file in directory.glob(f"step-*{path.suffix}")}
     ours = [file for file, number in steps.items() if number.isdecimal()]
     for old in sorted(ours, key=lambda file: int(steps[file]))[:-MOST_FILES]:
@@ -162,21 +158,20 @@ def _tracks_of(record: Any, description: DataDescription) -> dict[str, Track]:
 
 def beginning(batch: Batch, sequences: int, steps: int) -> Batch:
     """Return the first sequences of a batch, and the first steps of each."""
-    lengths_B = batch.lengths_B[:sequences].clamp(max=steps)
-    labels_B = None if batch.labels_B is None else batch.labels_B[:sequences]
-    batch = batch._replace(lengths_B=lengths_B, sequences_B=batch.sequences_B[:sequences], labels_B=labels_B)
+    batch = part_of(batch, 0, sequences)
+    batch = batch._replace(lengths_B=batch.lengths_B.clamp(max=steps))
     match batch:
         case TokenBatch():
-            return batch._replace(tokens_BT=batch.tokens_BT[:sequences, :steps])
+            return batch._replace(tokens_BT=batch.tokens_BT[:, :steps])
         case VectorBatch():
-            first = {name: getattr(batch, name)[:sequences, :steps] for name in ("values_BTD", "observed_BTD")}
-            return batch._replace(**first)
+            observed_BTD = batch.observed_BTD[:, :steps]
+            return batch._replace(values_BTD=batch.values_BTD[:, :steps], observed_BTD=observed_BTD)
         case EventBatch():
             length = batch.gaps_BT.shape[1]
             rows_E, within_E = batch.steps_E // length, batch.steps_E % length
-            kept_E = (rows_E < sequences) & (within_E < steps)
+            kept_E = within_E < steps
             return batch._replace(
-                gaps_BT=batch.gaps_BT[:sequences, :steps],
+                gaps_BT=batch.gaps_BT[:, :steps],
                 steps_E=(rows_E * min(steps, length) + within_E)[kept_E],
                 variables_E=batch.variables_E[kept_E],
                 values_E=batch.values_E[kept_E],

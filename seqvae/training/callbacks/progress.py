@@ -1,7 +1,7 @@
-"""What a run says of itself while it goes on: a Lightning callback that looks every few steps and only then syncs.
+"""Rows of figures while a run goes on: a Lightning callback that looks every few steps and only then syncs.
 
 In: what `TrainingModule.training_step` returns. Out: a row every n steps and after each validation, to metrics.csv, to the loggers
-and to the console: a bar on a terminal, elsewhere a line for each row.
+and to the console: a bar on a terminal with the validations as lines above it, elsewhere a line for each row.
 """
 
 import csv
@@ -22,14 +22,13 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from rich import progress_bar
-from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console
 from rich.live import Live
-from rich.segment import Segment
+from rich.segment import Segment, Segments
 from torch import Tensor
 
-from seqvae.data.batch import Batch
 from seqvae.files import PatientFile, replace_file
+from seqvae.text import cells, clock
 from seqvae.training.callbacks.nonfinite import NonFiniteError
 from seqvae.training.module import Sums, TrainingModule
 
@@ -55,7 +54,10 @@ WIDEST_BAR, NARROWEST_BAR = 30, 8
 
 
 class Progress(Callback):
-    """Stands before what saves checkpoints: a row that a checkpoint counts has to be written by then."""
+    """Callback that writes the rows and shows how far a run is.
+
+    It stands before what saves checkpoints: a row that a checkpoint counts has to be written by then.
+    """
 
     def __init__(
         self,
@@ -71,11 +73,19 @@ class Progress(Callback):
         """`unit`: the name of a step of a sequence."""
         self.every_n_steps = every_n_steps
         self.total_steps = total_steps
+        self.unit = unit
+        self.time_limit = time_limit
         self._file = MetricsFile(metrics_path, COLUMNS + LABEL_COLUMNS if has_labels else COLUMNS)
+        self._now = now
         self._watch = Stopwatch(now)
-        self._display = Display(self._watch, total_steps=total_steps, unit=unit, time_limit=time_limit, now=now)
+        self._bar: ProgressBar | None = None
+        self._next_refresh = -math.inf
+        self._newest: dict[str, float] = {}
+        """The last figures of each kind, for the bar."""
         self._since_row: list[Sums] = []
         self._row_step = self._first_step = 0
+        self._pace_from: tuple[float, int] | None = None
+        """The time and the step that the pace of the session is counted from."""
         self._epoch = 0
         """The epoch of the last step: behind the last one of a run, Lightning counts another."""
         self._validated = (-1, 0)
@@ -85,16 +95,16 @@ class Progress(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._begin(trainer, pl_module)
-        if trainer.is_global_zero:
-            self._display.open()
-            self._display.refresh(trainer.global_step, trainer.current_epoch, at_once=True)
+        if trainer.is_global_zero and can_show_bar(sys.stdout):
+            self._bar = ProgressBar(sys.stdout)
+            self._refresh(trainer, at_once=True)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._display.refresh(trainer.global_step, trainer.current_epoch, "training done", at_once=True)
-        self._display.close()
+    def on_train_end(self, trainer: Trainer, *_: Any) -> None:
+        self._refresh(trainer, "training done", at_once=True)
+        self._close_bar()
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._display.close()
+    def on_exception(self, *_: Any) -> None:
+        self._close_bar()
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keep the sums of all W processes, (W, N) of each field, so that a resumed run writes the very same rows."""
@@ -120,49 +130,19 @@ class Progress(Callback):
             self._loaded = checkpoint[STATE]
             self._has_begun = False
 
-    def finish(self) -> None:
-        """Raise an error where rows still wait that cannot be written."""
-        if self._has_begun:
-            self._file.finish()
-
-    def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin a session once: with training or, where nothing is left to train, with the last validation."""
-        if self._has_begun:
-            return
-        self._has_begun = True
-        self._row_step = self._first_step = trainer.global_step
-        state, self._loaded = self._loaded, None
-        if state is None:
-            self._watch.start()
-        else:
-            self._epoch = state.get("epoch", 0)  # older checkpoints have none
-            self._validated = tuple(state.get("validated", (-1, 0)))
-            self._since_row = []
-            if state["sums"]:  # all of them are dealt out, also to more or fewer processes than there were
-                own = slice(trainer.global_rank, None, trainer.world_size)
-                columns = [state["sums"][name][own].flatten().to(pl_module.device).unbind() for name in Sums._fields]
-                self._since_row = [Sums(*values) for values in zip(*columns, strict=True)]
-            self._watch.start(seconds=state["seconds"], lap_seconds=state["lap_seconds"])
-        if not trainer.is_global_zero:
-            return
-        self._file.begin(None if state is None else state["file"])
-        assert isinstance(pl_module, TrainingModule)
-        for logger in trainer.loggers:
-            logger.log_hyperparams(pl_module.origin["settings"])
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         self._since_row.append(outputs["sums"])
         step, self._epoch = trainer.global_step, trainer.current_epoch
-        if step == self._first_step + 1:
-            self._watch.begin_pace(step)
-        self._display.refresh(step, self._epoch)
+        if (
+            step == self._first_step + 1 and self._pace_from is None
+        ):  # the first step is slow, as everything is new to it
+            self._pace_from = self._now(), step
+        self._refresh(trainer)
         if step == self._row_step or (step % self.every_n_steps and step < self.total_steps):
             return
         assert isinstance(pl_module, TrainingModule)
         parts_N = torch.stack([torch.stack([value.float() for value in part]) for part in self._since_row])
-        # What came to NaN or infinity was not learnt from, and counts as nothing.
+        # What came to NaN or infinity was not learned from, and counts as nothing.
         finite = torch.where(parts_N.isfinite().all(dim=1, keepdim=True), parts_N, 0.0).sum(dim=0)
         sums: Tensor = trainer.strategy.reduce(finite, reduce_op="sum")
         of_step = (outputs["kl_weight"], pl_module.gradient_norm)
@@ -180,47 +160,122 @@ class Progress(Callback):
         }
         self._since_row.clear()
         self._row_step = step
-        if trainer.is_global_zero:
-            self._write(trainer, row)
-            self._display.training(step, row)
+        if not trainer.is_global_zero:
+            return
+        self._newest |= row
+        self._write(trainer, row)
+        if self._bar is None:
+            left = self._time_left(step)
+            self._print(
+                f"loss {row['loss']:.4f}  nll/{self.unit} {row['nll_per_step']:.4f}  kl {row['kl']:.2f} "
+                f"(weight {row['kl_weight']:.2f})  {row['steps_per_second']:,.0f} {self.unit}s/s{'  ' if left else ''}{left}",
+                step,
+            )
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_start(self, *_: Any) -> None:
         self._watch.pause()
 
     def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: Any
     ) -> None:
-        self._display.refresh(trainer.global_step, trainer.current_epoch, f"validation {batch_idx + 1:,}")
+        self._refresh(trainer, f"validation {batch_idx + 1:,}")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._watch.unpause()
         if trainer.sanity_checking:
             return
         self._begin(trainer, pl_module)
+        step = trainer.global_step
         names = [name for name in self._file.columns if name in trainer.callback_metrics]
         values = torch.stack([trainer.callback_metrics[name].float() for name in names])
         row = dict(zip(names, values.tolist(), strict=True))  # sync: one for each validation
-        validated = trainer.global_step, int(row.get("valid_sequences", 0))
+        validated = step, int(row.get("valid_sequences", 0))
         if trainer.is_global_zero:
             if validated != self._validated:  # else a run that was ended right behind it makes it again
                 self._write(trainer, row)
-            self._display.validation(trainer.global_step, row)
+            self._newest |= row
+            labels = "".join(
+                f"  {name.removeprefix('valid_')} {row[name]:.3f}" for name in LABEL_COLUMNS if name in row
+            )
+            self._print(
+                f"validation on {row['valid_sequences']:,.0f}: elbo {row['valid_elbo']:.3f}  nll {row['valid_nll']:.3f}  "
+                f"kl {row['valid_kl']:.2f}  nll/{self.unit} {row['valid_nll_per_step']:.4f}{labels}",
+                step,
+            )
         self._validated = validated
         if not math.isfinite(row["valid_elbo"]):
-            step = trainer.global_step
             raise NonFiniteError(f"step {step:,}: the validation ELBO is {row['valid_elbo']}", first_step=step)
+
+    def finish(self) -> None:
+        """Raise an error where rows still wait that cannot be written."""
+        self._file.finish()
+
+    def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin a session once: with training or, where nothing is left to train, with the last validation."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        self._row_step = self._first_step = trainer.global_step
+        self._pace_from = None
+        state, self._loaded = self._loaded, None
+        if state is None:
+            self._watch = Stopwatch(self._now)
+        else:
+            self._watch = Stopwatch(self._now, seconds=state["seconds"], lap_seconds=state["lap_seconds"])
+            self._epoch = state.get("epoch", 0)  # older checkpoints have none
+            self._validated = tuple(state.get("validated", (-1, 0)))
+            self._since_row = []
+            if state["sums"]:  # all of them are dealt out, also to more or fewer processes than there were
+                own = slice(trainer.global_rank, None, trainer.world_size)
+                columns = [state["sums"][name][own].flatten().to(pl_module.device).unbind() for name in Sums._fields]
+                self._since_row = [Sums(*values) for values in zip(*columns, strict=True)]
+        if trainer.is_global_zero:
+            self._file.begin(None if state is None else state["file"])
+            assert isinstance(pl_module, TrainingModule)
+            for logger in trainer.loggers:
+                logger.log_hyperparams(pl_module.origin["settings"])
 
     def _write(self, trainer: Trainer, row: dict[str, float]) -> None:
         place = {"step": trainer.global_step, "epoch": self._epoch, "seconds": f"{self._watch.seconds:.2f}"}
         self._file.append(place | {name: f"{value:.6g}" for name, value in row.items()})
         for logger in trainer.loggers:
             logger.log_metrics(row, step=trainer.global_step)
+
+    def _refresh(self, trainer: Trainer, doing: str | None = None, *, at_once: bool = False) -> None:
+        """Draw the bar, at most five times a second unless `at_once`. Never waits for the device."""
+        if self._bar is None or not (at_once or self._now() >= self._next_refresh):
+            return
+        self._next_refresh = self._now() + REFRESH_SECONDS
+        step, newest = trainer.global_step, self._newest
+        # The most important first: a narrow window shows as many as it can.
+        texts = [f"{step:,}/{self.total_steps:,}", self._time_left(step)]
+        if "loss" in newest:
+            texts += [f"loss {newest['loss']:.4f}", f"{newest['steps_per_second']:,.0f} {self.unit}s/s"]
+        texts.append(doing or f"epoch {trainer.current_epoch + 1}")
+        if "valid_elbo" in newest:
+            texts.append(f"elbo {newest['valid_elbo']:.2f}")
+        self._bar.show(step / self.total_steps, [text for text in texts if text])
+
+    def _close_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _print(self, text: str, step: int) -> None:
+        print(f"step {step:>{len(str(self.total_steps))}}/{self.total_steps}  {text}", flush=True)
+
+    def _time_left(self, step: int) -> str:
+        """Return how long the run will still take at this session's pace, validations included, within --max_time.
+
+        Empty: there is no pace yet.
+        """
+        if self._pace_from is None or step == self._pace_from[1]:
+            return ""
+        since, first_step = self._pace_from
+        seconds = (self._now() - since) / (step - first_step) * (self.total_steps - step)
+        if self.time_limit is not None:
+            seconds = min(seconds, max(0.0, self.time_limit.total_seconds() - self._watch.seconds))
+        return f"{clock(seconds)} left"
 
 
 class MetricsFile:
@@ -276,19 +331,13 @@ class MetricsFile:
 
 
 class Stopwatch:
-    """Two clocks that outlive interruptions, of the whole run and of the present lap, which can be paused; and a pace."""
+    """Two clocks that outlive interruptions, of the whole run and of the present lap, which can be paused."""
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        """`now` counts seconds from anywhere, and never backwards."""
+    def __init__(self, now: Callable[[], float], *, seconds: float = 0.0, lap_seconds: float = 0.0) -> None:
+        """`now` counts seconds from anywhere, and never backwards; `seconds` and `lap_seconds` are where an earlier watch stood."""
         self._now = now
-        self.start()
-
-    def start(self, *, seconds: float = 0.0, lap_seconds: float = 0.0) -> None:
-        """Begin, or go on where another stopwatch stood."""
-        now = self._now()
-        self._started, self._lap_started = now - seconds, now - lap_seconds
+        self._started, self._lap_started = now() - seconds, now() - lap_seconds
         self._paused_at: float | None = None
-        self._pace_from: tuple[float, int] | None = None
 
     @property
     def seconds(self) -> float:
@@ -315,112 +364,10 @@ class Stopwatch:
         self._lap_started += seconds
         return seconds
 
-    def begin_pace(self, step: int) -> None:
-        """Count the pace from here on. The very first step is slow, because everything is new to it."""
-        if self._pace_from is None:
-            self._pace_from = (self._now(), step)
 
-    def seconds_left(self, step: int, total_steps: int) -> float | None:
-        """Return the seconds left at the pace of this session, pauses included; None: there is no pace yet."""
-        if self._pace_from is None or step == self._pace_from[1]:
-            return None
-        since, first_step = self._pace_from
-        return (self._now() - since) / (step - first_step) * (total_steps - step)
-
-
-class Display:
-    """Shows how far a run is: a bar on a terminal, with the validations as lines above it; elsewhere a line for each row."""
-
-    def __init__(
-        self,
-        watch: Stopwatch,
-        *,
-        total_steps: int,
-        unit: str,
-        time_limit: timedelta | None,
-        now: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        """`watch` knows how much time is left, `unit` is the name of a step of a sequence."""
-        self.watch = watch
-        self.total_steps = total_steps
-        self.unit = unit
-        self.time_limit = time_limit
-        self._now = now
-        self._bar: ProgressBar | None = None
-        self._next_refresh = -math.inf
-        self._newest: dict[str, float] = {}
-
-    def open(self) -> None:
-        stream = sys.stdout
-        if can_show_bar(stream, os.environ):
-            self._bar = ProgressBar(stream)
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
-
-    def refresh(self, step: int, epoch: int, doing: str | None = None, *, at_once: bool = False) -> None:
-        """Draw the bar, at most five times a second unless `at_once`. Never waits for the device."""
-        if self._bar is None or not (at_once or self._now() >= self._next_refresh):
-            return
-        self._next_refresh = self._now() + REFRESH_SECONDS
-        seconds, newest = self._seconds_left(step), self._newest
-        # The most important first: a narrow window shows as many as it can.
-        texts = [f"{step:,}/{self.total_steps:,}"]
-        texts += [] if seconds is None else [f"{clock(seconds)} left"]
-        if "loss" in newest:
-            texts += [f"loss {newest['loss']:.4f}", f"{newest['steps_per_second']:,.0f} {self.unit}s/s"]
-        texts.append(doing or f"epoch {epoch + 1}")
-        if "valid_elbo" in newest:
-            texts.append(f"elbo {newest['valid_elbo']:.2f}")
-        self._bar.show(step / self.total_steps, texts)
-
-    def training(self, step: int, row: Mapping[str, float]) -> None:
-        self._newest |= row
-        if self._bar is not None:
-            return
-        seconds = self._seconds_left(step)
-        print(
-            f"{self._place(step)}  loss {row['loss']:.4f}  nll/{self.unit} {row['nll_per_step']:.4f}  "
-            f"kl {row['kl']:.2f} (weight {row['kl_weight']:.2f})  {row['steps_per_second']:,.0f} {self.unit}s/s"
-            + ("" if seconds is None else f"  {clock(seconds)} left"),
-            flush=True,
-        )
-
-    def validation(self, step: int, row: Mapping[str, float]) -> None:
-        self._newest |= row
-        labels = "".join(f"  {name.removeprefix('valid_')} {row[name]:.3f}" for name in LABEL_COLUMNS if name in row)
-        print(
-            f"{self._place(step)}  validation on {row['valid_sequences']:,.0f}: elbo {row['valid_elbo']:.3f}  "
-            f"nll {row['valid_nll']:.3f}  kl {row['valid_kl']:.2f}  nll/{self.unit} {row['valid_nll_per_step']:.4f}{labels}",
-            flush=True,
-        )
-
-    def _place(self, step: int) -> str:
-        return f"step {step:>{len(str(self.total_steps))}}/{self.total_steps}"
-
-    def _seconds_left(self, step: int) -> float | None:
-        seconds = self.watch.seconds_left(step, self.total_steps)
-        if seconds is None or self.time_limit is None:
-            return seconds
-        return min(seconds, max(0.0, self.time_limit.total_seconds() - self.watch.seconds))
-
-
-def clock(seconds: float) -> str:
-    """Return a time as on a clock.
-
-    >>> clock(75), clock(3675)
-    ('1:15', '1:01:15')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def can_show_bar(stream: object, environment: Mapping[str, str]) -> TypeGuard[io.TextIOWrapper]:
+def can_show_bar(stream: object) -> TypeGuard[io.TextIOWrapper]:
     """Return whether a line can be drawn over and over: not in a file, a pipe or a notebook."""
-    is_able = environment.get("TERM") != "dumb" and (sys.platform != "win32" or "WT_SESSION" in environment)
+    is_able = os.environ.get("TERM") != "dumb" and (sys.platform != "win32" or "WT_SESSION" in os.environ)
     return is_able and isinstance(stream, io.TextIOWrapper) and stream.isatty()
 
 
@@ -450,7 +397,7 @@ class ProgressBar:
                 if isinstance(handler, logging.StreamHandler) and handler.stream is stderr_before:
                     self._handlers_back.callback(handler.setStream, handler.stream)
                     handler.setStream(sys.stderr)
-        self._live.update(BarLine(share, texts), refresh=True)
+        self._live.update(bar_line(self._console, share, texts), refresh=True)
 
     def close(self) -> None:
         """Leave the bar where it is and go on below it. Closing what is closed does nothing."""
@@ -469,22 +416,14 @@ class _Console(Console):
         return False
 
 
-class BarLine:
-    """Percentage, bar, and as many of the texts as there is room for, the first ones first."""
-
-    def __init__(self, share: float, texts: Sequence[str]) -> None:
-        self.share = share
-        self.texts = texts
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width = console.width - 1  # a line that fills the last column wraps on some terminals
-        percent, rest = f"{int(100 * self.share):3}%", list(self.texts)
-        while rest and width - cell_len(f"{percent}  {'  '.join(rest)}") < NARROWEST_BAR:
-            rest.pop()
-        room = min(width - cell_len(f"{percent}  {'  '.join(rest)}"), WIDEST_BAR)
-        if room < NARROWEST_BAR:
-            yield Segment(percent[: max(0, width)])
-            return
-        yield Segment(f"{percent} ")
-        yield from console.render(progress_bar.ProgressBar(total=1.0, completed=self.share, width=room), options)
-        yield Segment(f" {'  '.join(rest)}".rstrip())
+def bar_line(console: Console, share: float, texts: Sequence[str]) -> Segments:
+    """Return percentage, bar, and as many of the texts as the console has room for, the first ones first."""
+    width = console.width - 1  # a line that fills the last column wraps on some terminals
+    percent = f"{int(100 * share):3}%"
+    for shown in range(len(texts), -1, -1):
+        text = "  ".join(texts[:shown])
+        room = width - cells(f"{percent}  {text}")
+        if room >= NARROWEST_BAR:
+            bar = progress_bar.ProgressBar(total=1.0, completed=share, width=min(room, WIDEST_BAR))
+            return Segments([Segment(f"{percent} "), *console.render(bar), Segment(f" {text}".rstrip())])
+    return Segments([Segment(percent[: max(0, width)])])

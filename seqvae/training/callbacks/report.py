@@ -1,4 +1,4 @@
-"""Keeps report.html of a run's directory up to date: a Lightning callback that has it written by a process of its own.
+"""The callback that keeps report.html of a run's directory up to date, written by a process of its own.
 
 In: the run's directory, and at its end the error that ended it, if one did. Out: `report.html`, now and then and at the end. A
 report that cannot be written is reported once, and never ends a run.
@@ -7,54 +7,46 @@ report that cannot be written is reported once, and never ends a run.
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from lightning import Callback, LightningModule, Trainer
+from lightning import Callback, Trainer
 
 from seqvae.errors import DivergedError, SettingsError, Stopped, UsageError, harmless
 from seqvae.monitors.drawing import Drawing
 from seqvae.reports.run_files import REPORT
-from seqvae.training.run_directory.events import RunEvents
+from seqvae.training.run_directory.records import RunEvents
 
 EVERY_SECONDS = 60.0
 """Between two reports. One takes about 0.3 s of a core at the lowest priority, and 3 ms of training."""
-SECONDS, HURRIED_SECONDS = 30.0, 4.0
-"""That a run's end waits for its report; the second where a signal requested the end, and will not do so twice."""
+SECONDS, HURRIED_SECONDS = 30.0, 10.0
+"""That a run's end waits for its report; the second where a signal requested the end, and will not do so twice. A report takes
+about 1 s of a core, several times that on a busy machine, and one that is cut off loses the run's last figures; SLURM and
+Kubernetes kill a job 30 s after the signal."""
 MOST_CHARACTERS = 500
 """Of an error in an event."""
 
 
 class RunReport(Callback):
-    """The report of a run with all its sessions; only the first process writes it. Leaving it as a context writes the last one."""
+    """Callback and context that writes the report of a run with all its sessions, the last one when the context is left.
 
-    def __init__(
-        self,
-        events: RunEvents,
-        directory: Path,
-        *,
-        every_n_steps: int,
-        writes: bool = True,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    Only the first process writes it.
+    """
+
+    def __init__(self, events: RunEvents, *, every_n_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
         """`every_n_steps`: how often to look at the clock, in optimizer steps."""
         self.events = events
-        self.directory = directory
         self.every_n_steps = every_n_steps
-        self.writes = writes
         self.clock = clock
         self._drawing = Drawing("seqvae.reports")
         self._not_before = 0.0
         self._step = 0
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
         if not trainer.sanity_checking:
             self._write_if_due(trainer.global_step)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Write beside a new line of progress, as a run may be validated seldom, or not at all."""
         step = trainer.global_step
         if step % self.every_n_steps == 0 and step != self._step:
@@ -63,9 +55,7 @@ class RunReport(Callback):
     def __enter__(self) -> "RunReport":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
         """Write the last report, and note an error that has no event of its own, unlike NaN, a signal and a collapse."""
         if isinstance(error, UsageError | SettingsError):  # the run never began, and leaves nothing
             return
@@ -73,37 +63,34 @@ class RunReport(Callback):
             with suppress(OSError):  # the disk may be what failed
                 found = harmless(f"{type(error).__name__}: {error}")[:MOST_CHARACTERS]
                 self.events.note("failed", self._step, said=found)
-        if not self.writes:
+        if not self.events.writes:
             return
         self._print_failure()
         self._drawing.finish(0.0)  # a report under way is out of date, and at its low priority it may take long
         self._drawing.failure()
         before = self._modified_at()
-        self._drawing.start(self.directory, is_urgent=True)
+        self._drawing.start(self.events.directory, is_urgent=True)
         self._drawing.finish(HURRIED_SECONDS if isinstance(error, Stopped) else SECONDS)
         self._print_failure()
         if error is None and self._modified_at() != before:
-            print(harmless(f"report  {self.directory / REPORT}"), flush=True)
+            print(harmless(f"report  {self.events.directory / REPORT}"), flush=True)
 
     def _write_if_due(self, step: int) -> None:
         self._step = step
         now = self.clock()
-        if self.writes and now >= self._not_before:
+        if self.events.writes and now >= self._not_before:
             self._not_before = now + EVERY_SECONDS
-            self._drawing.start(self.directory)
+            self._drawing.start(self.events.directory)
             self._print_failure()
 
     def _modified_at(self) -> int | None:
         """Return when the report was written, by the clock of its disk; None: there is none."""
         try:
-            return (self.directory / REPORT).stat().st_mtime_ns
+            return (self.events.directory / REPORT).stat().st_mtime_ns
         except OSError:
             return None
 
     def _print_failure(self) -> None:
-        reason = self._drawing.failure()
-        if reason is not None:
-            print(
-                harmless(f"note: report.html cannot be written ({reason}); the run is none the worse for it"),
-                flush=True,
-            )
+        if (reason := self._drawing.failure()) is not None:
+            message = f"note: {REPORT} cannot be written ({reason}); the run is none the worse for it"
+            print(harmless(message), flush=True)

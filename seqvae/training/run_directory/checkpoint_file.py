@@ -10,7 +10,6 @@ import shutil
 import struct
 import warnings
 import zipfile
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,9 @@ from torch import Tensor
 
 from seqvae.data.description import DataDescription
 from seqvae.errors import StorageError
-from seqvae.files import sync_directory
+from seqvae.files import replace_file, sync_directory
+from seqvae.text import clip
 
-BEST, LAST, PREVIOUS, HEALTHY = "best.ckpt", "last.ckpt", "previous.ckpt", "healthy.ckpt"
 ASTRAY = "diverged-"
 """Prefix of checkpoints that a run went back further than; nothing goes on from them by itself."""
 REPLACED = "replaced.ckpt"
@@ -41,8 +40,6 @@ ADDED_LATER: dict[str, Any] = {"level_cost": False, "pad_grid": 0}
 MEANING = ("kind", "symbols", "tokenizer", "names", "classes")
 """Fields of a description that say what ids and positions stand for. Weights of the same shapes would fit, and mean something
 else."""
-MOST_DIFFERENCES = 5
-"""Differences that a message names."""
 
 _DAMAGE = (
     *(OSError, ValueError, RuntimeError, EOFError, struct.error, zipfile.BadZipFile, pickle.UnpicklingError),
@@ -53,7 +50,7 @@ three come from torch's unpickler."""
 
 
 class AtomicCheckpointIO(CheckpointIO):
-    """Writes a checkpoint so that it is under its name in full or not at all; reads only data."""
+    """Writer of checkpoints that are under their names in full or not at all, and reader of nothing but data."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
@@ -78,7 +75,7 @@ class AtomicCheckpointIO(CheckpointIO):
                 partial.unlink(missing_ok=True)
 
     def load_checkpoint(self, path: str | os.PathLike[str], map_location: Any = "cpu", weights_only: Any = None) -> Any:
-        """Read weights and plain values, also where the caller asks for more."""
+        """Read weights and plain values, also where the caller requests more."""
         return torch.load(path, map_location=map_location, weights_only=True)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
@@ -124,23 +121,18 @@ def _damage_of_archive(path: Path) -> str | None:
 
 def give_second_name(path: Path, name: Path) -> None:
     """Let a file be under another name, too: by a link, or by a copy where the file system has no links."""
-    link = name.with_name(f".{name.name}.partial")
-    link.unlink(missing_ok=True)
-    try:
-        os.link(path, link)
-    except OSError:
+    with replace_file(name) as partial:
+        partial.unlink(missing_ok=True)  # a link that a killed run left would be written through
         try:
-            shutil.copyfile(path, link)
-            with link.open("rb") as file:
-                os.fsync(file.fileno())
+            os.link(path, partial)
         except OSError:
-            link.unlink(missing_ok=True)
-            raise
-    link.replace(name)
+            shutil.copyfile(path, partial)
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
 
 
 def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
-    """Return what must be the same in two origins and is not; of data of another kind, nothing else."""
+    """Return what must be the same in two origins and is not, sorted; of data of another kind, nothing else."""
     kinds = (there["description"]["kind"], here["description"]["kind"])
     if kinds[0] != kinds[1]:
         return [_difference("data", *kinds)]
@@ -148,15 +140,10 @@ def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     for settings in (old, new):
         settings["pad_grid"] = settings["pad_grid"] or 0  # None is no grid, either
     pairs = [(f"--{name}", old[name], new[name]) for name in MUST_BE_THE_SAME]
-    pairs += [
-        (f"data: {name}", there["data"][name], here["data"][name])
-        for name in here["data"]
-        if name in there["data"]  # older checkpoints know less
-    ]
-    pairs += [
-        (name.replace("_", " "), there["description"][name], here["description"][name]) for name in here["description"]
-    ]
-    return [_difference(name, old, new) for name, old, new in pairs if plain(old) != plain(new)]
+    known = [name for name in here["data"] if name in there["data"]]  # older checkpoints know less
+    pairs += [(f"data: {name}", there["data"][name], here["data"][name]) for name in known]
+    pairs += [(name.replace("_", " "), there["description"][name], new) for name, new in here["description"].items()]
+    return sorted(_difference(name, old, new) for name, old, new in pairs if plain(old) != plain(new))
 
 
 def other_meanings(there: DataDescription, here: DataDescription) -> list[str]:
@@ -165,21 +152,16 @@ def other_meanings(there: DataDescription, here: DataDescription) -> list[str]:
     return [_difference(name, old, new) for name, old, new in pairs if old != new]
 
 
-def misfits(expected: dict[str, Tensor], there: dict[str, Tensor]) -> Iterator[str]:
-    """Yield how weights differ from those that a network expects, in names and shapes."""
-    for name in expected.keys() - there.keys():
-        yield f"{name} is missing"
-    for name in there.keys() - expected.keys():
-        yield f"{name} has no place"
-    for name in expected.keys() & there.keys():
-        if expected[name].shape != there[name].shape:
-            yield f"{name} is {tuple(there[name].shape)} there and {tuple(expected[name].shape)} here"
-
-
-def some_of(found: list[str]) -> str:
-    """Join the first differences for a message."""
-    more = len(found) - MOST_DIFFERENCES
-    return "; ".join(sorted(found)[:MOST_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
+def misfits(expected: dict[str, Tensor], there: dict[str, Tensor]) -> list[str]:
+    """Return how weights differ from those that a network expects, in names and shapes."""
+    found = [f"{name} is missing" for name in expected.keys() - there.keys()]
+    found += [f"{name} has no place" for name in there.keys() - expected.keys()]
+    found += [
+        f"{name} is {tuple(there[name].shape)} there and {tuple(weight.shape)} here"
+        for name, weight in expected.items()
+        if name in there and there[name].shape != weight.shape
+    ]
+    return sorted(found)
 
 
 def plain(value: Any) -> Any:
@@ -194,5 +176,4 @@ def _difference(name: str, old: Any, new: Any) -> str:
             return f"{len(old)} {name} there, {len(new)} here"
         first = next(index for index, (one, other) in enumerate(zip(old, new, strict=True)) if one != other)
         name, old, new = f"{name}[{first}]", old[first], new[first]
-    old, new = (text if len(text := str(value)) <= 40 else f"{text[:37]}..." for value in (old, new))
-    return f"{name} {old} there, {new} here"
+    return f"{name} {clip(str(old), 40)} there, {clip(str(new), 40)} here"

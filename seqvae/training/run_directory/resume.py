@@ -24,35 +24,40 @@ from torch.optim.lr_scheduler import LambdaLR
 from seqvae.config.run import RunSettings
 from seqvae.errors import SettingsError, StorageError, UsageError
 from seqvae.files import AlreadyLocked, JsonLines, take_lock
-from seqvae.reports.run_files import EVENTS, read_events
-from seqvae.training.distributed import is_first_process
-from seqvae.training.run_directory.checkpoint_file import (
-    ASTRAY,
+from seqvae.reports.run_files import (
     BEST,
+    ENVIRONMENT,
+    EVENTS,
+    FACTS,
     HEALTHY,
     LAST,
     PREVIOUS,
+    REPORT,
+    read_events,
+)
+from seqvae.text import some
+from seqvae.training.distributed import is_first_process
+from seqvae.training.run_directory.checkpoint_file import (
+    ASTRAY,
     REPLACED,
     damage_of,
     differences,
     give_second_name,
     read_lazily,
-    some_of,
 )
 
 LOCK = ".lock"
 CONFIG = "config.yaml"
 FOLDERS = ("checkpoints", "plots", "samples", "tensorboard")
-FILES = (CONFIG, "environment.json", "run.json", "*.csv", "*.jsonl")
+FILES = (CONFIG, ENVIRONMENT, FACTS, "*.csv", "*.jsonl")
 """What stands in a run's directory and is written to in place."""
 ROLLED_BACK = "rolled_back"
 """The event that a run went back to an earlier checkpoint."""
 _OUTPUTS = (
-    *(CONFIG, "environment.json", "run.json", "metrics.csv", "posterior.jsonl", "throughput.jsonl", "events.jsonl"),
-    *("evaluation.jsonl", "report.html"),
-    *("samples", "plots", "checkpoints"),
+    *(CONFIG, ENVIRONMENT, FACTS, EVENTS, REPORT),
+    *("metrics.csv", "posterior.jsonl", "throughput.jsonl", "evaluation.jsonl", "samples", "plots", "checkpoints"),
 )
-"""What a run writes, and what one that begins anew in its directory removes; nothing else is ever touched."""
+"""What a run writes, and what one that starts over in its directory removes; nothing else is ever touched."""
 
 QUANTILES = 101
 """Quantiles of the lengths of training sequences that are kept, from the shortest to the longest."""
@@ -111,9 +116,8 @@ def open_run(run: RunSettings, kind: str, held: ExitStack) -> Start:
         raise UsageError(
             f"{flag}: {directory} holds checkpoints of its own; leave out --resume to go on from them, or choose another name"
         )
-    if (
-        checkpoint is None
-    ):  # the run never came to its first checkpoint: what it left goes, but for its decisions after NaN
+    if checkpoint is None:
+        # The run never came to its first checkpoint: what it left goes, but for its decisions after NaN.
         if directory.is_symlink() and is_used:
             raise UsageError(f"{flag}: {directory} is a link; what it leads to is not cleared")
         decisions = [event for event in read_events(directory) if event["event"] == ROLLED_BACK]
@@ -179,7 +183,7 @@ def find_checkpoint(directory: Path) -> Path | None:
             return path
         damaged.append(f"{path}: {damage}")
     if damaged:
-        raise UsageError(f"nothing to go on from: {'; '.join(damaged)}. Choose another --run_name to begin anew.")
+        raise UsageError(f"nothing to go on from: {'; '.join(damaged)}. Choose another --run_name to start over.")
     return None
 
 
@@ -239,13 +243,13 @@ def refuse_other_run(checkpoint: Path, own_origin: dict[str, Any]) -> None:
     found = differences(read_lazily(checkpoint)["origin"], own_origin)
     if found:
         raise UsageError(
-            f"{checkpoint} is of another run: {some_of(found)}. Give what it was made with, or another --run_name, or "
+            f"{checkpoint} is of another run: {some(found, separator='; ')}. Give what it was made with, or another --run_name, or "
             f"take its weights alone with --init_from"
         )
 
 
 class OptimizerAsSet(Callback):
-    """Lets the present settings of the optimizer hold when a run goes on: Lightning restores those of the checkpoint."""
+    """Callback that keeps the present settings of the optimizer when a run goes on: Lightning restores those of the checkpoint."""
 
     def __init__(self) -> None:
         self._settings: list[dict[str, Any]] = []
@@ -276,7 +280,7 @@ class OptimizerAsSet(Callback):
 def refuse_unwritable(run: RunSettings) -> None:
     """Raise an error for the first path that a run cannot write to: its directory, what it has there, and --log_dir.
 
-    Nothing is made, and nothing that exists is changed.
+    It tries, as a file system may not grant what the permissions say; nothing is made, and nothing that exists is changed.
     """
     directory, flag = Path(run.output_dir).expanduser(), "--output_dir"
     if run.run_name is not None:
@@ -286,30 +290,27 @@ def refuse_unwritable(run: RunSettings) -> None:
         resumed = resumed if resumed.is_dir() else resumed.parent.parent
         if (resumed / CONFIG).is_file():
             directory, flag = resumed, "--run_name"
-    _try_to_write(directory, flag)
+    places = [(directory, flag, True)]
     if run.log_dir is not None and run.logger != "csv":
-        _try_to_write(Path(run.log_dir).expanduser(), "--log_dir", contents=False)
-
-
-def _try_to_write(directory: Path, flag: str, *, contents: bool = True) -> None:
-    """Try, because a file system may not grant what the permissions say."""
-    path = directory
-    try:
-        if directory.exists() and not directory.is_dir() and contents:
-            return  # it is no run, which is reported where runs are opened
-        absolute = directory.absolute()
-        path = nearest = next(above for above in (absolute, *absolute.parents) if above.exists())
-        if not nearest.is_dir():
-            path = directory
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        tempfile.TemporaryFile(dir=nearest).close()
-        if not contents or not (directory / CONFIG).exists():
-            return  # what lies there is not the run's
-        for path in (folder for name in FOLDERS if (folder := directory / name).is_dir()):
-            tempfile.TemporaryFile(dir=path).close()
-        for path in (file for pattern in FILES for file in sorted(directory.glob(pattern)) if file.is_file()):
-            path.open("rb+").close()
-    except OSError as error:
-        raise StorageError(
-            f"{path}: cannot be written ({error.strerror}). Make it writable, or choose another {flag}."
-        ) from error
+        places.append((Path(run.log_dir).expanduser(), "--log_dir", False))
+    for directory, flag, is_of_run in places:
+        path = directory
+        try:
+            if is_of_run and directory.exists() and not directory.is_dir():
+                continue  # it is no run, which is reported where runs are opened
+            absolute = directory.absolute()
+            path = nearest = next(above for above in (absolute, *absolute.parents) if above.exists())
+            if not nearest.is_dir():
+                path = directory
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            tempfile.TemporaryFile(dir=nearest).close()
+            if not is_of_run or not (directory / CONFIG).exists():
+                continue  # what lies there is not the run's
+            for path in (folder for name in FOLDERS if (folder := directory / name).is_dir()):
+                tempfile.TemporaryFile(dir=path).close()
+            for path in (file for pattern in FILES for file in sorted(directory.glob(pattern)) if file.is_file()):
+                path.open("rb+").close()
+        except OSError as error:
+            raise StorageError(
+                f"{path}: cannot be written ({error.strerror}). Make it writable, or choose another {flag}."
+            ) from error
