@@ -225,9 +225,9 @@ class ValidationSample(NamedTuple):
     """The part of the validation data that a validation is timed on."""
 
     batches: int
+    """The most that it may come to."""
     share: float
     """Its share of all tokens there are to validate on."""
-    of_batches: int
 
 
 class Timed(NamedTuple):
@@ -307,15 +307,14 @@ def validation_sample(settings: TrainingSettings) -> ValidationSample:
     every = len(data.val_dataloader())
     data.limit_val_batches = min(every, max(MIN_VALIDATED, round(every * VALIDATED_SHARE)))
     tokens = sum(int(batch.lengths_B.sum()) for batch in data.val_dataloader())
-    return ValidationSample(data.limit_val_batches, tokens / int(data.split("valid").lengths_N.sum()), every)
+    return ValidationSample(data.limit_val_batches, tokens / int(data.split("valid").lengths_N.sum()))
 
 
 def validation_seconds(seconds: float, settings: ValidationSettings, sample: ValidationSample) -> float:
     """Return the seconds of an epoch's validations, as often and on as much as the settings say."""
     assert isinstance(settings.val_check_interval, float)
     assert isinstance(settings.limit_val_batches, float)
-    validated = max(settings.limit_val_batches, 1 / sample.of_batches)
-    return seconds / sample.share * validated / settings.val_check_interval
+    return seconds / sample.share * settings.limit_val_batches / settings.val_check_interval
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ from seqvae.config.data import CacheSettings, LengthSettings, LoadingSettings, S
 from seqvae.config.model import ModelSettings
 from seqvae.config.training import OptimizedSettings
 from seqvae.data.batch import TokenBatch
-from seqvae.data.batching import Limits, choose_batches, cut_batches, plan_epoch
+from seqvae.data.batching import Limits, cut_batches, plan_epoch, some_batches
 from seqvae.data.cache import open_cache, prepare_cache
 from seqvae.data.description import DataDescription
 from seqvae.data.loader import BatchLoader, resolve_loading
@@ -193,7 +193,7 @@ def chosen_batches(folder: Path) -> BatchLoader:
     train = open_cache(prepare_folder(folder), LengthSettings()).splits["train"]
     limits = Limits(None, BASE.tokens, None)
     cut = cut_batches(train.lengths_N, limits)
-    plan = choose_batches(plan_epoch(cut, seed=0, epoch=0), STEPS, seed=0)
+    plan = some_batches(plan_epoch(cut, seed=0, epoch=0), STEPS)
     return BatchLoader(train, limits, lambda epoch: plan, plan.batches, resolve_loading(LoadingSettings()))
 
 

@@ -22,8 +22,9 @@ class ValidationSettings:
     from the beginning of each epoch; more than an epoch counts as the nearest number of whole ones."""
 
     limit_val_batches: int | float = 1.0
-    """How much to validate on while training goes on: a fraction (0.1) or a number (10) of the validation batches, chosen
-    once at random; 0: not at all. At its end a run validates on all."""
+    """How much to validate on while training goes on: a fraction of the validation sequences (0.1), or as many as a number of
+    batches holds (10). They stand for all lengths and are the same for every seed; 0: not at all. At its end a run
+    validates on all."""
 
     sanity_checks: int = 0
     """Validation batches to try before the first training step."""

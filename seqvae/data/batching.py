@@ -45,6 +45,9 @@ BATCHES_PER_GROUP = 16
 GROUPS_PER_EPOCH = 16
 """Where an epoch would have fewer groups, they are made smaller: short and long batches should alternate."""
 
+HASH_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+"""Those of splitmix64, whose 64 bits differ for different numbers and look random."""
+
 GOLDEN_RATIO = (1 + 5**0.5) / 2
 """Its multiples, without their whole parts, leave no part of 0 to 1 out for long."""
 
@@ -241,17 +244,65 @@ def spread_out(plan: Plan) -> Plan:
     return plan._replace(turns_K=np.sort(plan.turns_K)[places_K.argsort().argsort()])
 
 
-def choose_batches(plan: Plan, limit: float | int, seed: int) -> Plan:
-    """Keep a fixed random choice of batches: a float is a fraction (but at least one batch), an int a number.
+def some_batches(plan: Plan, most: int) -> Plan:
+    """Return at most `most` batches, evenly spaced from long to short, without the sequences of the others."""
+    number = min(most, plan.batches)
+    turns = np.sort(plan.turns_K)[midpoints(plan.batches, number)]
+    batches = [plan.order_N[plan.starts_K1[turn] : plan.starts_K1[turn + 1]] for turn in turns]
+    return Plan(np.concatenate(batches), np.cumsum([0, *map(len, batches)]), np.arange(number))
 
-    Evenly spaced from long to short with a random beginning: every batch is as likely as any other, and long and short
-    ones have the share in the choice that they have in the whole.
+
+def choose_and_cut(
+    lengths_N: np.ndarray, stored_N: np.ndarray, limit: float | int, limits: Limits, *, bucketing: bool = True
+) -> tuple[np.ndarray, Cut]:
+    """Choose sequences to validate on, int64 [C], and cut them into batches; the cut counts them from 0 to C - 1.
+
+    A float `limit` is a share of the sequences, but at least one; an int is the most batches that they may come to.
     """
-    number = limit if isinstance(limit, int) else max(1, round(limit * plan.batches))
-    number = min(number, plan.batches)
-    beginning = np.random.Generator(np.random.Philox(key=[seed, 0])).random()
-    places = np.floor((np.arange(number) + beginning) * plan.batches / max(1, number)).astype(np.int64)
-    return plan._replace(turns_K=np.sort(plan.turns_K)[places])
+    number = len(lengths_N)
+    cut = cut_batches(lengths_N, limits, bucketing=bucketing)
+    share = limit if isinstance(limit, float) else max(1, limit) / cut.batches
+    chosen_C = np.arange(number)
+    if share < 1:
+        number = max(1, round(share * number))
+        while True:
+            chosen_C = choose_sequences(lengths_N, stored_N, number)
+            cut = cut_batches(lengths_N[chosen_C], limits, bucketing=bucketing)
+            if isinstance(limit, float) or cut.batches <= max(1, limit):
+                break
+            number = number * max(1, limit) // cut.batches
+    return chosen_C, cut
+
+
+def choose_sequences(lengths_N: np.ndarray, stored_N: np.ndarray, number: int) -> np.ndarray:
+    """Choose sequences that stand for all: evenly spaced from short to long, those of one length in the order of a hash.
+
+    `stored_N`: the stored sequence that each is (a part of). The choice depends on nothing else: neither on a seed nor on how
+    batches are made, so that runs with other flags are validated on the same data. Drawn as whole batches of like length, a tenth
+    of 1,000 sequences scatters three times as far (19.5 nats of the ELBO against 6.5).
+
+    >>> choose_sequences(np.array([9, 1, 5, 2, 8, 4]), np.arange(6), number=2).tolist()
+    [3, 4]
+    """
+    order_N = np.lexsort((hashed(stored_N), lengths_N))
+    return np.sort(order_N[midpoints(len(lengths_N), number)])
+
+
+def hashed(numbers_N: np.ndarray) -> np.ndarray:
+    """Return 64 bits for each number that look random and are always the same (splitmix64)."""
+    mixed_N = (numbers_N.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    for shift, multiplier in zip((30, 27), HASH_MULTIPLIERS, strict=True):
+        mixed_N = (mixed_N ^ (mixed_N >> np.uint64(shift))) * np.uint64(multiplier)
+    return mixed_N ^ (mixed_N >> np.uint64(31))
+
+
+def midpoints(total: int, parts: int) -> np.ndarray:
+    """Return the place in the middle of each of so many equal parts, int64.
+
+    >>> midpoints(total=10, parts=2).tolist()
+    [2, 7]
+    """
+    return ((np.arange(parts) + 0.5) * total / parts).astype(np.int64)
 
 
 def plan_in_order(lengths_N: np.ndarray, limits: Limits) -> Plan:

@@ -23,7 +23,7 @@ from seqvae.data.batching import (
     Cut,
     Limits,
     Plan,
-    choose_batches,
+    choose_and_cut,
     cut_batches,
     grid_efficiency,
     grid_lengths,
@@ -32,6 +32,7 @@ from seqvae.data.batching import (
     plan_in_order,
     resolve_evaluation_limits,
     resolve_limits,
+    some_batches,
     spread_out,
 )
 from seqvae.data.cache import SequenceData, open_cache, prepare_cache
@@ -55,8 +56,8 @@ class SequenceDataModule(lightning.LightningDataModule):
     """Batches of the splits of one data set.
 
     `accumulate` is the Trainer's accumulate_grad_batches: a batch carries the steps of its whole optimizer step.
-    `limit_val_batches` stands in for the Trainer's: a fraction or a number of validation batches, chosen once, at random
-    (to switch validation off, give the Trainer its own limit_val_batches=0).
+    `limit_val_batches` stands in for the Trainer's: a fraction of the validation sequences, or as many as a number of batches
+    holds, chosen once, alike for every seed (to switch validation off, give the Trainer its own limit_val_batches=0).
     `attention_steps`, of the model, is where --level_cost lets attention cost as much as all else.
     `preprocessing` is what a trained network knows of such data, which are then read with its vocabulary and moments.
     `predict_split` is what `Trainer.predict` goes through, in stored order.
@@ -179,7 +180,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         if limits.grid:
             efficiency = grid_efficiency(lengths_N, self.cut, limits)
         else:
-            looked_at = some_batches(self.plan_of_epoch(0), EFFICIENCY_BATCHES, self.seed)
+            looked_at = some_batches(self.plan_of_epoch(0), EFFICIENCY_BATCHES)
             efficiency = padding_efficiency(lengths_N, looked_at, limits.pad_to)
         splits = self.data.splits
         others = ", ".join(f"{len(splits[name]):,} {name}" for name in ("valid", "test") if name in splits)
@@ -272,7 +273,8 @@ class SequenceDataModule(lightning.LightningDataModule):
         self._resumed = state
 
     def _evaluation_loader(self, stage: str, split: str, limit: float | int = 1.0) -> BatchLoader:
-        lengths_N = self.split(split).lengths_N
+        sequences = self.split(split)
+        lengths_N = sequences.lengths_N
         limits = resolve_evaluation_limits(lengths_N, self.batches, self.lengths.max_sequence_length)
         if stage == "predict":
             plan = plan_in_order(lengths_N, limits)
@@ -281,8 +283,10 @@ class SequenceDataModule(lightning.LightningDataModule):
             if shapes and lengths_N.max() > grid[-1]:  # what training's shapes hold needs no others
                 grid = grid_lengths(lengths_N, shapes)
             limits = limits._replace(quadratic=self._quadratic, grid=grid)
-            cut = cut_batches(lengths_N, limits, bucketing=self.batches.bucketing)
-            plan = choose_batches(plan_epoch(cut, self.seed, 0), limit, self.seed)
+            bucketing = self.batches.bucketing
+            chosen_C, cut = choose_and_cut(lengths_N, sequences.stored_N, limit, limits, bucketing=bucketing)
+            plan = plan_epoch(cut, seed=0, epoch=0)
+            plan = plan._replace(order_N=chosen_C[plan.order_N])
         return self._make_loader(stage, split, lambda _: plan, plan.batches, limits)
 
     def _make_loader(
@@ -302,13 +306,6 @@ class SequenceDataModule(lightning.LightningDataModule):
             on_trouble=self.on_trouble,
         )
         return self._loaders[stage]
-
-
-def some_batches(plan: Plan, most: int, seed: int) -> Plan:
-    """Return at most `most` batches of a plan, short and long ones alike, without the sequences of the others."""
-    chosen = choose_batches(plan, most, seed)
-    batches = [chosen.batch(k) for k in range(chosen.batches)]
-    return Plan(np.concatenate(batches), np.cumsum([0, *map(len, batches)]), np.arange(len(batches)))
 
 
 def choose_sample(lengths_N: np.ndarray, seed: int) -> np.ndarray:

@@ -75,6 +75,11 @@ class SequenceSet:
         return self.windows.lengths_N
 
     @property
+    def stored_N(self) -> np.ndarray:
+        """int64, the stored sequence that each is (a part of)."""
+        return self._owners(np.arange(len(self)))
+
+    @property
     def content(self) -> str:
         """A checksum of all that is stored of these sequences."""
         checksums = sorted((name, entry["crc32"]) for name, entry in self._entries.items())

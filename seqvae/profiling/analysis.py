@@ -34,7 +34,7 @@ TURNS = 5
 LEAD_STEPS = 2
 """Steps at the beginning of each turn that are not counted."""
 MOST_VALIDATION_BATCHES = 32
-"""A validation of more is extrapolated from that many of its batches, chosen at random."""
+"""A validation of more is extrapolated from sequences that make as many batches."""
 EVENTS_SAMPLE = 512
 """Sequences that the events of a step are counted in."""
 LITTLE_OF_PEAK = 0.3
@@ -97,7 +97,9 @@ def _begin(
     data.limit_val_batches = 1.0
     all_batches = len(data.val_dataloader())
     sample = min(on_the_way or all_batches, MOST_VALIDATION_BATCHES)
+    data.limit_val_batches = sample
     limited = replace(settings, validation=replace(settings.validation, limit_val_batches=sample))
+    sample = len(data.val_dataloader())
     say(f"{recipe.name}: starting")
     run = stack.enter_context(start(recipe._replace(settings=limited)))
     ready, unit = run.ready, UNITS[data.description.kind]

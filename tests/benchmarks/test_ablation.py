@@ -96,11 +96,10 @@ def test_a_rate_is_that_of_all_laps_with_the_validations_of_an_epoch():
     assert timed.rate(timed.laps) == pytest.approx(1000 / (1000 * 4 / 200 + 20))
 
 
-@pytest.mark.parametrize(("limit", "seconds"), [(1.0, 10 * 0.2 * 50), (0.1, 10 * 0.2 * 5), (0.001, 10 * 0.2 * 0.25)])
+@pytest.mark.parametrize(("limit", "seconds"), [(1.0, 10 * 0.2 * 50), (0.1, 10 * 0.2 * 5)])
 def test_validations_count_as_often_and_as_long_as_the_settings_say(limit, seconds):
-    """And go through one batch at least."""
     settings = ValidationSettings(val_check_interval=0.1, limit_val_batches=limit)
-    sample = ValidationSample(batches=4, share=0.02, of_batches=200)
+    sample = ValidationSample(batches=4, share=0.02)
     assert validation_seconds(0.2, settings, sample) == pytest.approx(seconds)
 
 
@@ -111,7 +110,7 @@ def test_a_validation_is_timed_on_a_known_share_of_the_tokens(tmp_path):
     data = make_data(replace(settings, validation=replace(settings.validation, limit_val_batches=2)))
     steps = sum(int(batch.lengths_B.sum()) for batch in data.val_dataloader())
     share = steps / int(data.split("valid").lengths_N.sum())
-    assert validation_sample(settings) == ValidationSample(batches=2, share=share, of_batches=3)
+    assert validation_sample(settings) == ValidationSample(batches=2, share=share)
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from benchmarks.speed.scaling import (
 from benchmarks.speed.scaling_laws import Curve, Panel, draw_panels, fit_power_law
 from seqvae.config.data import CacheSettings, SourceSettings
 from seqvae.config.model import ModelSettings
-from seqvae.data.batching import Limits, cut_batches, padding_efficiency, plan_epoch
-from seqvae.data.datamodule import SequenceDataModule, some_batches
+from seqvae.data.batching import Limits, cut_batches, padding_efficiency, plan_epoch, some_batches
+from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.demo import LengthLaw
 
 TINY = ModelSettings(width=16, depth=1, heads=2, latent_size=2)
@@ -137,9 +137,9 @@ def test_everything_is_reported_and_drawn(tmp_path: Path, monkeypatch: pytest.Mo
 def test_header_and_loader_share_the_plan_of_the_first_epoch(folder: Path, monkeypatch: pytest.MonkeyPatch):
     planned = []
 
-    def note(cut: Any, seed: int, epoch: int) -> Any:
+    def note(cut: Any, seed: int, epoch: int, **named: Any) -> Any:
         planned.append(epoch)
-        return plan_epoch(cut, seed, epoch)
+        return plan_epoch(cut, seed, epoch, **named)
 
     monkeypatch.setattr("seqvae.data.datamodule.plan_epoch", note)
     source = SourceSettings(data_dir=str(folder / "data"))
@@ -155,7 +155,7 @@ def test_header_and_loader_share_the_plan_of_the_first_epoch(folder: Path, monke
 def test_some_batches_are_padded_as_all_are():
     lengths_N = LengthLaw().sample(20_000, np.random.default_rng(0)).astype(np.int32)
     plan = plan_epoch(cut_batches(lengths_N, Limits(None, 1000, None)), seed=0, epoch=0)
-    some = some_batches(plan, 200, seed=0)
+    some = some_batches(plan, 200)
     assert plan.batches > 1000
     assert some.batches == 200
     assert len(some.order_N) == some.starts_K1[-1] < len(lengths_N)
@@ -165,6 +165,6 @@ def test_some_batches_are_padded_as_all_are():
 def test_a_plan_with_few_batches_is_looked_at_as_a_whole():
     lengths_N = np.arange(1, 101, dtype=np.int32)
     plan = plan_epoch(cut_batches(lengths_N, Limits(None, 300, None)), seed=0, epoch=0)
-    some = some_batches(plan, 1000, seed=0)
+    some = some_batches(plan, 1000)
     assert sorted(some.order_N) == list(range(100))
     assert padding_efficiency(lengths_N, some) == padding_efficiency(lengths_N, plan)

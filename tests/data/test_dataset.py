@@ -237,20 +237,31 @@ def test_other_batches_are_accepted_from_an_epochs_end_on(tmp_path):
     assert [position for position, *_ in seen] == list(range(data.cut.batches, 3 * data.cut.batches))
 
 
-def test_validation_goes_through_the_same_random_choice_of_batches_each_time():
+def test_each_validation_goes_through_the_same_share_of_the_sequences():
     data = InMemoryData(limit_val_batches=0.5, batches=BatchSettings(tokens_per_batch=200))
     validated = fit(data, max_epochs=2).validated
-    everything = fit(InMemoryData(batches=BatchSettings(tokens_per_batch=200)), max_epochs=1).validated[0]
     assert validated[0] == validated[1]
-    assert len(validated[0]) == round(len(everything) / 2)
-    assert sequences_of(everything) == list(range(len(VALID)))
-    batches = [batch[1] for batch in everything]
-    chosen = [batches.index(batch[1]) for batch in validated[0]]
-    assert chosen != list(range(len(chosen)))
+    assert len(sequences_of(validated[0])) == len(VALID) / 2
 
 
-def test_a_small_fraction_of_validation_is_still_one_batch():
-    assert len(fit(InMemoryData(limit_val_batches=0.001), max_epochs=1).validated[0]) == 1
+def test_no_flag_of_seed_or_batches_changes_the_sequences_that_are_validated_on():
+    def chosen(**options: Any) -> list[int]:
+        loader = InMemoryData(limit_val_batches=0.2, **options).val_dataloader()
+        return sequences_of([record(batch) for batch in loader])
+
+    expected = chosen()
+    assert len(expected) == 12
+    assert chosen(seed=1) == expected
+    for batches in (BatchSettings(batch_size=3), BatchSettings(tokens_per_batch=100), BatchSettings(bucketing=False)):
+        assert chosen(batches=batches) == expected
+
+
+def test_without_a_limit_a_validation_is_on_every_sequence():
+    assert sequences_of(fit(max_epochs=1).validated[0]) == list(range(len(VALID)))
+
+
+def test_a_small_fraction_of_validation_is_still_one_sequence():
+    assert len(sequences_of(fit(InMemoryData(limit_val_batches=0.001), max_epochs=1).validated[0])) == 1
 
 
 def test_a_missing_test_split_is_named():

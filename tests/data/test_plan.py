@@ -17,7 +17,8 @@ from seqvae.data.batching import (
     Cut,
     Limits,
     Plan,
-    choose_batches,
+    choose_and_cut,
+    choose_sequences,
     cut_batches,
     gather_batch,
     grid_efficiency,
@@ -25,6 +26,7 @@ from seqvae.data.batching import (
     padding_efficiency,
     plan_epoch,
     plan_in_order,
+    some_batches,
 )
 from tests.support.fake_sequences import FakeSequences, log_normal_lengths
 from tests.support.short_runs import ShortData
@@ -186,22 +188,64 @@ def test_processes_that_take_turns_see_every_sequence_once(world):
     assert max(map(len, ranks)) - min(map(len, ranks)) <= 1
 
 
-def test_the_choice_of_batches_is_fixed_random_and_spread_over_all_lengths():
+# --- Sequences to validate on ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("total", [200, 1_000, 2_000, 50_000])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_sequences_chosen_for_validation_stand_for_all_lengths(total, seed):
+    lengths = log_normal_lengths(total, seed)
+    chosen = lengths[choose_sequences(lengths, np.arange(total), total // 10)]
+    strata = np.sort(lengths).reshape(len(chosen), -1)
+    error = np.sqrt(strata.var(axis=1, ddof=1).sum()) / len(chosen)
+    assert abs(chosen.mean() - lengths.mean()) < error < lengths.std() / np.sqrt(len(chosen)) / 2
+
+
+def test_which_sequences_of_one_length_are_chosen_has_nothing_to_do_with_the_stored_order():
+    """Of sequences whose classes take turns, every tenth in stored order would be of one class."""
+    lengths = np.full(5_000, 9, np.int32)
+    chosen = choose_sequences(lengths, np.arange(5_000), 500)
+    assert len(np.unique(chosen)) == 500
+    assert np.bincount(chosen % 10) == pytest.approx(50, abs=4 * np.sqrt(45))
+
+
+def test_the_choice_follows_the_stored_sequences_and_not_their_places():
+    lengths = log_normal_lengths(1_000)
+    stored = np.arange(1_000)
+    before = choose_sequences(lengths, stored, 100)
+    in_other_order = np.random.default_rng(0).permutation(1_000)
+    same = choose_sequences(lengths[in_other_order], stored[in_other_order], 100)
+    assert sorted(in_other_order[same].tolist()) == before.tolist()
+
+
+@settings(deadline=None)
+@given(LENGTHS, LIMITS, BUCKETING, st.integers(1, 30))
+def test_a_number_limits_the_batches_and_a_share_the_sequences(lengths, limits, bucketing, most):
+    stored = np.arange(len(lengths))
+    every = cut_batches(lengths, limits, bucketing=bucketing).batches
+    chosen, cut = choose_and_cut(lengths, stored, most, limits, bucketing=bucketing)
+    assert 1 <= cut.batches <= most
+    assert (len(chosen) == len(lengths)) == (most >= every)
+    chosen, cut = choose_and_cut(lengths, stored, 0.3, limits, bucketing=bucketing)
+    assert len(chosen) == len(cut.order_N) == max(1, round(0.3 * len(lengths)))
+
+
+@settings(deadline=None)
+@given(LENGTHS, LIMITS, BUCKETING)
+def test_a_limit_of_one_is_everything(lengths, limits, bucketing):
+    chosen, cut = choose_and_cut(lengths, np.arange(len(lengths)), 1.0, limits, bucketing=bucketing)
+    assert chosen.tolist() == list(range(len(lengths)))
+    assert cut.order_N.tolist() == cut_batches(lengths, limits, bucketing=bucketing).order_N.tolist()
+
+
+def test_some_batches_are_spread_over_all_lengths():
     lengths = log_normal_lengths(50_000)
     plan = plan_epoch(cut_batches(lengths, Limits(None, 4096, None)), seed=0, epoch=0)
-    chosen = choose_batches(plan, 0.1, seed=0)
-    assert chosen.batches == round(plan.batches / 10)
-    assert len(np.unique(chosen.turns_K)) == chosen.batches
-    assert batches_of(chosen) == batches_of(choose_batches(plan, 0.1, seed=0))
-    assert batches_of(chosen) != batches_of(choose_batches(plan, 0.1, seed=1))
-    mean = np.concatenate([lengths[batch] for batch in batches_of(chosen)]).mean()
-    assert mean == pytest.approx(lengths.mean(), rel=0.1)
-
-
-@pytest.mark.parametrize(("limit", "number"), [(1.0, 5), (0.01, 1), (0.5, 2), (1, 1), (3, 3), (99, 5), (0, 0)])
-def test_the_choice_is_a_fraction_or_a_number_of_batches(limit, number):
-    plan = plan_epoch(cut_batches(np.full(5, 9), Limits(1, 10, None)), seed=0, epoch=0)
-    assert choose_batches(plan, limit, seed=0).batches == number
+    some = some_batches(plan, 100)
+    assert some.batches == 100
+    assert lengths[sequences_of(some)].mean() == pytest.approx(lengths.mean(), rel=0.1)
+    assert {frozenset(batch) for batch in batches_of(some)} < {frozenset(batch) for batch in batches_of(plan)}
+    assert some_batches(plan, 10**6).batches == plan.batches
 
 
 @settings(deadline=None)

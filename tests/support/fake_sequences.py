@@ -16,6 +16,10 @@ class FakeSequences:
     def __len__(self) -> int:
         return len(self.lengths_N)
 
+    @property
+    def stored_N(self) -> np.ndarray:
+        return np.arange(len(self))
+
     def ids(self, sequences_B: np.ndarray) -> list[int | str]:
         return [int(sequence) for sequence in sequences_B]
 
