@@ -629,22 +629,33 @@ def bars(
 
 
 def validation_elbo(medium: Medium, run: Run) -> Chart | str:
-    elbo = column(run.validations, "valid_elbo")
-    title = "Validation ELBO, nats per sequence (higher is better)"
-    chart = curves(medium, title, [Curve("validation ELBO", elbo, marks="ends")], y_label="nats")
+    lines = validation_curves(run, "valid_elbo", (DARK, INK, MIDDLE), ("-",))
+    chart = curves(medium, "Validation ELBO, nats per sequence (higher is better)", lines, y_label="nats")
+    elbo = column(run.comparable_validations, "valid_elbo")
     if isinstance(chart, Chart) and len(elbo) > 1:
-        chart.keys.append(Key("", "best", brief(max(value for _, value in elbo))))
+        on = f" {run.validated_on(run.comparable_validations[0])}" if len(lines) > 1 else ""
+        chart.keys.append(Key("", f"best{on}", brief(max(value for _, value in elbo))))
     return chart
 
 
+def validation_curves(run: Run, name: str, colours: Sequence[str], strokes: Sequence[str]) -> list[Curve]:
+    """Return a curve for each set of sequences that the run was validated on; where there are several, each names its own."""
+    sets = run.validation_sets
+    lines = []
+    for place, rows in enumerate(sets):
+        points = column(rows, name)
+        label = f"validation {run.validated_on(rows[0])}".strip() if len(sets) > 1 else "validation"
+        marks = "all" if name != "valid_elbo" and len(points) < 40 else "ends"
+        lines.append(Curve(label, points, colours[place % len(colours)], strokes[place % len(strokes)], marks=marks))
+    return lines
+
+
 def training_loss(medium: Medium, run: Run) -> Chart | str:
-    loss, valid = column(run.training, "nll_per_step"), column(run.validations, "valid_nll_per_step")
-    lines = [
-        Curve("training", loss),
-        Curve("validation", valid, MIDDLE, "--", marks="all" if len(valid) < 40 else "ends"),
-    ]
+    loss = Curve("training", column(run.training, "nll_per_step"))
+    lines = [loss, *validation_curves(run, "valid_nll_per_step", (MIDDLE, INK), ("--", ":"))]
+    values = [value for line in lines for _, value in line.points]
     title = "Reconstruction NLL per step of a sequence"
-    return curves(medium, title, lines, y_label="nats", y=robust_span([value for _, value in (*loss, *valid)] or [0.0]))
+    return curves(medium, title, lines, y_label="nats", y=robust_span(values or [0.0]))
 
 
 def last_kl(medium: Medium, run: Run) -> Chart | str:

@@ -18,7 +18,7 @@ from seqvae.text import clip, visible
 COLOURS, STROKES = (DARK, MIDDLE, INK, *MORE_COLOURS), ("-", "--", ":")
 NAME_WIDTH = 40
 OVERLAYS = (
-    ("Validation ELBO, nats per sequence", "validations", "valid_elbo"),
+    ("Validation ELBO, nats per sequence", "comparable_validations", "valid_elbo"),
     ("Rate, nats", "readings", "rate"),
     ("Mutual information, nats", "readings", "mutual_information"),
     ("Decoder use, nats", "readings", "decoder_use"),
@@ -36,11 +36,15 @@ def comparison_page(runs: Sequence[Run], now: float) -> str:
     names = [clip(visible(name), NAME_WIDTH) for name in full]  # with the folder above where a name occurs twice
     stories = [story_of(run, now) for run in runs]
     overview = []
+    last_sets = {number(run.validations[-1], "valid_sequences") for run in runs if run.validations}
     for run, name, story in zip(runs, names, stories, strict=True):
         values = {title: value for title, value, _ in six_numbers(run)}
         others = [values.get(title, "") for title in ("Mutual information", "Decoder use", "Active units", "Speed")]
         rate = values.get("Rate") or values.get("Validation KL", "")
-        overview.append([name, story.verdict, values["Validation ELBO"], rate, *others, f"{run.step:,}"])
+        last_elbo = values["Validation ELBO"]
+        if run.validations and len(last_sets) > 1:  # one run has ended, another is under way
+            last_elbo = f"{last_elbo} {run.validated_on(run.validations[-1])}"
+        overview.append([name, story.verdict, last_elbo, rate, *others, f"{run.step:,}"])
     every = dict.fromkeys(name for run in runs for name in run.settings)
     settings = {
         name: [shown(run.settings[name]) if name in run.settings else "(not known)" for run in runs] for name in every
@@ -91,12 +95,16 @@ def different_data(runs: Sequence[Run]) -> list[str]:
     ]
     if any(one != counts[0] for one in counts):
         found.append("the number of sequences or steps")
+    if len({number(run.comparable_validations[-1], "valid_sequences") for run in runs if run.validations}) > 1:
+        found.append("how many sequences they were validated on")
     return found
 
 
 def path_of(run: Run) -> list[tuple[float, float]]:
-    """Return rate and NLL of each validation, in nats per sequence; where there are none, of each reading."""
-    rows, names = (run.validations, ("valid_kl", "valid_nll")) if run.validations else (run.readings, ("rate", "nll"))
+    """Return rate and NLL of each validation on the same sequences, in nats per sequence; where there are none, of each reading."""
+    rows, names = run.comparable_validations, ("valid_kl", "valid_nll")
+    if not rows:
+        rows, names = run.readings, ("rate", "nll")
     found = [(number(row, names[0]), number(row, names[1])) for row in rows]
     return [(rate, nll) for rate, nll in found if rate is not None and nll is not None]
 

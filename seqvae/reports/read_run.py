@@ -95,6 +95,33 @@ class Run(NamedTuple):
         return max((whole(row, "step") or 0 for row in rows), default=0)
 
     @property
+    def validation_sets(self) -> list[list[Row]]:
+        """The validations by how many sequences they were on, in the order in which the sets came up.
+
+        Those on different sets cannot be compared: a run validates on a part while it trains, and on all at its end.
+        """
+        sets: dict[float | None, list[Row]] = {}
+        for row in self.validations:
+            sets.setdefault(number(row, "valid_sequences"), []).append(row)
+        return list(sets.values())
+
+    @property
+    def comparable_validations(self) -> list[Row]:
+        """Those on the set that most of them were on, the first of equals."""
+        return max(self.validation_sets, key=len, default=[])
+
+    def validated_on(self, row: Row) -> str:
+        """Return what a validation was on: `on 200 of 2,000 sequences`, `on all 2,000 sequences`; empty where it is not known."""
+        of = whole(row, "valid_sequences")
+        if of is None:
+            return ""
+        splits = rows_in(row_in(self.facts, "data"), "splits")
+        total = next((whole(split, "sequences") for split in splits if text(split, "split") == "valid"), None)
+        if total is None or total < of:
+            return f"on {counted(of, 'sequence')}"
+        return f"on all {counted(of, 'sequence')}" if of == total else f"on {of:,} of {counted(total, 'sequence')}"
+
+    @property
     def missing(self) -> tuple[str, ...]:
         """Files that a run of this kind has, and this one has not."""
         is_there = {

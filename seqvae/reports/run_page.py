@@ -204,7 +204,8 @@ def six_numbers(run: Run) -> list[tuple[str, str, str]]:
     last = run.validations[-1] if run.validations else {}
     elbo, nll, kl = (number(last, name) for name in ("valid_elbo", "valid_nll", "valid_kl"))
     parts = f"NLL {brief(nll)} + KL {brief(kl)}, nats per sequence" if nll is not None and kl is not None else ""
-    first = ("Validation ELBO", known(elbo), parts or "nats per sequence")
+    on = run.validated_on(last)
+    first = ("Validation ELBO", known(elbo), (parts or "nats per sequence") + (f", {on}" if on else ""))
     speed = _typical(run.throughput, "real_steps_per_second") or _typical(run.training, "steps_per_second")
     pace = ("Speed", known(speed), "real steps per second, median")
     if not run.readings:

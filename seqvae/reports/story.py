@@ -145,15 +145,20 @@ def _after_a_healthy_run(run: Run) -> tuple[str, ...]:
     end = end_of(run.events)
     if end is not None and end["event"] == "interrupted":
         return _go_on(run)
-    elbos = column(run.validations, "valid_elbo")
+    validations = run.comparable_validations
+    elbos = column(validations, "valid_elbo")
     if len(elbos) < 4:
         return ("Nothing needs mending.",)
     last_quarter = elbos[-max(1, len(elbos) // 4) :]
     best_step, best = max(elbos, key=lambda pair: pair[1])
     gain = best - max(elbo for _, elbo in elbos[: -len(last_quarter)])
+    on = f", {run.validated_on(validations[-1])}" if len(run.validation_sets) > 1 else ""
     if gain > STILL_RISING * abs(best) and best_step >= last_quarter[0][0]:
-        rose = f"The validation ELBO still rose at the end (by {brief(gain)} nats in the last quarter)"
+        rose = f"The validation ELBO still rose at the end (by {brief(gain)} nats in the last quarter{on})"
         return (f"{rose}: more --max_steps would gain more.",)
     if best - elbos[-1][1] > STILL_RISING * abs(best):
-        return (f"The best validation was at step {best_step:,.0f}: take checkpoints/{BEST} rather than {LAST}.",)
+        ahead = f"by {brief(best - elbos[-1][1])} nats{on}"
+        return (
+            f"The best validation was at step {best_step:,.0f}, {ahead}: take checkpoints/{BEST} rather than {LAST}.",
+        )
     return ("Nothing needs mending, and the validation ELBO has levelled off: this is what these settings come to.",)

@@ -234,6 +234,7 @@ class _Run:
             every_n_steps=run.log_every_n_steps,
             total_steps=self.plan.total_steps,
             unit=UNITS[data.description.kind],
+            valid_sequences=len(data.split("valid")),
             has_labels=len(data.description.classes) >= 2,
             time_limit=run.time_limit,
         )

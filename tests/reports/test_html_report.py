@@ -140,6 +140,55 @@ def test_an_unwatched_run_says_what_is_given_up_and_whether_its_kl_looks_like_a_
     assert "as little as a collapsed posterior has" in story.why
 
 
+def ending_on_all(directory: Path, at_the_end: float) -> Path:
+    """Make a run whose ELBO has been -160 for long, on 90 of 900 sequences, and whose last validation is on all of them."""
+    make_run(directory, end=finished())
+    head, *_ = (directory / "metrics.csv").read_text().splitlines()
+    rows = [f"{step},0,1,,,,,,,-160,150,10,90" for step in range(100, 1001, 100)]
+    write(directory / "metrics.csv", [head, *rows, f"1000,0,1,,,,,,,{at_the_end},110,9,900"])
+    return directory
+
+
+@pytest.mark.parametrize("at_the_end", [-119.0, -201.0])
+def test_a_validation_on_all_sequences_is_never_compared_with_those_on_a_part(at_the_end, tmp_path):
+    directory = ending_on_all(tmp_path / "a", at_the_end)
+    run = read_run(directory)
+    (advice,) = story_of(run, NOW).next
+    assert advice.startswith("Nothing needs mending, and the validation ELBO has levelled off")
+    assert [row["valid_elbo"] for row in run.comparable_validations] == [-160.0] * 10
+    assert path_of(run) == [(10.0, 150.0)] * 10
+    page = page_of(directory)
+    assert "NLL 110 + KL 9, nats per sequence, on all 900 sequences" in page
+    for name in ("validation on 90 of 900 sequences", "validation on all 900 sequences", "best on 90 of 900 sequences"):
+        assert name in page
+    assert "still rose" not in page
+    assert "best.ckpt" not in page
+
+
+def test_what_is_said_of_the_validations_on_a_part_says_so(tmp_path):
+    directory = ending_on_all(tmp_path / "a", -119)
+    text = (directory / "metrics.csv").read_text()
+    (directory / "metrics.csv").write_text(text.replace("1000,0,1,,,,,,,-160", "1000,0,1,,,,,,,-150"))
+    rose = "The validation ELBO still rose at the end (by 10 nats in the last quarter, on 90 of 900 sequences): "
+    assert story_of(read_run(directory), NOW).next == (f"{rose}more --max_steps would gain more.",)
+    (directory / "metrics.csv").write_text(text.replace("200,0,1,,,,,,,-160", "200,0,1,,,,,,,-150"))
+    best = "The best validation was at step 200, by 10 nats, on 90 of 900 sequences: "
+    assert story_of(read_run(directory), NOW).next == (f"{best}take checkpoints/best.ckpt rather than last.ckpt.",)
+
+
+def test_runs_under_way_and_ended_are_compared_by_the_validations_that_both_have(tmp_path):
+    ended, other = (ending_on_all(tmp_path / name, -119) for name in ("ended", "other"))
+    rows = (other / "metrics.csv").read_text().splitlines()
+    write(other / "metrics.csv", rows[:-1])
+    page = comparison_page([read_run(ended), read_run(other)], NOW)
+    assert "cannot be compared" not in page
+    assert "119 on all 900 sequences" in page
+    assert "160 on 90 of 900 sequences" in page
+    write(other / "metrics.csv", [row.replace(",90", ",45") for row in rows])
+    page = comparison_page([read_run(ended), read_run(other)], NOW)
+    assert "these runs differ in how many sequences they were validated on" in page
+
+
 def test_settings_that_differ_are_shown_beside_their_defaults(tmp_path):
     run = read_run(make_run(tmp_path / "a"))
     assert differing_settings(run) == [["--data_dir", "data", "none"], ["--lr", "0.001", "none"]]

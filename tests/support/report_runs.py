@@ -101,12 +101,12 @@ def throughput(step: int) -> dict[str, Any]:
 
 def metrics() -> list[str]:
     columns = "step,epoch,seconds,loss,nll_per_step,kl,kl_weight,lr,steps_per_second,valid_elbo,valid_nll,valid_kl"
-    lines = [columns]
+    lines = [f"{columns},valid_sequences"]
     for step in STEPS:
         nll = 1 + 2 * math.exp(-step / 200)
         lines.append(f"{step},0,{step / 10},{nll + 0.1},{nll},2.0,1,0.001,9000,,,")
         if step % 100 == 0:
-            lines.append(f"{step},0,{step / 10},,,,,,,{-25 * nll - 2},{25 * nll},2.0")
+            lines.append(f"{step},0,{step / 10},,,,,,,{-25 * nll - 2},{25 * nll},2.0,90")
     return lines
 
 

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from seqvae.errors import StorageError
 from seqvae.reports.run_files import BEST, LAST, PREVIOUS
+from seqvae.training.callbacks.progress import STATE
 from seqvae.training.run_directory.checkpoint_file import AtomicCheckpointIO, damage_of, read_lazily
-from tests.support.short_runs import STEPS, Kill, Killed, short_module, train
+from tests.support.short_runs import STEPS, Kill, Killed, ShortData, short_module, train
 
 # Lightning 2.6.6 asks torch 2.13 in a way that torch calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")
@@ -126,6 +127,26 @@ def test_the_best_so_far_outlives_a_resume_but_not_a_move(tmp_path):
     assert steps_in(tmp_path / "a")[BEST] == 2
     train(tmp_path / "b", [Elbos(-7, -8, -9, -9)], checkpoint=tmp_path / "a" / PREVIOUS)
     assert steps_in(tmp_path / "b")[BEST] == 12
+
+
+def test_validations_on_other_sequences_do_not_compete_for_the_best(tmp_path):
+    train(tmp_path, [Elbos(-1, -2), Kill("on_train_batch_start", 9)])
+    fewer = ShortData(limit_val_batches=1)
+    train(tmp_path, [Elbos(-30, -40, -50, -60)], checkpoint=tmp_path / LAST, data=fewer)
+    assert steps_in(tmp_path)[BEST] == 6
+
+
+@pytest.mark.parametrize(("validated_on", "best"), [(6, 2), (5, 6)])
+def test_the_best_of_an_older_checkpoint_is_of_the_sequences_it_was_last_validated_on(validated_on, best, tmp_path):
+    class AsOlder(Callback):
+        def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+            checkpoint[STATE] = {"validated": [4, validated_on]}
+            (state,) = (state for state in checkpoint["callbacks"].values() if "best_elbo" in state)
+            del state["best_of_sequences"]
+
+    train(tmp_path, [Elbos(-1, -2), Kill("on_train_batch_start", 9)])
+    train(tmp_path, [AsOlder(), Elbos(-30, -40, -50, -60)], checkpoint=tmp_path / LAST)
+    assert steps_in(tmp_path)[BEST] == best
 
 
 def test_a_checkpoint_within_an_accumulation_is_never_made(tmp_path):

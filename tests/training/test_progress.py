@@ -253,6 +253,22 @@ def test_loggers_get_the_settings_once_and_each_row_in_one_call(tmp_path):
     )
 
 
+def test_the_last_validation_on_all_stands_apart_from_those_on_a_part(tmp_path, capsys):
+    recorder = Recorder()
+    part, whole = (VALIDATION | {"valid_sequences": torch.tensor(float(number))} for number in (200, 2000))
+    progress = Progress(tmp_path / "m.csv", every_n_steps=2, total_steps=9, unit="token", valid_sequences=2000)
+    for metrics, fn in ((part, TrainerFn.FITTING), (whole, TrainerFn.VALIDATING)):
+        trainer = fake_trainer(loggers=[recorder], callback_metrics=metrics, state=SimpleNamespace(fn=fn))
+        progress.on_validation_end(trainer, Scripted())
+    (_, on_the_way), (_, at_the_end) = recorder.rows
+    assert set(on_the_way) == set(VALIDATION)
+    assert set(at_the_end) == {f"{name}_on_all" for name in VALIDATION}
+    assert [row["valid_sequences"] for row in read_rows(tmp_path / "m.csv")] == ["200", "2000"]
+    printed = capsys.readouterr().out
+    assert "validation on 200 of 2,000: elbo" in printed
+    assert "validation on all 2,000: elbo" in printed
+
+
 def test_where_the_data_have_labels_there_are_columns_for_them(tmp_path, capsys):
     metrics = {name: torch.tensor(0.5) for name in COLUMNS + LABEL_COLUMNS if name.startswith("valid_")}
     progress = Progress(tmp_path / "m.csv", every_n_steps=2, total_steps=9, unit="token", has_labels=True)

@@ -407,6 +407,17 @@ def test_however_little_is_validated_on_the_way_the_end_is_on_all(tmp_path, data
     assert elbos == [elbos[-1]] * 4
 
 
+def test_the_best_checkpoint_is_that_of_the_validations_on_the_way(tmp_path, data_dir):
+    settings = tiny_run(tmp_path, data_dir, max_steps=6)
+    fit(replace(settings, validation=ValidationSettings(limit_val_batches=0.5, val_check_interval=1)))
+    with (tmp_path / "demo" / "metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["valid_elbo"]]
+    *on_the_way, last = rows
+    assert {row["valid_sequences"] for row in on_the_way} != {last["valid_sequences"]}
+    best = max(on_the_way, key=lambda row: float(row["valid_elbo"]))
+    assert read_lazily(tmp_path / "demo" / "checkpoints" / "best.ckpt")["global_step"] == int(best["step"])
+
+
 def test_a_finished_run_of_other_data_is_refused_too(tmp_path, data_dir):
     fit(tiny_run(tmp_path, data_dir, max_steps=1))
     with pytest.raises(UsageError, match="--width"):

@@ -20,6 +20,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from seqvae.errors import StorageError
 from seqvae.files import Patience, sync_directory
 from seqvae.reports.run_files import BEST, HEALTHY, LAST, PREVIOUS
+from seqvae.training.callbacks.progress import STATE
 from seqvae.training.run_directory.checkpoint_file import give_second_name
 
 _NEW = ".new.ckpt"
@@ -38,6 +39,8 @@ class ReportsHealth(Protocol):
 class Checkpoints(Checkpoint):
     """Callback that saves after each validation, or every `every_n_steps` steps, and when a run ends; the best by `valid_elbo`.
 
+    The best is that of the validations on the same sequences: where a run goes on with another share of them, the search begins
+    anew, and the last validation of a run, which is on all of them, takes no part.
     Lightning puts a `Checkpoint` behind all other callbacks, so that what they keep is in the file. A checkpoint always
     stands right behind an optimizer step, with a note if a validation was due there and had not ended: Lightning would go on
     without it, so it is made up for when the run is resumed. Weights that are not finite are not saved.
@@ -63,12 +66,15 @@ class Checkpoints(Checkpoint):
         self._saved: tuple[int, bool] | None = None
         """The step that last.ckpt stands at, and whether it owes a validation."""
         self._best_elbo: float | None = None
+        self._best_of_sequences: int | None = None
+        """How many sequences the best was validated on."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best_elbo": self._best_elbo}
+        return {"best_elbo": self._best_elbo, "best_of_sequences": self._best_of_sequences}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._best_elbo = state_dict["best_elbo"]
+        self._best_of_sequences = state_dict.get("best_of_sequences", self._best_of_sequences)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Let the loops be saved as they are in `on_train_batch_end`, wherever the checkpoint is saved after the batch.
@@ -86,6 +92,8 @@ class Checkpoints(Checkpoint):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._owes_validation = checkpoint["owes_validation"]
+        # Older checkpoints say it beside the rows of metrics.csv alone. It is loaded before `load_state_dict` is called.
+        self._best_of_sequences = checkpoint.get(STATE, {}).get("validated", (-1, None))[1]
         self._epochs_done = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -121,7 +129,10 @@ class Checkpoints(Checkpoint):
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking or not is_between_steps(trainer):
             return
         self._validated_at_step, self._owes_validation = trainer.global_step, False
-        elbo = float(trainer.callback_metrics["valid_elbo"])  # sync: one for each validation
+        metrics = trainer.callback_metrics
+        elbo, sequences = float(metrics["valid_elbo"]), int(metrics["valid_sequences"])  # sync: one for each validation
+        if sequences != self._best_of_sequences:
+            self._best_elbo, self._best_of_sequences = None, sequences
         is_best = math.isfinite(elbo) and (self._best_elbo is None or elbo > self._best_elbo)
         is_last = self.every_n_steps is None or self._is_last_due(trainer)
         if is_best or is_last:

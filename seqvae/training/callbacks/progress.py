@@ -45,6 +45,8 @@ without micro-batches that came to NaN or infinity (nan, where all did); the KL'
 validation does not."""
 LABEL_COLUMNS = ("valid_auroc", "valid_auprc")
 """More columns, where the data have labels."""
+ON_ALL = "_on_all"
+"""Behind the names that loggers get for the last validation of a run, where the others were on a part of the sequences."""
 STATE = "progress"
 """Key of the state in a checkpoint. It is not in `state_dict`, which cannot communicate with the other processes."""
 
@@ -66,14 +68,16 @@ class Progress(Callback):
         every_n_steps: int,
         total_steps: int,
         unit: str,
+        valid_sequences: int = 0,
         has_labels: bool = False,
         time_limit: timedelta | None = None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`unit`: the name of a step of a sequence."""
+        """`unit`: the name of a step of a sequence; `valid_sequences`: how many there are to validate on, where that is known."""
         self.every_n_steps = every_n_steps
         self.total_steps = total_steps
         self.unit = unit
+        self.valid_sequences = valid_sequences
         self.time_limit = time_limit
         self._file = MetricsFile(metrics_path, COLUMNS + LABEL_COLUMNS if has_labels else COLUMNS)
         self._now = now
@@ -191,14 +195,18 @@ class Progress(Callback):
         row = dict(zip(names, values.tolist(), strict=True))  # sync: one for each validation
         validated = step, int(row.get("valid_sequences", 0))
         if trainer.is_global_zero:
+            is_another_set = self._validated[0] >= 0 and validated[1] != self._validated[1]
+            ends_run = trainer.state.fn == TrainerFn.VALIDATING
             if validated != self._validated:  # else a run that was ended right behind it makes it again
-                self._write(trainer, row)
+                self._write(trainer, row, ON_ALL if is_another_set and ends_run else "")
             self._newest |= row
             labels = "".join(
                 f"  {name.removeprefix('valid_')} {row[name]:.3f}" for name in LABEL_COLUMNS if name in row
             )
+            total = self.valid_sequences
+            on = f"all {total:,}" if validated[1] == total else f"{validated[1]:,}{f' of {total:,}' if total else ''}"
             self._print(
-                f"validation on {row['valid_sequences']:,.0f}: elbo {row['valid_elbo']:.3f}  nll {row['valid_nll']:.3f}  "
+                f"validation on {on}: elbo {row['valid_elbo']:.3f}  nll {row['valid_nll']:.3f}  "
                 f"kl {row['valid_kl']:.2f}  nll/{self.unit} {row['valid_nll_per_step']:.4f}{labels}",
                 step,
             )
@@ -235,11 +243,12 @@ class Progress(Callback):
             for logger in trainer.loggers:
                 logger.log_hyperparams(pl_module.origin["settings"])
 
-    def _write(self, trainer: Trainer, row: dict[str, float]) -> None:
+    def _write(self, trainer: Trainer, row: dict[str, float], suffix: str = "") -> None:
+        """Add a row to metrics.csv and to the loggers, in whose curves `suffix` sets a row apart that cannot be compared."""
         place = {"step": trainer.global_step, "epoch": self._epoch, "seconds": f"{self._watch.seconds:.2f}"}
         self._file.append(place | {name: f"{value:.6g}" for name, value in row.items()})
         for logger in trainer.loggers:
-            logger.log_metrics(row, step=trainer.global_step)
+            logger.log_metrics({name + suffix: value for name, value in row.items()}, step=trainer.global_step)
 
     def _refresh(self, trainer: Trainer, doing: str | None = None, *, at_once: bool = False) -> None:
         """Draw the bar, at most five times a second unless `at_once`. Never waits for the device."""

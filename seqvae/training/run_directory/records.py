@@ -202,8 +202,9 @@ def result_of(
     if trainer.is_global_zero:
         early = f" after step {trainer.global_step:,} of {plan.total_steps:,}, as --{ended_by} says"
         message = (
-            f"done{'' if ended_by == 'steps' else early}: validation ELBO {result.valid_elbo:.3f} nats per sequence "
-            f"(NLL {metrics['valid_nll']:.3f}, KL {result.valid_kl:.3f}); {events.directory / 'checkpoints' / LAST}"
+            f"done{'' if ended_by == 'steps' else early}: validation ELBO {result.valid_elbo:.3f} nats per sequence, on "
+            f"{metrics['valid_sequences']:,.0f} sequences (NLL {metrics['valid_nll']:.3f}, KL {result.valid_kl:.3f}); "
+            f"{events.directory / 'checkpoints' / LAST}"
         )
         print(harmless(message), flush=True)
         events.note(
