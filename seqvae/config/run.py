@@ -30,7 +30,8 @@ class ValidationSettings:
     """Validation batches to try before the first training step."""
 
     early_stopping_patience: int | None = None
-    """Stop after this many validations without a better ELBO; default: never."""
+    """Stop after this many validations in a row without a better ELBO, counted from the full weight of the KL on (with
+    --target_kl: once --kl_warmup is over); default: never."""
 
     checkpoint_every_n_steps: int | None = None
     """Optimizer steps between two checkpoints; default: one after each validation."""

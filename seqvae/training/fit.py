@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import torch
 from lightning import Callback, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 
 from seqvae.config.training import TrainingSettings
@@ -29,6 +28,7 @@ from seqvae.monitors import PosteriorMetricsMonitor, ThroughputMonitor
 from seqvae.reports.run_files import HEALTHY, command_line, environment, write_environment, write_facts
 from seqvae.training.callbacks.checkpoint import Checkpoints, ReportsHealth
 from seqvae.training.callbacks.compile import CompilerTrial
+from seqvae.training.callbacks.early_stopping import EarlyStopping
 from seqvae.training.callbacks.interrupt import StopOnSignal, TimeLimit, restore_signal_handlers
 from seqvae.training.callbacks.memory import FlatMemory
 from seqvae.training.callbacks.nonfinite import MOST_TIMES, NonFiniteError, Recovery, SkippedSteps, read_recovery
@@ -68,7 +68,7 @@ from seqvae.training.run_directory.resume import (
     refuse_other_run,
     refuse_unwritable,
 )
-from seqvae.training.schedules import Plan, plan_run
+from seqvae.training.schedules import Plan, has_full_kl_weight, plan_run
 from seqvae.training.trainer import UNITS, default_trainer_arguments, make_logger, make_previews
 
 RECORDED_SHAPES, CPU_SHAPES = 8, 32
@@ -244,7 +244,8 @@ class _Run:
         if run.time_limit is not None:
             callbacks.append(TimeLimit(run.time_limit))
         if (patience := validation.early_stopping_patience) is not None:
-            callbacks.append(EarlyStopping("valid_elbo", mode="max", patience=patience, check_on_train_epoch_end=False))
+            total_steps, objective = self.plan.total_steps, self.settings.objective
+            callbacks.append(EarlyStopping(patience, lambda step: has_full_kl_weight(step, total_steps, objective)))
         skipped = SkippedSteps(module.judge, events, data.split("train").ids)
         self.stop_on_signal = StopOnSignal(checkpoints, self.resume_command)
         return [*callbacks, skipped, self.stop_on_signal, checkpoints]

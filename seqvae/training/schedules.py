@@ -107,6 +107,17 @@ def scheduled_kl_weight(step: int, total_steps: int, settings: ObjectiveSettings
     return settings.beta * progress
 
 
+def has_full_kl_weight(step: int, total_steps: int, settings: ObjectiveSettings) -> bool:
+    """Return whether the KL has its final weight in an optimizer step.
+
+    With --target_kl, whose controller moves the weight for good: whether as many steps as --kl_warmup says have gone by, in which
+    the KL comes to its target.
+    """
+    if settings.target_kl is not None:
+        return step >= steps_of(settings.kl_warmup, total_steps)
+    return scheduled_kl_weight(step, total_steps, settings) >= settings.beta
+
+
 def linear(step: int, rise: int) -> float:
     """Rise from 0 to 1, which is reached after `rise` steps and held.
 

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from seqvae.config.training import ObjectiveSettings, OptimizerSettings
 from seqvae.training import schedules as kl_weight
-from seqvae.training.schedules import KLWeight, learning_rate_factor, planned_steps, scheduled_kl_weight, steps_of
+from seqvae.training.schedules import (
+    KLWeight,
+    has_full_kl_weight,
+    learning_rate_factor,
+    planned_steps,
+    scheduled_kl_weight,
+    steps_of,
+)
 
 KL_SCHEDULES = ["constant", "linear", "sigmoid", "cyclical"]
 LR_SCHEDULES = ["cosine", "linear", "constant"]
@@ -49,6 +56,21 @@ def test_a_fraction_of_a_run_is_no_shorter_than_requested_and_no_longer_than_the
 def kl_weights(total_steps: int, **settings: Any) -> list[float]:
     objective = ObjectiveSettings(**settings)
     return [scheduled_kl_weight(step, total_steps, objective) for step in range(total_steps)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "full"),
+    [
+        ({"kl_schedule": "constant"}, range(100)),
+        ({"kl_schedule": "linear", "beta": 0.3}, range(20, 100)),
+        ({"kl_schedule": "sigmoid", "kl_warmup": 50}, range(50, 100)),
+        ({"kl_schedule": "cyclical", "kl_cycle": 50, "kl_warmup": 0.5}, [*range(25, 50), *range(75, 100)]),
+        ({"target_kl": 4}, range(20, 100)),
+    ],
+)
+def test_the_steps_under_the_full_weight_are_those_behind_its_rise(settings, full):
+    objective = ObjectiveSettings(**settings)
+    assert [step for step in range(100) if has_full_kl_weight(step, 100, objective)] == list(full)
 
 
 @given(
