@@ -222,7 +222,7 @@ class HuggingFaceTrainee:
         return sum(p.numel() for p in self.network.parameters())
 
     def train(self, seconds: float) -> Stretch:
-        begun, tokens = time.perf_counter(), 0
+        begun, tokens = time.perf_counter(), 0.0
         self.network.train()
         while tokens == 0 or time.perf_counter() - begun < seconds:
             batch = next(self._batches)
@@ -234,7 +234,7 @@ class HuggingFaceTrainee:
             self.schedule.step()
             self.optimizer.zero_grad()
             tokens += batch.step_tokens
-        return Stretch(time.perf_counter() - begun, tokens)
+        return Stretch(time.perf_counter() - begun, round(tokens))
 
     def validate(self) -> float:
         """Validate on the same noise each time, without touching that of training."""

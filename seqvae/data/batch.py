@@ -32,8 +32,9 @@ class TokenBatch(NamedTuple):
     """int64, which sequences of the split these are."""
     labels_B: Tensor | None
     """int64, class of each sequence; -1 where it has none."""
-    step_tokens: int
-    """Real steps of the whole optimizer step, over all its micro-batches and processes: what the loss is divided by."""
+    step_tokens: float
+    """Real steps of an optimizer step, over all its micro-batches and processes, on average over the epoch: what the loss is
+    divided by. So a nat weighs the same in a batch of short sequences as in one of long ones."""
     position: int
     """Number of this micro-batch, counted through all epochs: the seed of its noise, whatever the number of processes."""
 
@@ -48,7 +49,7 @@ class VectorBatch(NamedTuple):
     lengths_B: Tensor
     sequences_B: Tensor
     labels_B: Tensor | None
-    step_tokens: int
+    step_tokens: float
     position: int
 
 
@@ -68,7 +69,7 @@ class EventBatch(NamedTuple):
     """int64, the event's step as a flat index b * T + t, ascending."""
     sequences_B: Tensor
     labels_B: Tensor | None
-    step_tokens: int
+    step_tokens: float
     position: int
 
 

@@ -211,12 +211,15 @@ def cut_batches(lengths_N: np.ndarray, limits: Limits, *, bucketing: bool = True
     return Cut(order_N, bucket_starts, starts_K1, np.diff(starts_K1) * tops_K)
 
 
-def plan_epoch(cut: Cut, seed: int, epoch: int) -> Plan:
+def plan_epoch(cut: Cut, seed: int, epoch: int, *, shortest_last: bool = False) -> Plan:
     """Shuffle sequences within buckets and batches in groups: the same for the same (seed, epoch), wherever it runs.
 
-    Neighbours stay together in a group; one that is not full stays last, so that all are aligned. In the first epoch the most
-    expensive group comes first: then memory runs out at step 1, not in hour 9. What is most expensive depends on the model: the
-    most steps, or the longest sequences (attention). Both come first.
+    Neighbours stay together in a group. One that is not full comes last, so that all are aligned; of which lengths it is changes
+    from epoch to epoch, or validations, which mostly stand behind it, would always come after the shortest sequences. In the first
+    epoch the most expensive group comes first: then memory runs out at step 1, not in hour 9. What is most expensive depends on
+    the model: the most steps, or the longest sequences (attention). Both come first.
+
+    `shortest_last`: the last group is of the shortest, as in epochs that earlier versions began.
     """
     random = np.random.Generator(np.random.Philox(key=[seed, epoch]))
     order_N = cut.order_N.copy()
@@ -225,14 +228,19 @@ def plan_epoch(cut: Cut, seed: int, epoch: int) -> Plan:
     size = BATCHES_PER_GROUP
     while size > 1 and cut.batches < size * GROUPS_PER_EPOCH:
         size //= 2
-    groups = cut.batches // size
+    groups, rest = divmod(cut.batches, size)
     order_G = random.permutation(groups)
-    if epoch == 0:
-        most_steps = int(cut.tokens_K[: groups * size].reshape(groups, size).max(axis=1).argmax())
-        first = [0] if most_steps == 0 else [0, most_steps]
+    dearest = [0, int(cut.tokens_K[: groups * size].argmax())] if epoch == 0 else []
+    begins = np.arange(groups + 1) * size  # where the group that is not full may begin, from long to short
+    for turn in dearest:
+        begins = begins[(turn < begins) | (turn >= begins + rest)]
+    begin = groups * size if shortest_last else int(random.choice(begins))
+    turns_GS = np.delete(np.arange(cut.batches), slice(begin, begin + rest)).reshape(groups, size)
+    if dearest:
+        first = list(dict.fromkeys((turn if turn < begin else turn - rest) // size for turn in dearest))
         order_G = np.concatenate([first, order_G[~np.isin(order_G, first)]])
-    turns_GS = order_G[:, None] * size + np.arange(size)
-    return Plan(order_N, cut.starts_K1, np.concatenate([turns_GS.ravel(), np.arange(groups * size, cut.batches)]))
+    turns_K = np.concatenate([turns_GS[order_G].ravel(), np.arange(begin, begin + rest)])
+    return Plan(order_N, cut.starts_K1, turns_K)
 
 
 def spread_out(plan: Plan) -> Plan:

@@ -94,7 +94,9 @@ class SequenceDataModule(lightning.LightningDataModule):
         """How training batches follow each other. spread: every stretch holds long and short ones alike, for measuring a part."""
         self._loaders: dict[str, BatchLoader] = {}
         self._resumed: dict[str, Any] | None = None
-        self._planned: tuple[tuple[int, str], Plan] | None = None
+        self._planned: tuple[tuple[int, str, bool], Plan] | None = None
+        self._shortest_last: int | None = None
+        """An epoch that an earlier version began, which had the shortest batches last: it goes on in the order that it began in."""
 
     @cached_property
     def data(self) -> SequenceData:
@@ -149,10 +151,10 @@ class SequenceDataModule(lightning.LightningDataModule):
 
     def plan_of_epoch(self, epoch: int) -> Plan:
         """Return the training batches of an epoch, planned once for all requests in a row, as those of header and loader."""
-        key = epoch, self.order
+        key = epoch, self.order, epoch == self._shortest_last
         if self._planned is None or self._planned[0] != key:
             self._planned = None  # two plans of ten million sequences would be 160 MB
-            plan = plan_epoch(self.cut, self.seed, epoch)
+            plan = plan_epoch(self.cut, self.seed, epoch, shortest_last=epoch == self._shortest_last)
             self._planned = key, spread_out(plan) if self.order == "spread" else plan
         return self._planned[1]
 
@@ -203,7 +205,7 @@ class SequenceDataModule(lightning.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Forget the position of an earlier run; that of a checkpoint is loaded after this."""
-        self._resumed = None
+        self._resumed = self._shortest_last = None
 
     def teardown(self, stage: str) -> None:
         """End the worker processes."""
@@ -266,11 +268,12 @@ class SequenceDataModule(lightning.LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         if "train" not in self._loaders:
             return self._resumed or {}
-        return {"seed": self.seed, **self._loaders["train"].state_dict()}
+        return {"seed": self.seed, "shortest_last": self._shortest_last, **self._loaders["train"].state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Keep the position for the training loader, which Lightning requests later; testing has no use for it."""
         self._resumed = state
+        self._shortest_last = state.get("shortest_last", state.get("epoch"))  # earlier versions do not say
 
     def _evaluation_loader(self, stage: str, split: str, limit: float | int = 1.0) -> BatchLoader:
         sequences = self.split(split)

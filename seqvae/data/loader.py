@@ -151,16 +151,11 @@ class BatchLoader:
         epoch, start, self._start = self.epoch, self._start, 0
         self.delivered = start
         plan, first = self._plan_of_epoch(epoch), epoch * self.batches
-        turns = range(self.rounds_done, len(self))
-        origin = start - turns.start * self.world  # where the epoch's round 0 began, seen from here
-        numbers = range(start + self.rank, start + self.rank + len(turns) * self.world, self.world)
-        step_tokens = 0
+        left = len(self) - self.rounds_done
+        numbers = range(start + self.rank, start + self.rank + left * self.world, self.world)
+        step_tokens = self._step_tokens(plan)
         with closing(self._make(plan, numbers, first)) as batches:
-            for turn, number in zip(turns, numbers, strict=True):
-                if turn == turns.start or turn % self.accumulate == 0:  # a new optimizer step, of all processes
-                    begin = origin + turn // self.accumulate * self.accumulate * self.world
-                    together = range(max(0, begin), min(self.batches, begin + self.accumulate * self.world))
-                    step_tokens = sum(int(self._lengths_N[plan.batch(k)].sum()) for k in together)
+            for number in numbers:
                 try:
                     batch = next(batches)
                 except BaseException as error:
@@ -168,6 +163,12 @@ class BatchLoader:
                     raise
                 self.delivered = min(self.batches, number - self.rank + self.world)
                 yield batch._replace(step_tokens=step_tokens, position=first + number)
+
+    def _step_tokens(self, plan: Plan) -> float:
+        """Return the real steps of an optimizer step, on average over the epoch."""
+        planned = plan.order_N[: plan.starts_K1[-1]]
+        lengths = self._lengths_N if len(planned) == len(self._lengths_N) else self._lengths_N[planned]
+        return int(lengths.sum(dtype=np.int64)) / rounds(len(self), self.accumulate)
 
     def _make(self, plan: Plan, numbers: range, first: int) -> Generator[Batch]:
         """Yield the batch of each number in spite of trouble; a batch that fails `TRIES` times in a row is a DataError."""

@@ -128,7 +128,7 @@ class TrainingModule(lightning.LightningModule):
         if self.kl_weight.target_kl is not None:
             self._kl_of_step.append(torch.stack((sums.kl, sums.sequences.float())))
         # Lightning divides by the micro-batches of a step and averages over the processes. Both are undone here, so that
-        # the loss is the sum over the whole optimizer step divided by its number of steps, however it is split up.
+        # the loss is the sum over the whole optimizer step, divided by a constant of the epoch, however it is split up.
         parts = self.trainer.world_size * self.trainer.accumulate_grad_batches
         # A step that is not taken says nothing of the posterior.
         posterior_mask = output.posterior_mask & loss.detach().isfinite()

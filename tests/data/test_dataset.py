@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from lightning.pytorch.callbacks import Callback
 
 from seqvae.config.data import BatchSettings, CacheSettings, LoadingSettings, SourceSettings
+from seqvae.data.batching import plan_epoch
 from seqvae.data.cache import SequenceData
 from seqvae.data.datamodule import SequenceDataModule, choose_sample
 from seqvae.data.description import DataDescription
@@ -214,7 +215,14 @@ def test_the_position_in_a_checkpoint_is_json(tmp_path):
     path = tmp_path / "run.ckpt"
     fit(callbacks=[Save("on_train_batch_end", 2, path)])
     state = torch.load(path, weights_only=True)["InMemoryData"]
-    assert json.loads(json.dumps(state)) == {"seed": 0, "epoch": 0, "delivered": 3, "batches": COUNT, "world": 1}
+    assert json.loads(json.dumps(state)) == {
+        "seed": 0,
+        "shortest_last": None,
+        "epoch": 0,
+        "delivered": 3,
+        "batches": COUNT,
+        "world": 1,
+    }
 
 
 @pytest.mark.parametrize(
@@ -295,12 +303,32 @@ def test_an_epoch_has_as_many_optimizer_steps_as_it_says():
     assert trainer.global_step == data.steps_per_epoch()
 
 
-def test_the_steps_of_an_epochs_last_optimizer_step_are_those_of_the_batches_left():
-    seen = fit(accumulate_grad_batches=4, max_epochs=1).seen
-    for first in range(0, len(seen), 4):
-        group = seen[first : first + 4]
-        real = sum(int(TRAIN[sequences].sum()) for _, sequences, _ in group)
-        assert {step_tokens for *_, step_tokens in group} == {real}
+@pytest.mark.parametrize("batches", [BatchSettings(batch_size=8), BatchSettings(batch_size=8, drop_last=True), BATCHES])
+def test_a_nat_weighs_the_same_in_batches_of_short_and_of_long_sequences(batches):
+    """Divided by its own steps, one of the shortest tenth weighed 17.5 times as much as one of the longest."""
+    seen = fit(InMemoryData(batches=batches, accumulate=2), accumulate_grad_batches=2, max_epochs=1).seen
+    (divisor,) = {step_tokens for *_, step_tokens in seen}
+    steps_of_sequences = sum(int(TRAIN[sequences].sum()) for _, sequences, _ in seen)
+    assert divisor == steps_of_sequences / (-(-len(seen) // 2))
+
+
+def test_an_epoch_that_an_earlier_version_began_goes_on_in_its_order():
+    splits = {"train": log_normal_lengths(132, cap=100), "valid": VALID}
+    data = InMemoryData(splits, batches=BatchSettings(batch_size=4))
+    old, new = (plan_epoch(data.cut, 0, 0, shortest_last=shortest_last) for shortest_last in (True, False))
+    assert [old.batch(k).tolist() for k in range(33)] != [new.batch(k).tolist() for k in range(33)]
+    state = {"seed": 0, "epoch": 0, "delivered": 20, "batches": 33, "world": 1}
+    for delivered in (20, 25):  # and again, once this version has saved it
+        data.load_state_dict(state)
+        loader = data.train_dataloader()
+        expected = [old.batch(k).tolist() for k in range(delivered, 33)]
+        for batch, sequences in zip(loader, expected, strict=True):
+            assert batch.sequences_B.tolist() == sequences
+            if loader.delivered == 25:
+                state = data.state_dict()
+    loader.set_epoch(1)
+    later = plan_epoch(data.cut, 0, 1)
+    assert [batch.sequences_B.tolist() for batch in loader] == [later.batch(k).tolist() for k in range(33)]
 
 
 @given(lengths=st.lists(st.integers(1, 3000), min_size=1, max_size=200), seed=st.integers(0, 3))

@@ -172,6 +172,19 @@ def test_batches_that_processes_take_at_the_same_time_cost_the_same():
     assert np.ptp(longest_K) > 500  # while an epoch is made of all lengths
 
 
+@pytest.mark.parametrize(("total", "rest"), [(1_032, 1), (8_432, 15)])
+def test_an_epoch_does_not_always_end_with_the_shortest_batches(total, rest):
+    lengths = log_normal_lengths(total)
+    cut = cut_batches(lengths, Limits(16 if rest > 1 else 32, 10**6, None))
+    assert cut.batches % (16 if rest > 1 else 2) == rest
+    ends = [plan_epoch(cut, seed=0, epoch=epoch).turns_K[-1] / cut.batches for epoch in range(200)]
+    assert np.histogram(ends, bins=4, range=(0, 1))[0].min() > 25
+    for epoch in range(3):
+        turns = plan_epoch(cut, seed=0, epoch=epoch).turns_K
+        assert sorted(turns) == list(range(cut.batches))
+    assert (plan_epoch(cut, 0, 1, shortest_last=True).turns_K[-rest:] == np.arange(cut.batches - rest, cut.batches)).all()
+
+
 def test_long_and_short_batches_alternate_in_a_small_set():
     lengths = log_normal_lengths(1_000)
     plan = plan_epoch(cut_batches(lengths, Limits(None, 1440, None)), seed=0, epoch=1)
