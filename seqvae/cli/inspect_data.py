@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.data import BatchSettings, CacheSettings, LengthSettings, SourceSettings
-from seqvae.config.training import TrainingSettings
+from seqvae.config.training import OptimizedSettings, OptimizerSettings, TrainingSettings
 from seqvae.config.yaml_files import values_of
 from seqvae.console import program, set_up_output, shell_word
 from seqvae.errors import DamagedFileError, DataError, ExitCode, StorageError, harmless
@@ -72,6 +72,14 @@ class InspectSettings:
         """The name of the data in the report."""
         return Path(self.source.data_dir).expanduser().absolute().name if self.source.data_dir else "demo data"
 
+    @property
+    def training(self) -> OptimizedSettings:
+        """The settings of the recommended recipe on these data."""
+        optimizer = OptimizerSettings(gradient_accumulation_steps=self.report.gradient_accumulation_steps)
+        return OptimizedSettings(
+            source=self.source, lengths=self.lengths, cache=self.cache, batches=self.batches, optimizer=optimizer
+        )
+
 
 def run(verb: str, words: Sequence[str]) -> ExitCode:
     settings = parse_command_line(
@@ -100,14 +108,21 @@ def run(verb: str, words: Sequence[str]) -> ExitCode:
         files = survey_files(settings.source, read_pages=isinstance(error, DamagedFileError))
         print("\n".join(refusal_page(settings.name, str(error), files, ink, own.rows)))
         return ExitCode.DATA
-    lengths_N, accumulate = data.splits["train"].lengths_N, own.gradient_accumulation_steps
-    limits = resolve_limits(lengths_N, batches, cap, accumulate)
-    cut = cut_batches(lengths_N, limits, bucketing=batches.bucketing, drop_last=batches.drop_last)
     if own.check_only:
+        lengths_N = data.splits["train"].lengths_N
+        limits = resolve_limits(lengths_N, batches, cap, own.gradient_accumulation_steps)
+        cut_batches(
+            lengths_N, limits, bucketing=batches.bucketing, drop_last=batches.drop_last
+        )  # refuses what cannot be
         splits = (name for name in ("train", "valid", "test") if name in data.splits)
         counts = ", ".join(f"{len(data.splits[name]):,} {name}" for name in splits)
         print(f"ready to train: {data.description.kind}, {counts} sequences")
         return ExitCode.DONE
+    from seqvae.training.fit import make_data  # only now: Lightning takes two seconds, which a script need not wait for
+
+    module = make_data(settings.training)  # which cuts batches as a training on this machine does
+    module.data = data
+    limits, cut, accumulate = module.limits, module.cut, module.accumulate
     found = inspect_cache(data, cap, limits, cut, accumulate=accumulate, most=own.rows or sys.maxsize)
     print("\n".join(data_page(settings.name, found, training_command(settings), ink, own.rows)))
     if own.plot:

@@ -163,8 +163,9 @@ class BatchSettings:
     steps, and all batches take about as long."""
 
     pad_grid: int | None = None
-    """Pad batches to at most this many shapes, lengths and numbers of sequences: libraries prepare themselves for each. 0: any
-    shape; default: 32 where a CPU computes in bf16, 8 for a GPU with --compile_model --compile_mode reduce-overhead, else any."""
+    """Pad batches to at most this many shapes, lengths and numbers of sequences, and one more for a last batch that is not full:
+    libraries prepare themselves for each. 0: any shape; default: 32 where a CPU computes in bf16, 8 for a GPU with
+    --compile_model --compile_mode reduce-overhead, else any."""
 
     def __post_init__(self) -> None:
         refuse_below(0, self, "pad_grid")

@@ -13,16 +13,16 @@ batches is constant, their cost is known beforehand, and a position (epoch, batc
 
 With --pad_grid, batches have few shapes: a GPU that replays recorded graphs (--compile_mode reduce-overhead) records one for each
 shape. A shape is a length of the grid and the number of sequences of that length that make a full batch; what is missing in a batch
-is filled up with sequences of length 0, which weigh nothing.
+is filled up with sequences of length 0, which weigh nothing. A last batch that is not full has a shape of its own.
 
     limits = limits._replace(grid=grid_lengths(lengths_N, shapes=8))
+    limits = with_last_shape(limits, cut_batches(lengths_N, limits))
 
 Shapes: N sequences, B sequences of one batch, K batches, K1 = K + 1 bounds, L lengths from 0 on, D distinct lengths, G lengths of
 the grid, T steps. A token is one step of a sequence.
 """
 
 from bisect import bisect_left
-from collections import Counter
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -71,6 +71,8 @@ class Limits(NamedTuple):
     without. None: no quadratic term."""
     grid: tuple[int, ...] = ()
     """Lengths that batches are padded to, ascending, each with the rows of a full batch; (): the longest of the batch."""
+    last_shape: tuple[int, int] | None = None
+    """Rows and steps of one more shape of the grid, for a last batch that is not full; None: it is, or there is no grid."""
 
     def sequences_of(self, length: int) -> int:
         """Return how many sequences of this length make a batch: at least one."""
@@ -361,11 +363,36 @@ def grid_lengths(lengths_N: np.ndarray, shapes: int) -> tuple[int, ...]:
     return tuple(lengths_D[chosen[::-1]].tolist())
 
 
+def with_last_shape(limits: Limits, cut: Cut) -> Limits:
+    """Return the limits of a cut with the shape of its last batch, where that is not full and there is a grid.
+
+    Filled up to a full batch, the 8 sequences that 520 leave at --batch_size 512 would cost as much as the other 512.
+    """
+    if not limits.grid:
+        return limits
+    rows, length = (int(of_K[-1]) for of_K in rows_and_lengths(cut))
+    return limits._replace(last_shape=(rows, length) if rows < limits.sequences_of(length) else None)
+
+
+def rows_and_lengths(cut: Cut) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sequences of each batch, and the most steps that its sequences are padded to, int64 [K]."""
+    rows_K = np.diff(cut.starts_K1)
+    return rows_K, cut.tokens_K // rows_K
+
+
+def grid_steps(cut: Cut, limits: Limits) -> np.ndarray:
+    """Return the padded steps of each batch on a grid, int64 [K]."""
+    rows_K, lengths_K = rows_and_lengths(cut)
+    lengths_D, places_K = np.unique(lengths_K, return_inverse=True)
+    steps_K = (lengths_D * [limits.sequences_of(length) for length in lengths_D.tolist()])[places_K]
+    if limits.last_shape is not None:
+        steps_K[-1] = rows_K[-1] * lengths_K[-1]
+    return steps_K
+
+
 def grid_efficiency(lengths_N: np.ndarray, cut: Cut, limits: Limits) -> float:
     """Return real steps / padded steps of batches on a grid; what `drop_last` leaves out comes in other epochs."""
-    shapes = Counter((cut.tokens_K // np.diff(cut.starts_K1)).tolist())
-    padded = sum(number * length * limits.sequences_of(length) for length, number in shapes.items())
-    return float(lengths_N.sum(dtype=np.int64) / padded)
+    return float(lengths_N.sum(dtype=np.int64) / grid_steps(cut, limits).sum())
 
 
 def gather_batch(sequences: Gathers, limits: Limits, sequences_B: np.ndarray) -> Batch:
@@ -374,4 +401,10 @@ def gather_batch(sequences: Gathers, limits: Limits, sequences_B: np.ndarray) ->
         return sequences.gather(sequences_B, limits.pad_to)
     longest = int(sequences.lengths_N[sequences_B].max(initial=0))
     length = limits.grid[bisect_left(limits.grid, longest)]
-    return with_rows(sequences.gather(sequences_B, length), limits.sequences_of(length))
+    rows = limits.sequences_of(length)
+    if limits.last_shape is not None:
+        rows_of_last, length_of_last = limits.last_shape
+        is_held = len(sequences_B) <= rows_of_last and longest <= length_of_last
+        if is_held and rows_of_last * length_of_last < rows * length:
+            rows, length = limits.last_shape
+    return with_rows(sequences.gather(sequences_B, length), rows)

@@ -34,6 +34,7 @@ from seqvae.data.batching import (
     resolve_limits,
     some_batches,
     spread_out,
+    with_last_shape,
 )
 from seqvae.data.cache import SequenceData, open_cache, prepare_cache
 from seqvae.data.dataset import SequenceSet, origin_of
@@ -130,24 +131,29 @@ class SequenceDataModule(lightning.LightningDataModule):
             f"or keep a share of a pool of files with --{'test' if name == 'test' else 'validation'}_fraction"
         )
 
-    @cached_property
+    @property
     def limits(self) -> Limits:
         """How much goes into a training batch."""
-        lengths_N = self.split("train").lengths_N
-        limits = resolve_limits(lengths_N, self.batches, self.lengths.max_sequence_length, self.accumulate)
-        return limits._replace(quadratic=self._quadratic, grid=self._grid)
+        return self._limits_and_cut[0]
+
+    @property
+    def cut(self) -> Cut:
+        """What the training epochs share."""
+        return self._limits_and_cut[1]
+
+    @cached_property
+    def _limits_and_cut(self) -> tuple[Limits, Cut]:
+        lengths_N, settings = self.split("train").lengths_N, self.batches
+        limits = resolve_limits(lengths_N, settings, self.lengths.max_sequence_length, self.accumulate)
+        limits = limits._replace(quadratic=self._quadratic, grid=self._grid)
+        cut = cut_batches(lengths_N, limits, bucketing=settings.bucketing, drop_last=settings.drop_last)
+        return with_last_shape(limits, cut), cut
 
     @cached_property
     def _grid(self) -> tuple[int, ...]:
         """The lengths that training batches are padded to; (): as it comes."""
         shapes = self.batches.pad_grid
         return grid_lengths(self.split("train").lengths_N, shapes) if shapes else ()
-
-    @cached_property
-    def cut(self) -> Cut:
-        """What the training epochs share."""
-        lengths_N, settings = self.split("train").lengths_N, self.batches
-        return cut_batches(lengths_N, self.limits, bucketing=settings.bucketing, drop_last=settings.drop_last)
 
     def plan_of_epoch(self, epoch: int) -> Plan:
         """Return the training batches of an epoch, planned once for all requests in a row, as those of header and loader."""
@@ -288,6 +294,7 @@ class SequenceDataModule(lightning.LightningDataModule):
             limits = limits._replace(quadratic=self._quadratic, grid=grid)
             bucketing = self.batches.bucketing
             chosen_C, cut = choose_and_cut(lengths_N, sequences.stored_N, limit, limits, bucketing=bucketing)
+            limits = with_last_shape(limits, cut)
             plan = plan_epoch(cut, seed=0, epoch=0)
             plan = plan._replace(order_N=chosen_C[plan.order_N])
         return self._make_loader(stage, split, lambda _: plan, plan.batches, limits)

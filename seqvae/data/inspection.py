@@ -18,7 +18,7 @@ import pandas as pd
 from torch import Tensor
 
 from seqvae.data.batch import Batch
-from seqvae.data.batching import Cut, Limits, cut_batches, plan_epoch
+from seqvae.data.batching import Cut, Limits, cut_batches, grid_steps, plan_epoch
 from seqvae.data.building.finishing import FAR_OUT, Pieces
 from seqvae.data.cache import SequenceData
 from seqvae.data.dataset import read_meta
@@ -262,6 +262,9 @@ def _batch_rows(data: SequenceData, limits: Limits, cut: Cut, accumulate: int) -
     lengths_N = train.lengths_N
     events_per_step = data.counts["train"].get("events", 0) / data.counts["train"]["steps"]
     ways = [("as chosen", limits, cut)]
+    if limits.grid:
+        ungridded = limits._replace(grid=(), last_shape=None)
+        ways.append(("--pad_grid 0", ungridded, cut_batches(lengths_N, ungridded)))
     for number in PLAIN_BATCHES:
         plain = Limits(number, number * int(lengths_N.max()), None)
         ways.append((f"random {number}", plain, cut_batches(lengths_N, plain, bucketing=False)))
@@ -271,7 +274,10 @@ def _batch_rows(data: SequenceData, limits: Limits, cut: Cut, accumulate: int) -
         begins_K = plan.starts_K1[:-1]
         ordered_N = lengths_N[plan.order_N[: plan.starts_K1[-1]]]
         rows_K = np.diff(plan.starts_K1)
-        padded_K = rows_K * (way.pad_to or np.maximum.reduceat(ordered_N, begins_K))
+        if way.grid:
+            padded_K = grid_steps(its_cut, way)
+        else:
+            padded_K = rows_K * (way.pad_to or np.maximum.reduceat(ordered_N, begins_K))
         largest = int(padded_K.argmax())
         events = round(events_per_step * int(np.add.reduceat(ordered_N, begins_K, dtype=np.int64)[largest]))
         yield BatchRow(

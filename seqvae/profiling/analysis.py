@@ -25,7 +25,7 @@ from seqvae.profiling.measured_run import STAGES, Lap, MeasuredRun, Recipe
 from seqvae.reports.performance_report import STAGE_NAMES, Bottleneck, Comparison, Speed, WholeRun
 from seqvae.text import duration, measure, percent
 from seqvae.training.distributed import DTYPES
-from seqvae.training.fit import make_data
+from seqvae.training.fit import make_data, with_few_shapes
 from seqvae.training.schedules import Plan
 from seqvae.training.trainer import UNITS, Cadence, validation_cadence
 
@@ -277,8 +277,10 @@ def bottleneck_of(speed: Speed, settings: TrainingSettings) -> Bottleneck:
     run, computing = speed.run, speed.share("forward", "backward")
     waiting, padding = speed.share("data"), speed.padding_share * computing
     optimizing, overhead = speed.share("optimizer"), speed.share("monitoring", "loop")
-    batches, loading = settings.batches, settings.loading
-    larger_batch = f"a larger --{'tokens_per_batch' if batches.batch_size is None else 'batch_size'}"
+    batches, loading = with_few_shapes(settings).batches, settings.loading
+    batch_flag = f"--{'tokens_per_batch' if batches.batch_size is None else 'batch_size'}"
+    is_by_length = batches.bucketing and batches.use_dynamic_padding
+    larger_batch = f"a larger {batch_flag}"
     losses = [
         _Loss(
             "waiting for data",
@@ -299,7 +301,9 @@ def bottleneck_of(speed: Speed, settings: TrainingSettings) -> Bottleneck:
             {
                 "--bucketing": not batches.bucketing,
                 "--use_dynamic_padding": not batches.use_dynamic_padding,
-                "a lower --max_sequence_length": batches.bucketing or not batches.use_dynamic_padding,
+                "a lower --max_sequence_length": not batches.use_dynamic_padding,
+                "--pad_grid 0": bool(batches.pad_grid),
+                f"a smaller {batch_flag}": is_by_length,
             },
         ),
         _Loss(

@@ -277,7 +277,14 @@ def bottleneck(run: Run) -> str:
     if waiting > NOTABLE_WAIT and waiting >= padding:
         return f"Waiting for data: {percent(waiting)} of training time. Try --num_workers 2 or --cache_data.{more}"
     if padding > NOTABLE_PADDING:
-        tries = "--bucketing" if run.settings.get("bucketing") == "false" else "a lower --max_sequence_length"
+        settings = run.settings
+        tries = "smaller batches (--tokens_per_batch or --batch_size)"
+        if settings.get("use_dynamic_padding") == "false":
+            tries = "--use_dynamic_padding"
+        elif settings.get("bucketing") == "false":
+            tries = "--bucketing"
+        elif settings.get("pad_grid") not in (None, "0"):
+            tries = f"--pad_grid 0, or {tries}"
         return f"Padding: {percent(padding)} of all steps that are computed on are not real. Try {tries}.{more}"
     if own is not None and all_of_them is not None and not on_gpu and all_of_them - own > NOTABLE_OTHERS:
         others = percent(all_of_them - own)

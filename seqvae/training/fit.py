@@ -308,7 +308,8 @@ class _Run:
             lines += [("compiler", self.compiler_remark)] if self.compiler_remark else []
             goes_on = f", goes on from {checkpoint.name}" if checkpoint else ""
             lines += [monitoring, ("run", f"{directory}{goes_on}"), ("to go on", self.resume_command)]
-            write_facts(directory, facts_of(settings, self.data, self.plan, lines, self.resume_command))
+            defaults = defaults_of(settings)
+            write_facts(directory, facts_of(settings, self.data, self.plan, lines, self.resume_command, defaults))
             print(harmless("\n".join(f"{name:<11} {text}" for name, text in lines)), flush=True)
         if self.devices.nodes > 1:
             # Training begins when all processes are there. Until then nothing can be lost, and torch waits where no handler of
@@ -403,16 +404,34 @@ class _Run:
 
 def prepare_settings(settings: Settings) -> Settings:
     """Refuse what cannot be written, and fill in what depends on this machine, all before data are read."""
+    resolve_devices(settings.compute)  # raises an error where they are not there
+    if is_first_process():
+        refuse_unwritable(settings.run)
+    return filled_in(settings)
+
+
+def filled_in(settings: Settings) -> Settings:
+    """Set what follows from other flags and from this machine."""
     if settings.run.fast_dev_run:  # two optimizer steps and one validation batch
         settings = replace(
             settings,
             run=replace(settings.run, max_steps=2, log_every_n_steps=1),
             validation=replace(settings.validation, limit_val_batches=1, val_check_interval=1.0),
         )
-    resolve_devices(settings.compute)  # raises an error where they are not there
-    if is_first_process():
-        refuse_unwritable(settings.run)
     return with_few_shapes(settings)
+
+
+def defaults_of(settings: TrainingSettings) -> dict[str, Any]:
+    """Return the recipe's defaults by flag, with what a run sets by itself, which is no choice of its user."""
+    plain = type(settings)()
+    untouched = replace(
+        plain,
+        run=replace(plain.run, fast_dev_run=settings.run.fast_dev_run),
+        batches=replace(settings.batches, pad_grid=None),
+        compute=settings.compute,
+    )
+    before, after = to_flat_dict(untouched), to_flat_dict(filled_in(untouched))
+    return to_flat_dict(plain) | {name: value for name, value in after.items() if value != before[name]}
 
 
 def with_few_shapes(settings: Settings) -> Settings:

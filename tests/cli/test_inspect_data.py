@@ -122,6 +122,15 @@ def test_batches_are_accumulated_as_the_advised_command_does_it():
     assert ReportSettings().gradient_accumulation_steps == OptimizedSettings().optimizer.gradient_accumulation_steps
 
 
+def test_what_a_grid_of_shapes_costs_stands_beside_the_batches_without(inspect, token_lists):
+    assert (
+        "--pad_grid 0"
+        not in inspect("--data_dir", token_lists, "--pad_grid", "0", "--no_plot").flat.partition("seqvae train")[0]
+    )
+    flat = inspect("--data_dir", token_lists, "--pad_grid", "1", "--no_plot").flat
+    assert "--pad_grid 0" in flat
+
+
 def test_a_script_gets_exit_code_0_and_one_line_of_good_data(tmp_path, token_lists):
     done = check_in_a_process(token_lists, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

@@ -16,7 +16,7 @@ import pytest
 from seqvae.reports.__main__ import main
 from seqvae.reports.compare import comparison_page, path_of
 from seqvae.reports.read_run import read_run
-from seqvae.reports.run_page import MOST_BYTES, differing_settings, report_page, survived_rows
+from seqvae.reports.run_page import MOST_BYTES, bottleneck, differing_settings, report_page, survived_rows
 from seqvae.reports.story import end_of, story_of
 from seqvae.verdicts import VERDICTS, VerdictKind
 from tests.support.hostile import NAMES
@@ -193,6 +193,21 @@ def test_settings_that_differ_are_shown_beside_their_defaults(tmp_path):
     run = read_run(make_run(tmp_path / "a"))
     assert differing_settings(run) == [["--data_dir", "data", "none"], ["--lr", "0.001", "none"]]
     assert differing_settings(run._replace(facts={})) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({}, "Try smaller batches (--tokens_per_batch or --batch_size)."),
+        ({"pad_grid": "32"}, "Try --pad_grid 0, or smaller batches"),
+        ({"bucketing": "false"}, "Try --bucketing."),
+        ({"use_dynamic_padding": "false"}, "Try --use_dynamic_padding."),
+    ],
+)
+def test_padding_is_blamed_on_what_pads(settings, advice, tmp_path):
+    run = read_run(make_run(tmp_path / "a"))
+    padded = [row | {"padding_share": 0.3} for row in run.throughput]
+    assert advice in bottleneck(run._replace(throughput=padded, settings={**run.settings, **settings}))
 
 
 def test_what_a_run_survived_is_listed_and_much_of_one_kind_is_counted(tmp_path):

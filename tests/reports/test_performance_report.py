@@ -5,6 +5,7 @@ import json
 import matplotlib.image
 import pytest
 
+from seqvae.config.data import BatchSettings
 from seqvae.config.run import ValidationSettings
 from seqvae.config.training import OptimizedSettings, ReferenceSettings
 from seqvae.profiling.analysis import Costs, bottleneck_of, whole_run
@@ -121,6 +122,20 @@ def test_what_is_in_force_already_is_not_proposed():
     slow = speed(stages={"optimizer": 3.0})
     assert "--fused_optimizer" in bottleneck_of(slow, ReferenceSettings()).tries
     assert "--fused_optimizer" not in bottleneck_of(slow, OptimizedSettings()).tries
+
+
+@pytest.mark.parametrize(
+    ("batches", "tries"),
+    [
+        (BatchSettings(pad_grid=32, batch_size=512), ("--pad_grid 0", "a smaller --batch_size")),
+        (BatchSettings(pad_grid=0), ("a smaller --tokens_per_batch",)),
+        (BatchSettings(bucketing=False), ("--bucketing",)),
+        (BatchSettings(use_dynamic_padding=False), ("--use_dynamic_padding", "a lower --max_sequence_length")),
+    ],
+)
+def test_padding_is_blamed_on_what_pads(batches, tries):
+    padded = speed(real_steps=50_000, padded_steps=60_000)
+    assert bottleneck_of(padded, OptimizedSettings(batches=batches)).tries == tries
 
 
 def test_a_batch_is_enlarged_by_the_limit_that_is_in_force():

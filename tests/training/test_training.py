@@ -19,7 +19,14 @@ from torch import Tensor
 from seqvae.config.data import BatchSettings, CacheSettings, LengthSettings, SourceSettings
 from seqvae.config.model import ModelSettings
 from seqvae.config.run import RunSettings, ValidationSettings
-from seqvae.config.training import ComputeSettings, ObjectiveSettings, OptimizerSettings, TrainingSettings
+from seqvae.config.training import (
+    ComputeSettings,
+    ObjectiveSettings,
+    OptimizedSettings,
+    OptimizerSettings,
+    TrainingSettings,
+)
+from seqvae.config.yaml_files import to_flat_dict
 from seqvae.data.batch import TokenBatch
 from seqvae.data.demo import write_demo
 from seqvae.data.description import DataDescription
@@ -29,9 +36,10 @@ from seqvae.monitors.formulas import gaussian_kl
 from seqvae.reports.run_files import read_events
 from seqvae.training.callbacks.progress import COLUMNS
 from seqvae.training.distributed import resolve_precision
-from seqvae.training.fit import fit, make_data
+from seqvae.training.fit import defaults_of, fit, make_data, prepare_settings
 from seqvae.training.module import TRAINING, VALIDATION, TrainingModule, seed_noise
 from seqvae.training.network import make_ready, rebuild_network
+from seqvae.training.run_directory.checkpoint_file import read_lazily
 from seqvae.training.schedules import plan_run
 
 # Lightning 2.6.6 asks torch 2.13 in a way that torch calls deprecated.
@@ -406,6 +414,19 @@ def test_however_little_is_validated_on_the_way_the_end_is_on_all(tmp_path, data
         run = replace(settings.run, run_name=f"run{number}")
         elbos.append(fit(replace(settings, run=run, validation=ValidationSettings(limit_val_batches=limit))).valid_elbo)
     assert elbos == [elbos[-1]] * 4
+
+
+@pytest.mark.parametrize("given", [{}, {"precision": "32-true"}])
+def test_what_a_run_sets_by_itself_is_no_difference_from_the_defaults(given):
+    def differing(settings: TrainingSettings) -> set[str]:
+        settings = prepare_settings(settings)
+        defaults = defaults_of(settings)
+        return {name for name, value in to_flat_dict(settings).items() if value != defaults[name]}
+
+    recipe = replace(OptimizedSettings(), compute=replace(OptimizedSettings().compute, **given))
+    assert differing(recipe) == set(given)
+    assert differing(replace(recipe, run=RunSettings(fast_dev_run=True))) == {*given, "fast_dev_run"}
+    assert differing(replace(recipe, batches=BatchSettings(pad_grid=5))) == {*given, "pad_grid"}
 
 
 def test_the_best_checkpoint_is_that_of_the_validations_on_the_way(tmp_path, data_dir):

@@ -16,7 +16,6 @@ from lightning import Callback, Trainer
 from torch import nn
 
 from seqvae.config.training import TrainingSettings
-from seqvae.config.yaml_files import to_flat_dict
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.errors import DivergedError, harmless
 from seqvae.files import JsonLines
@@ -104,8 +103,12 @@ def facts_of(
     plan: Plan,
     lines: Sequence[tuple[str, str]],
     resume_command: str,
+    defaults: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return the content of run.json; `lines` are the header's, of which those with a name are kept."""
+    """Return the content of run.json; `lines` are the header's, of which those with a name are kept.
+
+    `defaults`: what each setting would be if no flag had been given.
+    """
     description, counts = data.description, data.data.counts.get("train", {})
     # As they are in the training split, before the length cap; variables that do not occur, like <unknown>, are left out.
     remarks: list[str] = []
@@ -128,7 +131,7 @@ def facts_of(
         "total_steps": plan.total_steps,
         "resume_command": resume_command,
         "header": {name: text for name, text in lines if name},
-        "defaults": to_flat_dict(type(settings)()),
+        "defaults": defaults,
         "data": {
             "kind": description.kind,
             "layout": layout,
