@@ -75,9 +75,16 @@ class Flag(NamedTuple):
         return self.types == (bool,) and not self.choices
 
     @property
+    def is_number_or_share(self) -> bool:
+        """Whether a whole number counts something of which a fraction is a share."""
+        return int in self.types and float in self.types
+
+    @property
     def expected(self) -> str:
         """What it takes, in words: `a whole number or auto`."""
         words = [*(_TYPE_NAMES[kind] for kind in self.types), *self.choices]
+        if self.is_number_or_share:
+            words[self.types.index(float)] = "a fraction"
         return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
@@ -182,9 +189,13 @@ class CommandLine(Generic[Settings]):
             if action.dest in alternatives:
                 action.help = " ".join((action.help or "").split()).format(**help_values)
                 texts[action.dest] = action.help
-        return {
+        flags = {
             name: Flag(name, *alternatives[name], defaults[name], texts[name], theme_of(group)) for name in alternatives
         }
+        for action in self._parser._actions:
+            if action.dest in flags and flags[action.dest].is_number_or_share:
+                action.metavar = "NUMBER|FRACTION"
+        return flags
 
     def print_help(self) -> None:
         self._parser.print_help()

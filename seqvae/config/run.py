@@ -18,8 +18,9 @@ class ValidationSettings:
     """Validation and checkpoints"""
 
     val_check_interval: int | float = 1.0
-    """How often to validate: a fraction of an epoch (0.1, 1.0) or a whole number of optimizer steps (500), which is counted
-    from the beginning of each epoch; more than an epoch counts as the nearest number of whole ones."""
+    """How often to validate: a fraction of an epoch (0.1, 1.0), but at least 25 optimizer steps or an epoch that has fewer, or
+    a whole number of optimizer steps (500), which is counted from the beginning of each epoch; more than an epoch counts as the
+    nearest number of whole ones."""
 
     limit_val_batches: int | float = 1.0
     """How much to validate on while training goes on: a fraction of the validation sequences (0.1), or as many as a number of

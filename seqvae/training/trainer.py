@@ -23,6 +23,10 @@ from seqvae.training.distributed import Devices
 UNITS = {"tokens": "token", "vectors": "step", "events": "step"}
 """The name of one step of a sequence."""
 
+LEAST_STEPS = 25
+"""Optimizer steps between two validations at a share of an epoch, at least. Epochs of small sets have 50: a set of 600 was
+validated every 5 steps, 300 times in a run."""
+
 PROJECT = "seqvae"
 """The project that loggers file runs under, where the environment names no other."""
 
@@ -49,16 +53,23 @@ class Cadence(NamedTuple):
 def validation_cadence(interval: float | int, *, batches_per_epoch: int, accumulate: int) -> Cadence:
     """Convert --val_check_interval, a share of an epoch or optimizer steps, into Lightning's batches and epochs.
 
-    Validation always falls between two optimizer steps, where a checkpoint holds no half-added gradients. It is counted from the
-    beginning of each epoch, because an epoch's last optimizer step may be of fewer batches.
+    A share is LEAST_STEPS at least, or an epoch that has fewer. Validation always falls between two optimizer steps, where a
+    checkpoint holds no half-added gradients. It is counted from the beginning of each epoch, because an epoch's last optimizer
+    step may be of fewer batches.
 
+    >>> validation_cadence(0.1, batches_per_epoch=1000, accumulate=2)
+    Cadence(batches=100, epochs=1)
     >>> validation_cadence(0.1, batches_per_epoch=100, accumulate=2)
-    Cadence(batches=10, epochs=1)
+    Cadence(batches=50, epochs=1)
     >>> validation_cadence(150, batches_per_epoch=100, accumulate=2)
     Cadence(batches=None, epochs=3)
     """
     steps_per_epoch = -(-batches_per_epoch // accumulate)
-    steps = interval if isinstance(interval, int) else max(1, round(interval * steps_per_epoch))
+    if isinstance(interval, int):
+        steps = interval
+    else:
+        least = steps_per_epoch // max(1, steps_per_epoch // LEAST_STEPS)  # divides the epoch evenly
+        steps = max(least, round(interval * steps_per_epoch))
     if steps >= steps_per_epoch or steps * accumulate > batches_per_epoch:
         return Cadence(None, max(1, round(steps / steps_per_epoch)))
     return Cadence(steps * accumulate, 1)

@@ -111,8 +111,10 @@ def test_what_the_first_process_decides_reaches_those_that_lightning_starts(monk
     ("interval", "batches", "accumulate", "expected"),
     [
         (1.0, 100, 2, (None, 1)),
-        (0.1, 100, 2, (10, 1)),
-        (0.1, 7, 2, (2, 1)),
+        (0.1, 1000, 2, (100, 1)),
+        (0.1, 100, 2, (50, 1)),  # every 5 steps would be too often
+        (0.1, 59, 1, (29, 1)),
+        (0.1, 7, 2, (None, 1)),
         (1, 100, 2, (2, 1)),
         (25, 100, 2, (50, 1)),
         (49, 99, 2, (98, 1)),
