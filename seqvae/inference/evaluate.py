@@ -98,8 +98,6 @@ def evaluate(
 
     statistics = posterior_statistics(model.network, batches(), seed=seed, autocast=model.autocast)
     features = feature_errors(model, batches())
-    steps = sum(int(data.split(split).lengths_N.sum(dtype=np.int64)) for split in splits)
-    steps += model.network.likelihood.extra_steps * statistics.sequences
     # A network that was trained with labels compares with one that was not: classes are no units.
     units = repr(replace(model.description, classes=())).encode()
     content = 0
@@ -121,10 +119,10 @@ def evaluate(
         "content": f"{content:08x}",
         "split": "+".join(splits),
         "sequences": statistics.sequences,
-        "steps": steps,
+        "steps": statistics.steps,
         "seed": seed,
         "latent_size": len(statistics.kl_per_dim),
-        "rows": _rows(statistics, weighted, steps, model.description.kind == "tokens"),
+        "rows": _rows(statistics, weighted, model.description.kind == "tokens"),
         "kl_per_dim": statistics.kl_per_dim,
         "features": tuple(one._asdict() for one in features),
         "notes": tuple(_notes(statistics, weighted, features)),
@@ -179,10 +177,10 @@ def append_record(run: Path | None, record: dict[str, Any]) -> None:
 
 
 def _rows(
-    statistics: PosteriorStatistics, weighted: Weighted | None, steps: int, has_tokens: bool
+    statistics: PosteriorStatistics, weighted: Weighted | None, has_tokens: bool
 ) -> tuple[dict[str, Any], ...]:
     """Return name, value, standard error and what it is of, row by row."""
-    sequences, posteriors, elbo = statistics.sequences, statistics.posteriors, statistics.elbo
+    sequences, steps, posteriors, elbo = statistics.sequences, statistics.steps, statistics.posteriors, statistics.elbo
     rows: list[tuple[str, Estimate | float, str]] = [
         ("ELBO", elbo, f"{sequences:,} sequences"),
         ("NLL", statistics.nll, "-log p(x | z), one z each"),

@@ -1,8 +1,8 @@
 """The likelihood of each kind: the decoder's vector of each step and the batch in, -log p of each step, in nats, out.
 
 All are proper distributions: their probabilities sum, or their densities integrate, to 1. How many steps a sequence has is
-modelled for tokens alone, by their end mark; for vectors and events the number of steps is a condition, and so is when the
-first step happened, and which of the values that came are missing. "Gaussian" stands for one with a small share of outliers
+modelled for tokens alone, by their end mark, which a sequence that the length cap cut off does not have; for vectors and events
+the number of steps is a condition, and so is when the first step happened, and which of the values that came are missing. "Gaussian" stands for one with a small share of outliers
 (`robust_nll`). Each likelihood also draws one step of each sequence from the decoder's vectors. Draws take a temperature, 1 for
 the distribution itself and 0 for its most likely value, and a generator on the tensors' device, so that drawing leaves the noise of
 training alone.
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from seqvae.data.batch import EventBatch, TokenBatch, VectorBatch
+from seqvae.data.batch import EventBatch, TokenBatch, VectorBatch, predicted_steps
 from seqvae.data.description import DataDescription
 from seqvae.models.cpu_kernels import HasCpuKernel, linear_cross_entropy, rows_at_once
 from seqvae.models.embeddings import (
@@ -75,9 +75,8 @@ class TokenLikelihood(HasCpuKernel, nn.Module):
 
     def forward(self, hidden_BSW: Tensor, batch: TokenBatch) -> Tensor:
         steps_S = torch.arange(hidden_BSW.shape[1], device=hidden_BSW.device)
-        lengths_B1 = batch.lengths_B[:, None]
-        targets_BS = F.pad(batch.tokens_BT, (0, 1)).masked_fill(steps_S == lengths_B1, self.end)
-        counts_BS = (steps_S <= lengths_B1) & (lengths_B1 > 0)
+        targets_BS = F.pad(batch.tokens_BT, (0, 1)).masked_fill(steps_S == batch.lengths_B[:, None], self.end)
+        counts_BS = steps_S < predicted_steps(batch)[:, None]
         hidden_NW, targets_N = hidden_BSW.flatten(0, 1), targets_BS.flatten()
         if hidden_NW.device.type != "cpu" or not torch.is_grad_enabled():
             nll_N = by_rows(self.cross_entropy, self.scores.out_features, hidden_NW, targets_N)

@@ -82,7 +82,7 @@ def sample(
     """Draw one sequence for each latent, on the latents' device.
 
     `z` is (B, Z), or (B, S, Z) with a latent for each step. Vectors and events get `lengths_B` steps; tokens end at their end mark,
-    and there at the latest. All values of a vector are drawn, the first event happens at time 0.
+    or are cut off there. All values of a vector are drawn, the first event happens at time 0.
     Temperature 1 is the model's own distribution; 0 takes what is most likely at each step: the first among ids, variables
     more likely present than not, the mean of a value, the median of a gap. The generator must be on the same device.
     With `sets`, events happen when those do and to the same variables: their values alone are drawn.
@@ -169,7 +169,7 @@ def _tokens(
         tokens_BT[:, step] = drawn_B * going_B
         lengths_B += going_B
         before_BW = network.embedding(batch._replace(tokens_BT=tokens_BT[:, step : step + 1]))[:, 0]
-    return batch
+    return batch._replace(ends_B=lengths_B < most_B)
 
 
 def _vectors(

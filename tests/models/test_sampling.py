@@ -182,6 +182,15 @@ def test_tokens_end_at_their_end_mark():
     assert batch.lengths_B.tolist() == [0, 0]
 
 
+def test_drawn_tokens_that_found_no_end_are_cut_off():
+    vae = make_vae("tokens")
+    batch = sample_prior(vae, torch.tensor([3] * 200), generator=generator())
+    assert isinstance(batch, TokenBatch)
+    assert batch.ends_B is not None
+    assert torch.equal(batch.ends_B, batch.lengths_B < 3)
+    assert 0 < batch.ends_B.sum() < 200
+
+
 def test_drawn_events_stand_in_the_order_of_their_steps_within_their_sequence():
     batch = sample_prior(make_vae("events"), torch.tensor([7, 3, 5]), generator=generator())
     assert isinstance(batch, EventBatch)
