@@ -135,9 +135,7 @@ class SequenceSet:
             tokens_BT.reshape(-1)[target_T] = arrays["tokens"][source_T]
             ends_B = None
             if windows.cut_off and not is_empty:
-                ends_B = torch.from_numpy(
-                    starts_B + lengths_B == arrays["offsets"][self._owners(sequences_B) + 1]
-                )
+                ends_B = torch.from_numpy(starts_B + lengths_B == arrays["offsets"][self._owners(sequences_B) + 1])
             return TokenBatch(torch.from_numpy(tokens_BT), *common, ends_B)
         if self.kind == "vectors":
             width = len(arrays["values"]) // int(arrays["offsets"][-1])
@@ -157,7 +155,12 @@ class SequenceSet:
         values_E[~has_value_E] = 0.0
         variables_E = arrays["variables"][source_E].astype(np.int64)
         steps_E = np.repeat(target_T, events_T)
-        events = [torch.from_numpy(array) for array in (variables_E, values_E, has_value_E, steps_E)]
+        columns: tuple[np.ndarray, ...] = (variables_E, values_E, has_value_E, steps_E)
+        unknown_U = np.flatnonzero(variables_E == 0)
+        repeated = unknown_U[1:][np.diff(steps_E[unknown_U]) == 0]
+        if len(repeated):  # several at one time are one member of the set
+            columns = tuple(np.delete(column, repeated) for column in columns)
+        events = [torch.from_numpy(column) for column in columns]
         return EventBatch(torch.from_numpy(gaps_BT), common[0], events[0], events[1], events[2], events[3], *common[1:])
 
     def ids(self, sequences_B: np.ndarray) -> list[int | str]:

@@ -59,7 +59,7 @@ class SequenceVAE(nn.Module):
         match description.kind:
             case "tokens":
                 self.embedding = TokenEmbedding(description.vocabulary_size, width)
-                self.likelihood = TokenLikelihood(description.vocabulary_size, width)
+                self.likelihood = TokenLikelihood(description.vocabulary_size, width, description.unknown_share)
             case "vectors":
                 self.embedding = VectorEmbedding(len(description.names), width)
                 self.likelihood = VectorLikelihood(description, width)
