@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from benchmarks.measure import machine, make_parser, print_table
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.training import OptimizedSettings, TrainingSettings
-from seqvae.data.batch import Batch
+from seqvae.data.batch import Batch, predicted_steps
 from seqvae.data.cache import default_cache_dir
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.demo import TokenTruth, read_tokens, read_truth, write_demo
@@ -70,8 +70,8 @@ class WithoutLatent(nn.Module):
     def forward(self, batch: Batch) -> VAEOutput:
         real_B = batch.lengths_B > 0
         zeros_BZ = torch.zeros(len(real_B), self.latent_size, device=real_B.device)
-        steps_B = (batch.lengths_B + self.vae.likelihood.extra_steps) * real_B
-        return VAEOutput(zeros_BZ, zeros_BZ, real_B, self.nll_given_z(batch, zeros_BZ), steps_B)
+        nll_B = self.nll_given_z(batch, zeros_BZ)
+        return VAEOutput(zeros_BZ, zeros_BZ, real_B, nll_B, predicted_steps(batch))
 
     def nll_given_z(self, batch: Batch, z: Tensor) -> Tensor:
         return self.vae.nll_given_z(batch, torch.zeros_like(z))

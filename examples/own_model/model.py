@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqvae.data.batch import TokenBatch
+from seqvae.data.batch import TokenBatch, predicted_steps
 from seqvae.models.vae import Posterior, VAEOutput, draw
 
 
@@ -27,8 +27,7 @@ class BagToGRU(nn.Module):
 
     def forward(self, batch: TokenBatch) -> VAEOutput:
         posterior = self.encode(batch)
-        steps_B = (batch.lengths_B + 1) * (batch.lengths_B > 0)
-        return VAEOutput(*posterior, self.nll_given_z(batch, draw(posterior)), steps_B)
+        return VAEOutput(*posterior, self.nll_given_z(batch, draw(posterior)), predicted_steps(batch))
 
     def encode(self, batch: TokenBatch) -> Posterior:
         real_BT = torch.arange(batch.tokens_BT.shape[1], device=batch.lengths_B.device) < batch.lengths_B[:, None]
@@ -45,5 +44,5 @@ class BagToGRU(nn.Module):
         inputs_BSW = torch.cat((self.table(before_BS), z[:, None].expand(-1, len(steps_S), -1)), dim=-1)
         scores_BSV = self.scores(self.decoder(inputs_BSW)[0]).float()
         nll_BS = F.cross_entropy(scores_BSV.flatten(0, 1), targets_BS.flatten(), reduction="none").view_as(targets_BS)
-        predicted_BS = (steps_S <= batch.lengths_B[:, None]) & (batch.lengths_B > 0)[:, None]
+        predicted_BS = steps_S < predicted_steps(batch)[:, None]
         return (nll_BS * predicted_BS).sum(dim=1)

@@ -37,6 +37,8 @@ class TokenBatch(NamedTuple):
     divided by. So a nat weighs the same in a batch of short sequences as in one of long ones."""
     position: int
     """Number of this micro-batch, counted through all epochs: the seed of its noise, whatever the number of processes."""
+    ends_B: Tensor | None = None
+    """bool: the sequence ends where it ends here, and is not cut off by the length cap; None: nothing in the split is cut off."""
 
 
 class VectorBatch(NamedTuple):
@@ -93,6 +95,17 @@ def padded_length(batch: Batch) -> int:
 def padded_steps(batch: Batch) -> int:
     """Return how many steps a network computes on, padding included."""
     return len(batch.lengths_B) * padded_length(batch)
+
+
+def end_marks(batch: TokenBatch) -> Tensor:
+    """Return (B,): True for each sequence that an end mark follows, False where it is cut off or has no steps."""
+    has_steps_B = batch.lengths_B > 0
+    return has_steps_B if batch.ends_B is None else has_steps_B & batch.ends_B
+
+
+def predicted_steps(batch: Batch) -> Tensor:
+    """Return (B,): how many steps of each sequence are predicted, its own and, of tokens, its end mark."""
+    return batch.lengths_B + end_marks(batch) if isinstance(batch, TokenBatch) else batch.lengths_B
 
 
 def part_of(batch: Batch, first: int, last: int) -> Batch:

@@ -47,6 +47,8 @@ class Windows(NamedTuple):
     """int64, the stored sequence each is a part of; None: sequence n itself."""
     over_cap: int
     """Stored sequences that are longer than the cap."""
+    cut_off: bool = False
+    """Whether some sequences go on in the data where they end here."""
 
 
 class SequenceSet:
@@ -136,7 +138,10 @@ class SequenceSet:
         if self.kind == "tokens":
             tokens_BT = np.zeros(shape, np.int64)
             tokens_BT.reshape(-1)[target_T] = arrays["tokens"][source_T]
-            return TokenBatch(torch.from_numpy(tokens_BT), *common)
+            ends_B = None
+            if windows.cut_off and not is_empty:
+                ends_B = torch.from_numpy(starts_B + lengths_B == arrays["offsets"][self._owners(sequences_B) + 1])
+            return TokenBatch(torch.from_numpy(tokens_BT), *common, ends_B)
         if self.kind == "vectors":
             width = len(arrays["values"]) // int(arrays["offsets"][-1])
             values_BTD = np.full((*shape, width), np.nan, np.float32)
@@ -155,7 +160,12 @@ class SequenceSet:
         values_E[~has_value_E] = 0.0
         variables_E = arrays["variables"][source_E].astype(np.int64)
         steps_E = np.repeat(target_T, events_T)
-        events = [torch.from_numpy(array) for array in (variables_E, values_E, has_value_E, steps_E)]
+        columns: tuple[np.ndarray, ...] = (variables_E, values_E, has_value_E, steps_E)
+        unknown_U = np.flatnonzero(variables_E == 0)
+        repeated = unknown_U[1:][np.diff(steps_E[unknown_U]) == 0]
+        if len(repeated):  # several at one time are one member of the set
+            columns = tuple(np.delete(column, repeated) for column in columns)
+        events = [torch.from_numpy(column) for column in columns]
         return EventBatch(torch.from_numpy(gaps_BT), common[0], events[0], events[1], events[2], events[3], *common[1:])
 
     def ids(self, sequences_B: np.ndarray) -> list[int | str]:
@@ -204,7 +214,7 @@ def cut_windows(offsets_S1: np.ndarray, settings: LengthSettings) -> Windows:
     over_S = full_S > cap
     over = int(over_S.sum())
     if over == 0 or settings.long_sequences == "truncate":
-        return Windows(starts_S, np.minimum(full_S, cap, out=full_S), None, over)
+        return Windows(starts_S, np.minimum(full_S, cap, out=full_S), None, over, cut_off=over > 0)
     if settings.long_sequences == "keep_last":
         lengths_S = np.minimum(full_S, cap, out=full_S)
         return Windows(offsets_S1[1:] - lengths_S, lengths_S, None, over)
@@ -216,7 +226,7 @@ def cut_windows(offsets_S1: np.ndarray, settings: LengthSettings) -> Windows:
     owners_N = np.repeat(np.arange(len(full_S)), windows_S)
     within_N = ranges(np.zeros(len(full_S), np.int64), windows_S) * stride
     lengths_N = np.minimum(full_S[owners_N] - within_N, cap)
-    return Windows(starts_S[owners_N] + within_N, lengths_N.astype(np.int32), owners_N, over)
+    return Windows(starts_S[owners_N] + within_N, lengths_N.astype(np.int32), owners_N, over, cut_off=True)
 
 
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -3,7 +3,7 @@
 Apart from the batches, because code that writes or reads files of data needs no torch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 Kind = Literal["tokens", "vectors", "events"]
@@ -24,6 +24,10 @@ class DataDescription:
 
     tokenizer: str | None = None
     """Text: words, characters, bytes, or the tokenizer.json as a string."""
+
+    unknown_share: float = field(default=0.0, repr=False)
+    """Text and events: how likely a step is to hold what training never showed, by the share of what it showed only once. <unknown>
+    has this probability whatever the network learned; 0 where training shows <unknown> itself, or shows nothing only once."""
 
     names: tuple[str, ...] = ()
     """Vectors: the features. Events: the variables, of which the first one is <unknown>."""

@@ -71,6 +71,8 @@ class PosteriorStatistics(NamedTuple):
     """Readings of a network on a split; in nats, with the KL at weight 1."""
 
     sequences: int
+    steps: int
+    """Steps that were predicted, with the end marks that there are."""
     elbo: Estimate
     nll: Estimate
     """-log p(x | z) per sequence, with one z each."""
@@ -155,6 +157,7 @@ def posterior_statistics(
     exchanged_N = loss_N[~loss_N.isnan()].numpy()
     return PosteriorStatistics(
         sequences=len(nll_N),
+        steps=int(steps_N.sum()),
         elbo=mean_of(-nll_N - kl_N),
         nll=mean_of(nll_N),
         nll_per_step=mean_of(nll_N, steps_N),

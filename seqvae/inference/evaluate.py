@@ -22,9 +22,9 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
 from seqvae.config.inference import EvaluateSettings
-from seqvae.data.batch import Batch, TokenBatch, VectorBatch
+from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch, predicted_steps
 from seqvae.data.datamodule import SequenceDataModule
-from seqvae.data.description import DataDescription
+from seqvae.data.description import UNKNOWN, DataDescription
 from seqvae.errors import harmless
 from seqvae.files import JsonLines
 from seqvae.inference.estimates import (
@@ -38,8 +38,8 @@ from seqvae.inference.estimates import (
 )
 from seqvae.inference.probe import probe, refuse_no_probe, sums_by_variable
 from seqvae.inference.streaming import evaluating, joined_batches, shares
-from seqvae.models.likelihoods import EventLikelihood, VectorLikelihood
-from seqvae.models.vae import SequenceVAE
+from seqvae.models.likelihoods import EventLikelihood, TokenLikelihood, VectorLikelihood
+from seqvae.models.vae import SequenceVAE, draw
 from seqvae.reports.__main__ import write_report
 from seqvae.reports.run_files import REPORT, command_line, utc_now
 
@@ -74,7 +74,7 @@ class Weighted(NamedTuple):
     names: tuple[str, ...]
     """Split and id of each sequence."""
     description: DataDescription
-    """Without classes: the units that the values were measured in."""
+    """Without classes and the share of <unknown>: the units that the values were measured in."""
 
 
 def evaluate(
@@ -98,8 +98,6 @@ def evaluate(
 
     statistics = posterior_statistics(model.network, batches(), seed=seed, autocast=model.autocast)
     features = feature_errors(model, batches())
-    steps = sum(int(data.split(split).lengths_N.sum(dtype=np.int64)) for split in splits)
-    steps += model.network.likelihood.extra_steps * statistics.sequences
     # A network that was trained with labels compares with one that was not: classes are no units.
     units = repr(replace(model.description, classes=())).encode()
     content = 0
@@ -121,10 +119,13 @@ def evaluate(
         "content": f"{content:08x}",
         "split": "+".join(splits),
         "sequences": statistics.sequences,
-        "steps": steps,
+        "steps": statistics.steps,
         "seed": seed,
         "latent_size": len(statistics.kl_per_dim),
-        "rows": _rows(statistics, weighted, steps, model.description.kind == "tokens"),
+        "rows": (
+            *_rows(statistics, weighted, model.description.kind == "tokens"),
+            *_row_of_known(model, data, splits, seed),
+        ),
         "kl_per_dim": statistics.kl_per_dim,
         "features": tuple(one._asdict() for one in features),
         "notes": tuple(_notes(statistics, weighted, features)),
@@ -160,7 +161,7 @@ def weighted_nll(
     for split, count in zip(splits, counts, strict=True):
         names += [f"{split} {name}" for name in data.split(split).ids(nll.sequences_N[first : first + count])]
         first += count
-    return Weighted(nll, samples, tuple(names), replace(model.description, classes=()))
+    return Weighted(nll, samples, tuple(names), replace(model.description, classes=(), unknown_share=0.0))
 
 
 def append_record(run: Path | None, record: dict[str, Any]) -> None:
@@ -178,11 +179,9 @@ def append_record(run: Path | None, record: dict[str, Any]) -> None:
             print(harmless(f"note: {run / REPORT} cannot be written ({reason}) and is as it was before"), flush=True)
 
 
-def _rows(
-    statistics: PosteriorStatistics, weighted: Weighted | None, steps: int, has_tokens: bool
-) -> tuple[dict[str, Any], ...]:
+def _rows(statistics: PosteriorStatistics, weighted: Weighted | None, has_tokens: bool) -> tuple[dict[str, Any], ...]:
     """Return name, value, standard error and what it is of, row by row."""
-    sequences, posteriors, elbo = statistics.sequences, statistics.posteriors, statistics.elbo
+    sequences, steps, posteriors, elbo = statistics.sequences, statistics.steps, statistics.posteriors, statistics.elbo
     rows: list[tuple[str, Estimate | float, str]] = [
         ("ELBO", elbo, f"{sequences:,} sequences"),
         ("NLL", statistics.nll, "-log p(x | z), one z each"),
@@ -242,6 +241,44 @@ def _notes(
     if worse:
         shown = ", ".join(worse[:5]) + (", ..." if len(worse) > 5 else "")
         yield f"worse than their training mean: {len(worse)} of {len(features)} ({shown})"
+
+
+# --- What is unknown ---------------------------------------------------------------------------------------------------
+
+
+def _row_of_known(
+    model: "Model", data: SequenceDataModule, splits: Sequence[str], seed: int
+) -> Iterator[dict[str, Any]]:
+    """Yield a row with the NLL per step of all but <unknown>, one z each, where there is any: steps of tokens that are <unknown>
+    are left out, and of the steps of events whether <unknown> is among them."""
+    counts = [data.data.counts[split] for split in splits]
+    if not any(each.get("unknown", each.get("per_name", [0])[0]) for each in counts):
+        return
+    network, likelihood, parts = model.network, model.network.likelihood, []
+    with evaluating(network, model.autocast) as device:
+        torch.manual_seed(seed)
+        for _, batch in joined_batches(data, splits):
+            batch = move_data_to_device(batch, device)
+            steps_BTW = network.embedding(batch)
+            hidden_BSW = network.decode_hidden(steps_BTW, draw(network.encode(batch, steps_BTW)))
+            known_steps_B = predicted_steps(batch)
+            if isinstance(batch, TokenBatch):
+                assert isinstance(likelihood, TokenLikelihood)
+                unknown_BS, is_unknown_BS = likelihood.unknown_nll(hidden_BSW, batch)
+                known_steps_B = known_steps_B - is_unknown_BS.sum(dim=1)
+            else:
+                assert isinstance(likelihood, EventLikelihood)
+                assert isinstance(batch, EventBatch)
+                unknown_BS, is_unknown_BS = likelihood.unknown_nll(hidden_BSW, batch)
+            known_B = likelihood(hidden_BSW, batch).sum(dim=1) - unknown_BS.sum(dim=1)
+            columns = (known_B, known_steps_B, (unknown_BS * is_unknown_BS).sum(dim=1), is_unknown_BS.sum(dim=1))
+            parts.append(torch.stack([column.double() for column in columns]).cpu().numpy())
+    known_N, known_steps_N, unknown_N, is_unknown_N = np.concatenate(parts, axis=1)
+    count = int(is_unknown_N.sum())
+    if count == 0:
+        return  # they are beyond the length cap
+    of = f"all but {UNKNOWN} ({count:,}, at {unknown_N.sum() / count:.3g} nats each)"
+    yield {"name": "NLL per known step", **mean_of(known_N, known_steps_N)._asdict(), "of": of}
 
 
 # --- Errors of each feature --------------------------------------------------------------------------------------------

@@ -364,7 +364,7 @@ def open_data(model: Model, choices: DataChoices, label_column: str | None = Non
         side_files = (source.params_map_path, source.variable_embeddings_path, source.label_path, tokenizer)
         if all(path is None or Path(path).is_file() for path in side_files):
             data = SequenceDataModule(source, lengths, cache)
-            if replace(data.description, classes=()) == description:
+            if replace(data.description, classes=(), unknown_share=description.unknown_share) == description:
                 return data
     # The files that training's vocabulary and moments came from are not needed any more, and may be gone; so may labels.
     source = replace(source, params_map_path=None, variable_embeddings_path=None, freeze_variable_embeddings=False)

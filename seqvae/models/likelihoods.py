@@ -1,11 +1,12 @@
 """The likelihood of each kind: the decoder's vector of each step and the batch in, -log p of each step, in nats, out.
 
 All are proper distributions: their probabilities sum, or their densities integrate, to 1. How many steps a sequence has is
-modelled for tokens alone, by their end mark; for vectors and events the number of steps is a condition, and so is when the
-first step happened, and which of the values that came are missing. "Gaussian" stands for one with a small share of outliers
-(`robust_nll`). Each likelihood also draws one step of each sequence from the decoder's vectors. Draws take a temperature, 1 for
-the distribution itself and 0 for its most likely value, and a generator on the tensors' device, so that drawing leaves the noise of
-training alone.
+modelled for tokens alone, by their end mark, which a sequence that the length cap cut off does not have; for vectors and events
+the number of steps is a condition, and so is when the first step happened, and which of the values that came are missing. Where
+training shows no <unknown>, it has a fixed share of the probability beside what is learned (`mix_in_unknown`). "Gaussian" stands
+for one with a small share of outliers (`robust_nll`). Each likelihood also draws one step of each sequence from the decoder's
+vectors. Draws take a temperature, 1 for the distribution itself and 0 for its most likely value, and a generator on the tensors'
+device, so that drawing leaves the noise of training alone.
 
 Shapes: B sequences, T steps (S = T + 1 with the end mark), N steps of the whole batch, D features, V variables or token ids,
 E events of the whole batch, W width, R numbers of a value's code.
@@ -20,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from seqvae.data.batch import EventBatch, TokenBatch, VectorBatch
+from seqvae.data.batch import EventBatch, TokenBatch, VectorBatch, predicted_steps
 from seqvae.data.description import DataDescription
 from seqvae.models.cpu_kernels import HasCpuKernel, linear_cross_entropy, rows_at_once
 from seqvae.models.embeddings import (
@@ -51,6 +52,9 @@ square. So 20 of the learned standard deviations cost 18 nats, 1,000 cost 30 and
 0.0001. The tail hangs on the learned mean and scale so that it pulls at both: otherwise a feature that is 1 in 4 % of the steps,
 5 standard deviations from its mean, counts as an outlier for good before its cause is found."""
 
+UNKNOWN_ID = 0
+"""Id or variable that <unknown> is, where a vocabulary has it."""
+
 FARTHEST = 1e9
 """Learned standard deviations; this far from its mean a Gaussian is 0 in any case, and squares must not overflow."""
 
@@ -68,16 +72,16 @@ class TokenLikelihood(HasCpuKernel, nn.Module):
 
     extra_steps = 1
 
-    def __init__(self, vocabulary_size: int, width: int) -> None:
+    def __init__(self, vocabulary_size: int, width: int, unknown_share: float = 0.0) -> None:
         super().__init__()
         self.end = vocabulary_size
+        self.unknown_share = unknown_share
         self.scores = nn.Linear(width, vocabulary_size + 1)
 
     def forward(self, hidden_BSW: Tensor, batch: TokenBatch) -> Tensor:
         steps_S = torch.arange(hidden_BSW.shape[1], device=hidden_BSW.device)
-        lengths_B1 = batch.lengths_B[:, None]
-        targets_BS = F.pad(batch.tokens_BT, (0, 1)).masked_fill(steps_S == lengths_B1, self.end)
-        counts_BS = (steps_S <= lengths_B1) & (lengths_B1 > 0)
+        targets_BS = F.pad(batch.tokens_BT, (0, 1)).masked_fill(steps_S == batch.lengths_B[:, None], self.end)
+        counts_BS = steps_S < predicted_steps(batch)[:, None]
         hidden_NW, targets_N = hidden_BSW.flatten(0, 1), targets_BS.flatten()
         if hidden_NW.device.type != "cpu" or not torch.is_grad_enabled():
             nll_N = by_rows(self.cross_entropy, self.scores.out_features, hidden_NW, targets_N)
@@ -86,13 +90,21 @@ class TokenLikelihood(HasCpuKernel, nn.Module):
             nll_N = linear_cross_entropy(hidden_NW, weight_VW, bias_V, targets_N, counts_BS.flatten())
         else:
             nll_N = self.cross_entropy(hidden_NW, targets_N)
+        if self.unknown_share:
+            nll_N = mix_in_unknown(nll_N, targets_N == UNKNOWN_ID, self.unknown_share)
         return nll_N.view_as(targets_BS) * counts_BS
+
+    def unknown_nll(self, hidden_BSW: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+        """Return what `forward` has for <unknown>, (B, S), and where it stands."""
+        real_BT = real_steps(batch.lengths_B, batch.tokens_BT.shape[1])
+        is_unknown_BS = F.pad((batch.tokens_BT == UNKNOWN_ID) & real_BT, (0, 1))
+        return self(hidden_BSW, batch) * is_unknown_BS, is_unknown_BS
 
     def cross_entropy(self, hidden_NW: Tensor, targets_N: Tensor) -> Tensor:
         return F.cross_entropy(self.scores(hidden_NW).float(), targets_N, reduction="none")
 
     def sample(self, hidden_BW: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
-        """Draw an id, or the end mark, for each sequence."""
+        """Draw an id, or the end mark, for each sequence; <unknown> only as often as it was learned: it says nothing."""
         scores_BV = self.scores(hidden_BW)
         if temperature == 0:
             return scores_BV.argmax(dim=-1)
@@ -139,6 +151,7 @@ class EventLikelihood(nn.Module):
         super().__init__()
         variables = len(description.names)
         assert len(description.valued) == variables
+        self.unknown_share = description.unknown_share
         self.gap_scale = GapScale(description.log_gap_mean, description.log_gap_std, description.shortest_gap)
         self.gap_moments = Float32Linear(width, 2)
         self.after_gap = nn.Sequential(nn.Linear(width + TIME_FEATURES, width), nn.GELU(), nn.Linear(width, width))
@@ -157,8 +170,26 @@ class EventLikelihood(nn.Module):
         values_E = robust_nll(batch.values_E, mean_E, bounded(raw_logvar_E, LOGVAR_LIMIT)) * batch.has_value_E
         values_N = SumByStep.apply(values_E[:, None], batch.steps_E, offsets).squeeze(-1)
         contents_N = self.presence.nll(hidden_NW, batch) + values_N
+        if self.unknown_share:
+            learned_N, mixed_N, _ = self._unknown_presence(hidden_NW, batch)
+            contents_N = contents_N + (mixed_N - learned_N)
         gaps_BT = gap_nll(batch.gaps_BT, *self.predict_gaps(hidden_BTW), self.gap_scale)
         return (gaps_BT * later_BT + contents_N.view_as(real_BT)) * real_BT
+
+    def unknown_nll(self, hidden_BTW: Tensor, batch: EventBatch) -> tuple[Tensor, Tensor]:
+        """Return what `forward` has for whether <unknown> is present at a step, (B, T), and where it is."""
+        real_BT = real_steps(batch.lengths_B, hidden_BTW.shape[1])
+        hidden_NW = self.condition_on_gaps(hidden_BTW, batch.gaps_BT).flatten(0, 1)
+        _, mixed_N, is_unknown_N = self._unknown_presence(hidden_NW, batch)
+        return mixed_N.view_as(real_BT) * real_BT, is_unknown_N.view_as(real_BT)
+
+    def _unknown_presence(self, hidden_NW: Tensor, batch: EventBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return -log p of whether <unknown> is present, as learned and with its share mixed in, and where it is, (N,) each."""
+        is_unknown_E = (batch.variables_E == UNKNOWN_ID).float()
+        is_unknown_N = is_unknown_E.new_zeros(len(hidden_NW)).index_add(0, batch.steps_E, is_unknown_E) > 0
+        score_N = self.presence.score_of(UNKNOWN_ID, hidden_NW).float()
+        learned_N = F.softplus(torch.where(is_unknown_N, -score_N, score_N))
+        return learned_N, mix_in_unknown(learned_N, is_unknown_N, self.unknown_share), is_unknown_N
 
     def condition_on_gaps(self, hidden_BTW: Tensor, gaps_BT: Tensor) -> Tensor:
         """Add to the vector of each step what is known from the gap before it."""
@@ -212,6 +243,10 @@ class Presence(nn.Linear):
         present_NV = torch.zeros(len(hidden_NW), self.out_features, dtype=torch.bool, device=hidden_NW.device)
         present_NV[batch.steps_E, batch.variables_E] = True
         return by_rows(self.bernoulli_nll, self.out_features, hidden_NW, present_NV)
+
+    def score_of(self, variable: int, hidden_NW: Tensor) -> Tensor:
+        """Return the scores of one variable, (N,)."""
+        return F.linear(hidden_NW, self.weight[variable : variable + 1], self.bias[variable : variable + 1]).squeeze(-1)
 
     def bernoulli_nll(self, hidden_NW: Tensor, present_NV: Tensor) -> Tensor:
         scores_NV = self(hidden_NW).float()
@@ -282,6 +317,18 @@ def by_rows(function: Callable[..., Tensor], scores_per_row: int, *tensors_N: Te
         return function(*tensors_N)
     slices = zip(*(tensor.split(rows) for tensor in tensors_N), strict=True)
     return torch.cat([checkpoint(function, *part, use_reentrant=False, preserve_rng_state=False) for part in slices])
+
+
+def mix_in_unknown(nll_N: Tensor, is_unknown_N: Tensor, share: float) -> Tensor:
+    """Return -log of (1 - share) * p, and of (1 - share) * p + share where what came is <unknown>, from -log p.
+
+    Where <unknown> never came, the gradient is that of -log p.
+    """
+    if share == 0:
+        return nll_N
+    known_N = nll_N - math.log1p(-share)
+    unknown_N = -torch.logaddexp(-known_N, torch.full_like(known_N, math.log(share)))
+    return torch.where(is_unknown_N, unknown_N, known_N)
 
 
 def robust_nll(values: Tensor, mean: Tensor, logvar: Tensor) -> Tensor:

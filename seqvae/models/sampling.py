@@ -17,11 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch
+from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch, end_marks
 from seqvae.models.backbones import Decoder, Pasts
 from seqvae.models.likelihoods import EventLikelihood, TokenLikelihood, VectorLikelihood
 from seqvae.models.vae import SequenceVAE
 
+ROOM_TO_END = 8
+"""Steps that the reconstruction of the shortest sequence may take to find its end."""
 CROWDED = 0.75
 """While more of the sequences that are read go on, the others are read, too: leaving them out copies what is remembered."""
 
@@ -82,7 +84,7 @@ def sample(
     """Draw one sequence for each latent, on the latents' device.
 
     `z` is (B, Z), or (B, S, Z) with a latent for each step. Vectors and events get `lengths_B` steps; tokens end at their end mark,
-    and there at the latest. All values of a vector are drawn, the first event happens at time 0.
+    or are cut off there. All values of a vector are drawn, the first event happens at time 0.
     Temperature 1 is the model's own distribution; 0 takes what is most likely at each step: the first among ids, variables
     more likely present than not, the mean of a value, the median of a gap. The generator must be on the same device.
     With `sets`, events happen when those do and to the same variables: their values alone are drawn.
@@ -110,14 +112,16 @@ def reconstruct(
 ) -> Batch:
     """Draw sequences from the posterior means of a batch: nothing of the originals but that, and their lengths.
 
-    Tokens find their end themselves, at the length of the longest original at the latest, or, with a latent for each step,
-    where the latents end. `values_only` leaves events their times and variables, too, so that values can be compared: hardly any
-    variable is more likely present than not, and a reconstruction at temperature 0 has few of them.
+    Tokens find their end themselves, or are cut off: after twice their original's length and ROOM_TO_END steps, and where the
+    original was cut off or each step has a latent, at its length. What else is in the batch has no say in it, but for the noise
+    drawn at a temperature above 0. `values_only` leaves events their times and variables, too, so that values can be compared:
+    hardly any variable is more likely present than not, and a reconstruction at temperature 0 has few of them.
     """
     with evaluating(network):
         z = network.encode(batch).mean
-    free = isinstance(batch, TokenBatch) and not network.latent_per_step
-    lengths_B = batch.lengths_B.max().expand(len(z)) if free else batch.lengths_B
+    lengths_B = batch.lengths_B
+    if isinstance(batch, TokenBatch) and not network.latent_per_step:
+        lengths_B = torch.where(end_marks(batch), 2 * lengths_B + ROOM_TO_END, lengths_B)
     sets = batch if values_only and isinstance(batch, EventBatch) else None
     return sample(network, z, lengths_B, temperature=temperature, generator=generator, sets=sets)
 
@@ -169,7 +173,7 @@ def _tokens(
         tokens_BT[:, step] = drawn_B * going_B
         lengths_B += going_B
         before_BW = network.embedding(batch._replace(tokens_BT=tokens_BT[:, step : step + 1]))[:, 0]
-    return batch
+    return batch._replace(ends_B=lengths_B < most_B)
 
 
 def _vectors(

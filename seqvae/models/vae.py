@@ -5,7 +5,7 @@
                  +--> begun, shifted by one step -----> decoder -> likelihood -> nll
 
 With a latent for each step nothing is pooled: the encoder's vector of a step gives the step's posterior, and z enters the
-decoder at its step. Where sequences have an end mark, it is a step with a latent like any other.
+decoder at its step. Where a sequence has an end mark, it is a step with a latent like any other.
 
 Shapes: B sequences, T steps, S steps with the end mark (S = T for kinds that have none), W width, Z latent dimensions, C classes.
 """
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqvae.config.model import ModelSettings
-from seqvae.data.batch import Batch
+from seqvae.data.batch import Batch, TokenBatch, end_marks, predicted_steps
 from seqvae.data.description import DataDescription
 from seqvae.models.backbones import Decoder, Encoder
 from seqvae.models.cpu_kernels import Dropout, HasCpuKernel
@@ -38,7 +38,7 @@ class VAEOutput(NamedTuple):
     nll_B: Tensor
     """-log p(x | z) with one z drawn from the posterior, in nats, summed over the steps of a sequence."""
     steps_B: Tensor
-    """How many steps were predicted: the sequence's length, and 1 for its end mark if the kind has one."""
+    """How many steps were predicted: the sequence's length, and 1 for its end mark if it has one."""
     class_scores_BC: Tensor | None = None
     """Logits of the supervised head, where the data have labels."""
 
@@ -59,7 +59,7 @@ class SequenceVAE(nn.Module):
         match description.kind:
             case "tokens":
                 self.embedding = TokenEmbedding(description.vocabulary_size, width)
-                self.likelihood = TokenLikelihood(description.vocabulary_size, width)
+                self.likelihood = TokenLikelihood(description.vocabulary_size, width, description.unknown_share)
             case "vectors":
                 self.embedding = VectorEmbedding(len(description.names), width)
                 self.likelihood = VectorLikelihood(description, width)
@@ -86,12 +86,11 @@ class SequenceVAE(nn.Module):
         posterior = self.encode(batch, steps_BTW)
         z = posterior.mean if at_mean else draw(posterior)
         nll_B = self.likelihood(self.decode_hidden(steps_BTW, z), batch).sum(dim=1)
-        steps_B = (batch.lengths_B + self.likelihood.extra_steps) * (batch.lengths_B > 0)
         class_scores_BC = None
         if self.classifier is not None:
             mean = posterior.mean
             class_scores_BC = self.classifier(mean_over_steps(mean, posterior.mask) if self.latent_per_step else mean)
-        return VAEOutput(*posterior, nll_B, steps_B, class_scores_BC)
+        return VAEOutput(*posterior, nll_B, predicted_steps(batch), class_scores_BC)
 
     def encode(self, batch: Batch, steps_BTW: Tensor | None = None) -> Posterior:
         """Return the posterior of each sequence or step; `steps_BTW` are the embedded steps, where they are known already."""
@@ -99,10 +98,11 @@ class SequenceVAE(nn.Module):
             steps_BTW = self.embedding(batch)
         # A sequence of length 0 counts as one of length 1: attention to nothing at all would be NaN.
         is_real_B, seen_B = batch.lengths_B > 0, batch.lengths_B.clamp(min=1)
-        if self.end_has_latent:  # one step more, and the end mark right behind the last real step of each sequence
+        if self.end_has_latent:  # one step more, and the end mark, if there is one, right behind the last real step
+            assert isinstance(batch, TokenBatch)
             steps_BTW = F.pad(steps_BTW, (0, 0, 0, 1))
             is_end_BS = torch.arange(steps_BTW.shape[1], device=seen_B.device) == seen_B[:, None]
-            steps_BTW, seen_B = torch.where(is_end_BS[..., None], self.end_W, steps_BTW), seen_B + 1
+            steps_BTW, seen_B = torch.where(is_end_BS[..., None], self.end_W, steps_BTW), seen_B + end_marks(batch)
         real_BS = real_steps(seen_B, steps_BTW.shape[1])
         hidden_BSW = self.encoder(self.input_dropout(steps_BTW), real_BS)
         if self.latent_per_step:

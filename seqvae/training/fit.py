@@ -46,7 +46,7 @@ from seqvae.training.distributed import (
     resolve_precision,
 )
 from seqvae.training.module import TrainingModule
-from seqvae.training.network import build_network, load_weights, make_ready
+from seqvae.training.network import build_network, go_on_as_begun, load_weights, make_ready
 from seqvae.training.run_directory.checkpoint_file import AtomicCheckpointIO, read_lazily
 from seqvae.training.run_directory.records import (
     EndedBy,
@@ -122,6 +122,7 @@ def fit(
         if start.checkpoint is not None:
             refuse_other_run(start.checkpoint, origin)
             stored = read_lazily(start.checkpoint)
+            go_on_as_begun(network, origin, stored["origin"])
             began_from, step = stored["origin"]["settings"].get("init_from"), int(stored["global_step"])
             if settings.run.init_from not in (None, began_from):  # else other weights would be ignored silently
                 raise UsageError(

@@ -3,7 +3,8 @@
 In: micro-batches as Lightning hands them out, and what computes the loss of one. Out: what `training_step` returns, and gradients.
 A micro-batch for which there is no room is computed in two, four ... parts, whose gradients add up to the same, and so are all that
 are as long; shorter ones stay whole. What was computed of its optimizer step before is computed again: a backward pass that broke
-off has left some gradients behind.
+off has left some gradients behind. Free bits are those of the whole micro-batch: which dimensions are above their floor is found
+in all its parts, before the first of them goes backward.
 
 A reference to the loss keeps all that it was computed from, and Lightning holds one while it calls `backward`: so it gets a copy.
 """
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from seqvae.data.batch import Batch, padded_length, part_of
 from seqvae.errors import is_out_of_memory
+from seqvae.models.vae import SequenceVAE
 from seqvae.training.callbacks.nonfinite import scaler_of
 
 if TYPE_CHECKING:
@@ -34,7 +36,8 @@ class MicroBatches:
 
     def __init__(self, module: "TrainingModule") -> None:
         self.module = module
-        self.parts = Parts()
+        network = module.network
+        self.parts = Parts(network.posterior.least_sequences if isinstance(network, SequenceVAE) else 1)
         self.may_split = True
         self._batches_of_step: list[Batch] = []
         self._whole: list[tuple[Tensor, Tensor]] = []
@@ -103,10 +106,12 @@ class MicroBatches:
     def _forward_and_backward(self, batch: Batch) -> dict[str, Any]:
         """Compute a batch part by part, as a whole optimizer step is scaled; return the outputs of all parts together."""
         trainer = self.module.trainer
-        scaler, outputs = scaler_of(trainer), []
-        for number, part in enumerate(self.parts.split(batch)):
+        scaler, outputs, parts = scaler_of(trainer), [], self.parts.split(batch)
+        with trainer.precision_plugin.train_step_context():
+            above_floor_Z = self.module.above_floor(parts) if len(parts) > 1 else None
+        for number, part in enumerate(parts):
             with trainer.precision_plugin.train_step_context():
-                one = self.module.compute(part, number)
+                one = self.module.compute(part, number, above_floor_Z)
             loss = one["loss"] / trainer.accumulate_grad_batches
             (loss if scaler is None else scaler.scale(loss)).backward()
             outputs.append(one | {"loss": one["loss"].detach()})
@@ -114,9 +119,14 @@ class MicroBatches:
         return whole | {"loss": whole["loss"].requires_grad_()}  # Lightning goes backward from it, to nothing
 
     def _split_further(self, batch: Batch) -> None:
-        """Compute this batch and all that are as long in twice as many parts from now on; raise where it is one sequence."""
+        """Compute this batch and all that are as long in twice as many parts from now on; raise where no more can be made."""
         sequences, steps = len(batch.lengths_B), padded_length(batch)
         if not self.parts.double(batch):
+            if (least := self.parts.least_sequences) > 1:
+                raise MemoryError(
+                    f"with {sequences} sequences of {steps:,} steps, of which --posterior batch_norm needs {least} together: lower "
+                    "--max_sequence_length or --width, give --gradient_checkpointing, or take --posterior gaussian"
+                )
             raise MemoryError(
                 f"with a single sequence of {steps:,} steps: lower --max_sequence_length or --width, or give "
                 "--gradient_checkpointing"
@@ -132,19 +142,24 @@ class MicroBatches:
 class Parts:
     """How many parts a micro-batch is computed in. It goes into checkpoints, so that a resumed run computes as it did."""
 
-    def __init__(self) -> None:
+    def __init__(self, least_sequences: int = 1) -> None:
+        """`least_sequences`: what a part holds at least."""
+        self.least_sequences = least_sequences
         self._parts_from: dict[int, int] = {}
         """Least padded length -> parts."""
 
     def of(self, batch: Batch) -> int:
         steps = padded_length(batch)
         parts = max((parts for least, parts in self._parts_from.items() if steps >= least), default=1)
-        return min(parts, len(batch.lengths_B))
+        return min(parts, self._most(batch))
+
+    def _most(self, batch: Batch) -> int:
+        return max(1, len(batch.lengths_B) // self.least_sequences)
 
     def double(self, batch: Batch) -> bool:
-        """From this batch's length on, take twice as many parts; return False where it is a single sequence already."""
+        """From this batch's length on, take twice as many parts; return False where there are as many as can be."""
         parts = self.of(batch)
-        if parts >= len(batch.lengths_B):
+        if parts >= self._most(batch):
             return False
         self._parts_from[padded_length(batch)] = 2 * parts
         return True

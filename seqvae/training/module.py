@@ -6,6 +6,8 @@ Shapes: B sequences, C classes.
 """
 
 import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import lightning
@@ -23,7 +25,14 @@ from seqvae.data.batch import Batch, padded_steps
 from seqvae.models.vae import Posterior, VAEOutput
 from seqvae.training.callbacks.nonfinite import StepJudge, scaler_of
 from seqvae.training.micro_batches import MicroBatches
-from seqvae.training.objective import NO_LABEL, Objective, classification_loss, negative_elbo, resolve_free_bits
+from seqvae.training.objective import (
+    NO_LABEL,
+    Objective,
+    classification_loss,
+    find_above_floor,
+    negative_elbo,
+    resolve_free_bits,
+)
 from seqvae.training.run_directory.records import RunEvents
 from seqvae.training.schedules import KLWeight, learning_rate_factor, scheduled_kl_weight
 
@@ -115,13 +124,15 @@ class TrainingModule(lightning.LightningModule):
         self.judge.begin()
         self._kl_of_step.clear()
 
-    def compute(self, batch: Batch, part: int) -> dict[str, Any]:
-        """Return the loss of a micro-batch or of a part of one, and what callbacks see, detached."""
+    def compute(self, batch: Batch, part: int, above_floor_Z: Tensor | None = None) -> dict[str, Any]:
+        """Return the loss of a micro-batch or of a part of one, and what callbacks see, detached.
+
+        `above_floor_Z`: of a part, what `above_floor` found in all of them.
+        """
         seed_noise(self.seed, TRAINING, batch.position, part, device=batch.lengths_B.device)
         output: VAEOutput = self.network(batch)
         kl_weight = self.kl_weight(self.global_step)
-        free_bits = resolve_free_bits(self.objective, "step" if output.posterior_mean.dim() == 3 else "sequence")
-        objective = negative_elbo(output, kl_weight, free_bits)
+        objective = negative_elbo(output, kl_weight, self._free_bits(output.posterior_mean), above_floor_Z)
         loss = objective.loss + self.objective.label_weight * classification_loss(output, batch.labels_B)
         self.judge.add(loss, batch.sequences_B)
         sums = sums_of(objective, output, batch)
@@ -145,6 +156,27 @@ class TrainingModule(lightning.LightningModule):
             "padded_steps": padded_steps(batch),
             "sequences": sums.sequences,
         }
+
+    def above_floor(self, parts: Sequence[Batch]) -> Tensor | None:
+        """Return which dimensions are above their free bits in the whole micro-batch, (Z,), with the noise that `compute` draws;
+        None without free bits.
+
+        The encoder goes through the parts once more for this, without gradients; nothing of it stays behind.
+        """
+        if resolve_free_bits(self.objective, "sequence") == 0:  # then there are none for a latent of each step, either
+            return None
+        with torch.no_grad(), unchanged_buffers(self.network):
+            posteriors = []
+            for number, part in enumerate(parts):
+                seed_noise(self.seed, TRAINING, part.position, number, device=part.lengths_B.device)
+                if isinstance(self.network, Probeable):
+                    posteriors.append(self.network.encode(part))
+                else:
+                    posteriors.append(Posterior(*self.network(part)[: len(Posterior._fields)]))
+            return find_above_floor(posteriors, self._free_bits(posteriors[0].mean))
+
+    def _free_bits(self, posterior_mean: Tensor) -> float:
+        return resolve_free_bits(self.objective, "step" if posterior_mean.dim() == 3 else "sequence")
 
     def kl_weight_at(self, step: int) -> float | None:
         """Return the scheduled weight of an optimizer step; None: --target_kl decides it during training."""
@@ -248,6 +280,17 @@ def seed_noise(seed: int, stream: int, position: int, part: int = 0, *, device: 
         torch.cuda.manual_seed(mixed)
     elif device.type == "mps":
         torch.mps.manual_seed(mixed)
+
+
+@contextmanager
+def unchanged_buffers(network: nn.Module) -> Iterator[None]:
+    """Restore running statistics and the like."""
+    kept = [(buffer, buffer.clone()) for buffer in network.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, before in kept:
+            buffer.copy_(before)
 
 
 class LabelMetrics(nn.Module):

@@ -17,6 +17,7 @@ from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.description import DataDescription
 from seqvae.errors import UsageError
 from seqvae.models.embeddings import PretrainedVectors
+from seqvae.models.likelihoods import EventLikelihood, TokenLikelihood
 from seqvae.models.vae import SequenceVAE
 from seqvae.text import some
 from seqvae.training.callbacks.compile import compile_in_place
@@ -120,6 +121,15 @@ def build_stored(stored: StoredNetwork, where: object) -> SequenceVAE:
 
 def rebuild_network(path: Path) -> SequenceVAE:
     return build_stored(read_network(path), path)
+
+
+def go_on_as_begun(network: nn.Module, own_origin: dict[str, Any], stored_origin: dict[str, Any]) -> None:
+    """Let a run go on with the share of <unknown> that it began with: those of earlier versions had none."""
+    share = stored_origin["description"].get("unknown_share", 0.0)
+    own_origin["description"]["unknown_share"] = share
+    likelihood = getattr(network, "likelihood", None)
+    if isinstance(likelihood, TokenLikelihood | EventLikelihood):
+        likelihood.unknown_share = share
 
 
 def load_weights(network: nn.Module, path: Path, description: DataDescription) -> None:

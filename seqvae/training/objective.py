@@ -3,6 +3,7 @@
 Shapes: B sequences, P posteriors (one for each sequence, or for each step of each), Z latent dimensions, C classes.
 """
 
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from seqvae.config.training import ObjectiveSettings
-from seqvae.models.vae import VAEOutput
+from seqvae.models.vae import Posterior, VAEOutput
 from seqvae.monitors.formulas import gaussian_kl
 
 NO_LABEL = -1
@@ -30,19 +31,38 @@ class Objective(NamedTuple):
     kl_weight: Tensor | float
 
 
-def negative_elbo(output: VAEOutput, kl_weight: Tensor | float, free_bits: float) -> Objective:
+def negative_elbo(
+    output: VAEOutput, kl_weight: Tensor | float, free_bits: float, above_floor_Z: Tensor | None = None
+) -> Objective:
     """Return NLL + weight * sum_z max(KL_z, free bits), with KL_z the mean of a dimension's KL over the batch (Kingma et al. 2016).
 
     The mean is over the real posteriors of this micro-batch, and the floor is paid once for each of them. Of few
     sequences the mean is noisy, and that is right as it stands: a dimension is pushed down only in batches where it is
     above its floor, whichever sequences they hold. A batch of one makes the floor one for each sequence instead of one for
     their mean, and a noisy mean is something in between; no batch ever pushes a dimension that it finds below its floor.
+    Of a part of a micro-batch, `above_floor_Z` says what the whole finds (`find_above_floor`): then the losses of the parts, and
+    their gradients, add up to those of the whole.
     """
-    real_P = output.posterior_mask.flatten()
-    kl_PZ = gaussian_kl(output.posterior_mean, output.posterior_logvar).flatten(0, -2) * real_P[:, None]
-    kl_Z, nll = kl_PZ.sum(dim=0), output.nll_B.sum()
-    paid_kl = torch.maximum(kl_Z, free_bits * real_P.sum()).sum()
+    posterior = Posterior(output.posterior_mean, output.posterior_logvar, output.posterior_mask)
+    kl_Z, floor = kl_and_floor(posterior, free_bits)
+    nll = output.nll_B.sum()
+    if above_floor_Z is None:
+        above_floor_Z = kl_Z > floor
+    paid_kl = torch.where(above_floor_Z, kl_Z, floor).sum()
     return Objective(nll + kl_weight * paid_kl, nll, kl_Z.sum(), kl_weight)
+
+
+def kl_and_floor(posterior: Posterior, free_bits: float) -> tuple[Tensor, Tensor]:
+    """Return the KL of each dimension, (Z,), and the least that is paid for one, summed over the real posteriors."""
+    real_P = posterior.mask.flatten()
+    kl_PZ = gaussian_kl(posterior.mean, posterior.logvar).flatten(0, -2) * real_P[:, None]
+    return kl_PZ.sum(dim=0), free_bits * real_P.sum()
+
+
+def find_above_floor(parts: Iterable[Posterior], free_bits: float) -> Tensor:
+    """Return which dimensions cost more than their free bits over all parts of a micro-batch together, (Z,)."""
+    kls, floors = zip(*(kl_and_floor(posterior, free_bits) for posterior in parts), strict=True)
+    return torch.stack(kls).sum(dim=0) > torch.stack(floors).sum()
 
 
 def resolve_free_bits(settings: ObjectiveSettings, latent_scope: Literal["sequence", "step"]) -> float:

@@ -135,6 +135,20 @@ def test_tokens_are_gathered_as_a_loop_would(request):
 
 
 @given(requests())
+def test_a_sequence_ends_where_its_data_end_and_not_where_the_cap_cut_it(request):
+    stored, rows, pad_to, settings = request
+    stored = of_kind(stored, "tokens")
+    ends = set(np.cumsum(stored.lengths).tolist())
+    with split_of(stored, "tokens", settings) as split:
+        batch = split.gather(np.array(rows), pad_to)
+        assert isinstance(batch, TokenBatch)
+        expected = [slow_row(split, n).stop in ends for n in rows]
+        nothing_is_cut = all(slow_row(split, n).stop in ends for n in range(len(split)))
+        assert (batch.ends_B is None) == nothing_is_cut
+        assert expected == ([True] * len(rows) if batch.ends_B is None else batch.ends_B.tolist())
+
+
+@given(requests())
 def test_vectors_are_gathered_as_a_loop_would(request):
     stored, rows, pad_to, settings = request
     stored = of_kind(stored, "vectors")
@@ -172,6 +186,8 @@ def test_events_are_gathered_as_a_loop_would(request):
                 gaps[b, t] = 0.0 if t == 0 else float(stored.steps["gaps"][step])
                 first = sum(stored.events_per_step[:step])
                 for event in range(first, first + stored.events_per_step[step]):
+                    if stored.events["variables"][event] == 0 and 0 in stored.events["variables"][first:event]:
+                        continue  # <unknown> is in the set already
                     value = float(stored.events["values"][event])
                     variables.append(int(stored.events["variables"][event]))
                     values.append(0.0 if np.isnan(value) else value)

@@ -342,6 +342,12 @@ def test_a_rare_variable_is_unknown_and_its_values_are_not_used(tmp_path, load):
     assert "train: 1 of 3 events count as <unknown>, and their values are not used" in data.notes
 
 
+def test_new_variables_are_expected_at_as_many_steps_as_show_a_variable_only_once(tmp_path, load):
+    columns = {"ts_id": [1] * 4, "minute": [0, 1, 1, 2], "variable": ["a", "a", "b", "a"], "value": [1.0] * 4}
+    data = load(write_splits(tmp_path / "d", train=columns, valid={**columns, "ts_id": [2] * 4}))
+    assert data.description.unknown_share == pytest.approx(1 / 3)
+
+
 # Where files stand
 
 

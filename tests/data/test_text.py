@@ -80,6 +80,23 @@ def test_the_more_frequent_word_has_the_smaller_id_and_equals_go_by_the_alphabet
     assert data.description.symbols == ("<unknown>", "a", "b", "c", "d")
 
 
+@pytest.mark.parametrize(
+    ("column", "options", "share"),
+    [
+        (["b b b c a", "a a d"], {"tokenizer": "words"}, 2 / 8),
+        (["b b b c a", "a a d"], {"tokenizer": "words", "minimum_count": 2}, 0.0),  # training shows <unknown> twice
+        (["bb", "aab"], {"tokenizer": "characters"}, 0.0),
+        (["bb", "aac"], {"tokenizer": "characters"}, 1 / 5),
+        (["a b", "c"], {"tokenizer": "words"}, 0.5),  # all of them, which would leave nothing for the known
+        (["bb", "aac"], {"tokenizer": "bytes"}, 0.0),
+        ([[0, 0, 1]], {}, 0.0),
+    ],
+)
+def test_new_symbols_are_expected_as_often_as_training_shows_symbols_only_once(tmp_path, load, column, options, share):
+    data = load(write_splits(tmp_path / "d", train={"x": column}, valid={"x": column}), **options)
+    assert data.description.unknown_share == pytest.approx(share)
+
+
 def test_what_the_training_split_lacks_is_unknown_and_counted(tmp_path, load):
     directory = write_splits(tmp_path / "d", train={"text": ["ab"]}, valid={"text": ["abz", "zz"]})
     data = load(directory, tokenizer="characters")

@@ -19,6 +19,7 @@ from seqvae.data.demo import TokenTruth, read_tokens, read_truth, write_demo
 from seqvae.inference.estimates import Estimate, importance_weighted_nll, mean_of, posterior_statistics
 from seqvae.inference.streaming import batches_of
 from seqvae.models.vae import Posterior, VAEOutput, draw
+from tests.support.small_models import make_batch, make_vae
 
 STEPS, LATENT = 3, 2
 WEIGHT_TZ = torch.tensor([[1.0, 0.5], [-0.5, 1.0], [0.3, -0.8]])
@@ -228,6 +229,13 @@ def test_statistics_of_a_linear_gaussian_model_are_the_known_ones():
     assert 0.5 < statistics.mutual_information < statistics.rate.value + 0.05
     assert statistics.decoder_use is not None
     assert statistics.decoder_use.value > 10 * statistics.decoder_use.error > 0
+
+
+def test_perplexity_counts_no_end_mark_of_a_sequence_that_is_cut_off():
+    network = make_vae("tokens")
+    batch = make_batch("tokens", [6, 4])._replace(ends_B=torch.tensor([False, True]))
+    assert posterior_statistics(network, [batch]).steps == 6 + 5
+    assert importance_weighted_nll(network, [batch], samples=2).steps_N.tolist() == [6, 5]
 
 
 def test_a_decoder_that_ignores_its_latent_has_no_use():

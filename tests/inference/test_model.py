@@ -71,6 +71,23 @@ def test_an_evaluation_holds_readings_and_where_they_come_from(vectors):
     assert "IW-NLL" in rows
 
 
+@pytest.mark.parametrize(("kind", "changes"), [("tokens", {"text": "ab☃d☃"}), ("events", {"variable": "snow"})])
+def test_an_evaluation_says_what_the_known_costs_without_the_unknown(runs, kind, changes, tmp_path):
+    model, known = Model.load(runs[kind]), columns(kind, "test").slice(0, 9).to_pandas()
+    rows = {row["name"]: row for row in model.evaluate(iw_sequences=0)["rows"]}
+    assert "NLL per known step" not in rows
+    strange = known.copy()
+    ((column, value),) = changes.items()
+    strange.loc[2, column] = value
+    strange.loc[2, "id"] = "strange"
+    path = write(tmp_path / "strange.parquet", pa.Table.from_pandas(strange))
+    rows = {row["name"]: row for row in model.evaluate(path, iw_sequences=0, cache_dir=str(tmp_path / "c"))["rows"]}
+    count = 2 if kind == "tokens" else 1
+    assert f"all but <unknown> ({count}, at " in rows["NLL per known step"]["of"]
+    assert np.isfinite(rows["NLL per known step"]["value"])
+    assert rows["NLL per known step"]["value"] != rows["NLL per step"]["value"]
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -5,6 +5,7 @@ Shapes: B sequences, T steps (S: with the end mark), V variables or ids, D featu
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -41,13 +42,14 @@ from seqvae.models.vae import SequenceVAE
 from tests.support.small_models import DESCRIPTIONS, SMALL, make_batch
 
 
-def test_token_sequences_up_to_a_length_and_those_longer_have_probability_one():
+@pytest.mark.parametrize("unknown_share", [0.0, 0.3])
+def test_token_sequences_up_to_a_length_and_those_longer_have_probability_one(unknown_share):
     torch.manual_seed(0)
-    vae = SequenceVAE(DataDescription(kind="tokens", vocabulary_size=2), SMALL).eval()
+    vae = SequenceVAE(DataDescription(kind="tokens", vocabulary_size=2, unknown_share=unknown_share), SMALL).eval()
     longest, z_1Z = 4, torch.randn(1, 3)
     first_hidden_W = vae.decoder(vae.begin_W.expand(1, 1, -1), z_1Z)[0, 0]
     assert isinstance(vae.likelihood, TokenLikelihood)
-    nothing = vae.likelihood.scores(first_hidden_W).softmax(dim=-1)[vae.likelihood.end]
+    nothing = (1 - unknown_share) * vae.likelihood.scores(first_hidden_W).softmax(dim=-1)[vae.likelihood.end]
     ended = [torch.exp(-score_all_words(vae, length, z_1Z).sum(dim=1)).sum() for length in range(1, longest + 1)]
     longer = torch.exp(-score_all_words(vae, longest + 1, z_1Z)[:, :-1].sum(dim=1)).sum()
     assert (nothing + sum(ended) + longer).item() == pytest.approx(1, abs=1e-5)
@@ -59,6 +61,51 @@ def score_all_words(vae: SequenceVAE, length: int, z_1Z: Tensor) -> Tensor:
     lengths_B = torch.full((len(words_BT),), length)
     batch = TokenBatch(words_BT, lengths_B, lengths_B, None, step_tokens=1, position=0)
     return vae.decode(batch, z_1Z.expand(len(words_BT), -1)).detach()
+
+
+def test_what_training_never_showed_costs_its_share_and_changes_no_gradient_of_what_it_shows():
+    hidden_BSW, batch = torch.randn(2, 5, 8), make_batch("tokens", [4, 2])
+    likelihood, shared = TokenLikelihood(5, 8), TokenLikelihood(5, 8, unknown_share=0.1)
+    with torch.no_grad():
+        likelihood.scores.bias[0] = -30.0  # as training leaves what it never shows
+    shared.load_state_dict(likelihood.state_dict())
+    shown = batch._replace(tokens_BT=batch.tokens_BT.clamp(min=1))
+    real_BS = torch.arange(5) < torch.tensor([[5], [3]])
+    torch.testing.assert_close(shared(hidden_BSW, shown), likelihood(hidden_BSW, shown) - math.log(0.9) * real_BS)
+    gradients = [
+        torch.autograd.grad(one(hidden_BSW, shown).sum(), one.scores.weight)[0] for one in (likelihood, shared)
+    ]
+    assert torch.equal(*gradients)
+    unseen = batch._replace(tokens_BT=torch.zeros_like(batch.tokens_BT))
+    unknown_BS, is_unknown_BS = shared.unknown_nll(hidden_BSW, unseen)
+    assert is_unknown_BS.sum(dim=1).tolist() == [4, 2]
+    torch.testing.assert_close(unknown_BS[is_unknown_BS], torch.full((6,), -math.log(0.1)), rtol=0, atol=1e-5)
+
+
+def test_an_unknown_variable_costs_its_share_and_is_there_or_not_with_probability_one():
+    torch.manual_seed(0)
+    shared = EventLikelihood(replace(DESCRIPTIONS["events"], unknown_share=0.1), 8)
+    plain = EventLikelihood(DESCRIPTIONS["events"], 8)
+    with torch.no_grad():
+        plain.presence.bias[0] = -30.0
+    shared.load_state_dict(plain.state_dict())
+    hidden_BTW, batch = torch.randn(1, 4, 8), make_batch("events", [4])
+    there = batch._replace(
+        variables_E=torch.zeros(4).long(),
+        steps_E=torch.arange(4),
+        values_E=torch.zeros(4),
+        has_value_E=torch.zeros(4).bool(),
+    )
+    absent = there._replace(variables_E=torch.ones(4).long())
+    nll_there_BT, is_unknown_BT = shared.unknown_nll(hidden_BTW, there)
+    nll_absent_BT, is_there_BT = shared.unknown_nll(hidden_BTW, absent)
+    assert is_unknown_BT.all()
+    assert not is_there_BT.any()
+    torch.testing.assert_close(nll_there_BT, torch.full((1, 4), -math.log(0.1)), rtol=0, atol=1e-5)
+    torch.testing.assert_close(torch.exp(-nll_there_BT) + torch.exp(-nll_absent_BT), torch.ones(1, 4))
+    torch.testing.assert_close(
+        shared(hidden_BTW, there) - plain(hidden_BTW, there), nll_there_BT - plain.unknown_nll(hidden_BTW, there)[0]
+    )
 
 
 def test_feature_densities_are_those_of_independent_gaussians():

@@ -78,6 +78,30 @@ def test_predicted_steps_count_the_end_mark_of_tokens(kind, steps):
 # --- Positions and attention ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("latent_scope", ["sequence", "step"])
+def test_a_sequence_that_is_cut_off_costs_its_steps_and_no_end_mark(latent_scope):
+    vae = make_vae("tokens", latent_scope=latent_scope)
+    whole = make_batch("tokens", [6, 4])
+    cut = whole._replace(ends_B=torch.tensor([False, True]))
+    z = torch.randn(2, *([7] if latent_scope == "step" else []), 3)
+    expected_BS = vae.decode(whole, z)
+    expected_BS[0, 6] = 0.0
+    assert torch.equal(vae.decode(cut, z), expected_BS)
+    output = vae(cut)
+    assert output.steps_B.tolist() == [6, 5]
+    if latent_scope == "step":  # nor has it a latent for one
+        assert output.posterior_mask.sum(dim=1).tolist() == [6, 5]
+
+
+@pytest.mark.parametrize("latent_scope", ["sequence", "step"])
+def test_where_all_sequences_end_the_flag_changes_no_bit(latent_scope):
+    vae = make_vae("tokens", latent_scope=latent_scope)
+    batch = make_batch("tokens", [6, 4, 1])
+    flagged = batch._replace(ends_B=torch.ones(3).bool())
+    for one, other in zip(vae(batch, at_mean=True), vae(flagged, at_mean=True), strict=True):
+        assert one is other is None or torch.equal(one, other)
+
+
 def test_products_of_rotated_vectors_depend_on_their_distance_alone():
     context = attention_context(torch.zeros(1, 30, 16), heads=2)
     query_K, key_K = torch.randn(2, 8)

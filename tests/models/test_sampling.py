@@ -172,6 +172,29 @@ def test_a_reconstruction_is_as_long_as_its_original(kind):
     assert reconstruct(make_vae(kind), make_batch(kind, [6, 2]), generator=generator()).lengths_B.tolist() == [6, 2]
 
 
+def endless_vae() -> SequenceVAE:
+    vae = make_vae("tokens")
+    likelihood = vae.likelihood
+    assert isinstance(likelihood, TokenLikelihood)
+    with torch.no_grad():
+        likelihood.scores.bias[likelihood.end] = -100.0
+    return vae
+
+
+def test_a_reconstruction_is_the_same_alone_and_beside_a_longer_sequence():
+    vae = endless_vae()
+    alone = reconstruct(vae, make_batch("tokens", [6]), generator=generator())
+    beside = reconstruct(vae, make_batch("tokens", [6, 40]), generator=generator())
+    length = int(alone.lengths_B[0])
+    assert beside.lengths_B.tolist() == [length, 2 * 40 + 8]
+    assert torch.equal(beside[0][:1, :length], alone[0])
+
+
+def test_a_sequence_that_is_cut_off_is_reconstructed_as_far_as_it_goes():
+    batch = make_batch("tokens", [6, 6, 0])._replace(ends_B=torch.tensor([False, True, False]))
+    assert reconstruct(endless_vae(), batch, generator=generator()).lengths_B.tolist() == [6, 20, 0]
+
+
 def test_tokens_end_at_their_end_mark():
     vae = make_vae("tokens")
     likelihood = vae.likelihood
@@ -180,6 +203,15 @@ def test_tokens_end_at_their_end_mark():
         likelihood.scores.bias[likelihood.end] = 100.0
     batch = sample_prior(vae, torch.tensor([9, 9]), generator=generator())
     assert batch.lengths_B.tolist() == [0, 0]
+
+
+def test_drawn_tokens_that_found_no_end_are_cut_off():
+    vae = make_vae("tokens")
+    batch = sample_prior(vae, torch.tensor([3] * 200), generator=generator())
+    assert isinstance(batch, TokenBatch)
+    assert batch.ends_B is not None
+    assert torch.equal(batch.ends_B, batch.lengths_B < 3)
+    assert 0 < batch.ends_B.sum() < 200
 
 
 def test_drawn_events_stand_in_the_order_of_their_steps_within_their_sequence():

@@ -43,8 +43,8 @@ class Spoilt(TrainingModule):
 
     losses: dict[int, float]
 
-    def compute(self, batch: Any, part: int) -> dict[str, Any]:
-        told = super().compute(batch, part)
+    def compute(self, batch: Any, part: int, *more: Any) -> dict[str, Any]:
+        told = super().compute(batch, part, *more)
         factor = self.losses.get(batch.position, 1.0)
         if not math.isfinite(factor):
             told["loss"] = told["loss"] * factor

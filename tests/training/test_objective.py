@@ -5,9 +5,15 @@ import torch
 from torch import Tensor
 
 from seqvae.config.training import ObjectiveSettings
-from seqvae.models.vae import VAEOutput
+from seqvae.models.vae import Posterior, VAEOutput
 from seqvae.monitors.formulas import gaussian_kl
-from seqvae.training.objective import FREE_BITS, classification_loss, negative_elbo, resolve_free_bits
+from seqvae.training.objective import (
+    FREE_BITS,
+    classification_loss,
+    find_above_floor,
+    negative_elbo,
+    resolve_free_bits,
+)
 
 
 def output_of(
@@ -64,6 +70,25 @@ def test_free_bits_look_at_the_mean_of_a_dimension_over_the_batch_not_at_each_se
     assert (above.loss.item(), below.loss.item()) == pytest.approx((2.0, 2.2))
     (gradient_BZ,) = torch.autograd.grad(below.loss, mean_BZ)
     assert not gradient_BZ.any()
+
+
+def test_losses_and_gradients_of_parts_that_know_the_whole_add_up_to_the_whole():
+    """The first dimension is above its floor, the second below; of single sequences it is often the other way round."""
+    mean_BZ = torch.tensor([[2.0, 1.0], [0.1, 0.1], [1.5, 0.2], [0.3, 0.0]], requires_grad=True)
+    nll_B = [1.0, 2.0, 3.0, 4.0]
+    whole = negative_elbo(output_of(mean_BZ, nll_B), kl_weight=0.7, free_bits=0.5)
+    bounds = [(0, 1), (1, 2), (2, 4)]
+    outputs = [output_of(mean_BZ[first:last], nll_B[first:last]) for first, last in bounds]
+    posteriors = [Posterior(*output[:3]) for output in outputs]
+    above_floor_Z = find_above_floor(posteriors, 0.5)
+    assert above_floor_Z.tolist() == [True, False]
+    parts = torch.stack([negative_elbo(output, 0.7, 0.5, above_floor_Z).loss for output in outputs]).sum()
+    assert parts.item() == pytest.approx(whole.loss.item(), rel=1e-6)
+    (of_parts,) = torch.autograd.grad(parts, mean_BZ)
+    (of_whole,) = torch.autograd.grad(whole.loss, mean_BZ)
+    torch.testing.assert_close(of_parts, of_whole)
+    alone = torch.stack([negative_elbo(output, 0.7, 0.5).loss for output in outputs]).sum()
+    assert alone.item() > whole.loss.item() + 0.1  # each part would pay its own floor
 
 
 def test_a_sequence_of_length_zero_has_no_share_in_the_objective():

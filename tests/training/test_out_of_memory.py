@@ -11,6 +11,7 @@ import torch
 from lightning import Callback
 from torch import Tensor
 
+from seqvae.config.data import BatchSettings
 from seqvae.config.training import ObjectiveSettings
 from seqvae.data.batch import padded_length, part_of
 from seqvae.errors import is_out_of_memory
@@ -21,7 +22,8 @@ from tests.support.small_models import KINDS, make_batch, make_vae
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")
 BARE = ObjectiveSettings(kl_schedule="constant", free_bits=0.0)
-"""Free bits are of a batch, so they do not add up."""
+FREE_BITS = ObjectiveSettings(kl_schedule="constant", free_bits=0.02)
+"""Some dimensions of some batches are above it, and others below."""
 MODEL_WITHOUT_NOISE = replace(MODEL, dropout=0.0, word_dropout=0.0)
 WORDS = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
 
@@ -60,6 +62,15 @@ def test_a_single_sequence_cannot_be_split():
     three = make_batch("tokens", [20] * 3)
     assert [parts.double(three) for _ in range(3)] == [True, True, False]
     assert parts.of(three) == 3
+
+
+def test_parts_hold_as_many_sequences_as_the_posterior_needs_together():
+    parts = Parts(least_sequences=2)
+    five, three = make_batch("tokens", [20] * 5), make_batch("tokens", [20] * 3)
+    assert not parts.double(three)
+    assert [parts.double(five) for _ in range(2)] == [True, False]
+    assert [len(part.lengths_B) for part in parts.split(five)] == [2, 3]
+    assert parts.split(three) == [three]
 
 
 def test_parts_outlive_a_checkpoint():
@@ -125,12 +136,14 @@ class Tight(TrainingModule):
     positions: frozenset[int] = frozenset()
     on_the_way = "forward"
 
-    def compute(self, batch: Any, part: int) -> dict[str, Any]:
-        if len(batch.lengths_B) < 2 or batch.position not in self.positions:
-            return super().compute(batch, part)
+    room = 1
+
+    def compute(self, batch: Any, part: int, *more: Any) -> dict[str, Any]:
+        if len(batch.lengths_B) <= self.room or batch.position not in self.positions:
+            return super().compute(batch, part, *more)
         if self.on_the_way == "forward":
             raise RuntimeError(WORDS)
-        outputs = super().compute(batch, part)
+        outputs = super().compute(batch, part, *more)
         first = next(iter(self.network.parameters()))
         return outputs | {"loss": outputs["loss"] + 0 * Fails.apply(first.sum())}
 
@@ -143,21 +156,58 @@ def tight(positions: set[int], on_the_way: str) -> TrainingModule:
 
 @pytest.mark.parametrize("on_the_way", ["forward", "backward"])
 @pytest.mark.parametrize("position", [6, 7])
+@pytest.mark.parametrize("objective", [BARE, FREE_BITS], ids=["bare", "free bits"])
 def test_the_first_or_second_batch_of_a_step_in_parts_gives_the_gradients_of_the_whole(
-    on_the_way, position, tmp_path, monkeypatch
+    on_the_way, position, objective, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("seqvae.models.vae.draw", lambda posterior: posterior.mean)
     monkeypatch.setattr("tests.support.short_runs.MODEL", MODEL_WITHOUT_NOISE)
     options: dict[str, Any] = {"max_steps": 4, "limit_val_batches": 0}
     module = tight({position}, on_the_way)
-    module.objective = BARE
+    module.objective = objective
     whole = short_module()
-    whole.objective = BARE
+    whole.objective = objective
     train(tmp_path / "parts", module=module, **options)
     train(tmp_path / "whole", module=whole, **options)
     for name, weight in whole.state_dict().items():
         torch.testing.assert_close(module.state_dict()[name], weight, rtol=0, atol=2e-5)
     assert len(module.micro_batches.parts.state_dict()) == 1
+
+
+def batch_norm_module() -> TrainingModule:
+    """Has room for two of four sequences, and its posterior needs as many."""
+    module = tight(set(range(100)), "forward")
+    module.__class__.room = 2  # type: ignore[attr-defined]
+    return module
+
+
+def test_batch_normalised_means_do_not_end_a_run_in_parts_and_their_statistics_are_updated_once_a_part(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("tests.support.short_runs.MODEL", replace(MODEL, posterior="batch_norm"))
+    module, updates = batch_norm_module(), []
+    posterior: Any = module.network.posterior
+    update = posterior.update_statistics
+
+    def counted(*arguments: Any) -> Any:
+        before = posterior.mean_Z.clone()
+        updates.append(before)
+        return update(*arguments)
+
+    monkeypatch.setattr(posterior, "update_statistics", counted)
+    four = BatchSettings(batch_size=4, bucketing=False)
+    train(
+        tmp_path,
+        module=module,
+        data=ShortData(batches=four, accumulate=1),
+        max_steps=1,
+        limit_val_batches=0,
+        accumulate_grad_batches=1,
+    )
+    looked_1, looked_2, learned_1, learned_2 = updates
+    assert torch.equal(looked_1, learned_1)  # what the look ahead moved is back
+    assert not torch.equal(looked_2, looked_1)
+    assert not torch.equal(learned_2, learned_1)
 
 
 @pytest.mark.parametrize("on_the_way", ["forward", "backward"])
@@ -204,7 +254,7 @@ def test_a_validation_that_does_not_fit_is_computed_in_parts(tmp_path, monkeypat
 
 def test_where_a_single_sequence_does_not_fit_memory_is_out(tmp_path):
     class Hopeless(Tight):
-        def compute(self, batch: Any, part: int) -> dict[str, Any]:
+        def compute(self, batch: Any, part: int, *more: Any) -> dict[str, Any]:
             raise RuntimeError(WORDS)
 
     module = short_module()

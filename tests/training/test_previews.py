@@ -98,6 +98,11 @@ def test_tokens_become_a_page_of_text_that_cannot_steer_a_terminal(tmp_path):
     assert all(c.isprintable() or c == "\n" for c in text)
 
 
+def test_an_original_that_is_shown_in_part_has_no_end_mark():
+    shown: Any = beginning(make_batch("tokens", [6, 4, 2]), 2, 5)
+    assert shown.ends_B.tolist() == [False, True]
+
+
 @pytest.mark.parametrize("kind", ["vectors", "events"])
 def test_numbers_become_a_picture(kind, tmp_path):
     end_validation(make_previews(kind), make_module(kind), tmp_path, step=7)

@@ -14,7 +14,7 @@ from seqvae.config.run import RunSettings
 from seqvae.errors import UsageError
 from seqvae.models.vae import SequenceVAE
 from seqvae.reports.run_files import BEST, LAST, PREVIOUS
-from seqvae.training.network import load_weights, read_network, rebuild_network
+from seqvae.training.network import go_on_as_begun, load_weights, read_network, rebuild_network
 from seqvae.training.run_directory.checkpoint_file import differences, read_lazily
 from seqvae.training.run_directory.resume import Start, find_checkpoint, identity_of, open_run, refuse_other_run
 from tests.support.short_runs import DESCRIPTION, MODEL, short_module, train
@@ -226,6 +226,15 @@ def test_a_checkpoint_that_knows_less_of_its_data_is_no_other_run():
     there = complete()
     del there["data"]["content"]
     assert differences(there, complete(data={"content": "0a"})) == []
+
+
+def test_a_run_from_before_the_unknown_had_a_share_goes_on_without_one():
+    there, here = complete(), complete(description={"unknown_share": 0.2})
+    del there["description"]["unknown_share"]
+    assert differences(there, here) == []
+    network = SequenceVAE(replace(DESCRIPTION, unknown_share=0.2), MODEL)
+    go_on_as_begun(network, here, there)
+    assert network.likelihood.unknown_share == here["description"]["unknown_share"] == 0.0
 
 
 def test_of_long_lists_the_first_difference_is_shown():

@@ -35,6 +35,8 @@ CONSTANT = 1e-12
 """A standard deviation below this share of the mean is rounding, not variation."""
 LEAST_LOG_GAP_STD = 0.1
 """Gaps that differ by less than a tenth come from a clock: normalised by its jitter, a gap twice as long would be far too large."""
+MOST_UNKNOWN = 0.5
+"""The largest probability of <unknown>: where all symbols occur only once, the estimate would leave nothing for those known."""
 SHOWN_CLASSES = 10
 WHOLE = re.compile(r"-?\d+", re.ASCII)
 
@@ -67,9 +69,9 @@ def finish_tokens(
     splits: dict[str, SplitFiles], tokenizer: Tokenizer | None, source: SourceSettings, known: DataDescription | None
 ) -> Finished:
     symbols = () if tokenizer is None else tuple(tokenizer.symbols())
-    final_V = None
+    final_V, unknown_share = None, 0.0
     if tokenizer is not None and tokenizer.learns:
-        symbols, final_V = _vocabulary(splits, "tokens", symbols, source, known.symbols if known else None)
+        symbols, final_V, unknown_share = _vocabulary(splits, "tokens", symbols, source, known)
     if known is not None:
         size, symbols = known.vocabulary_size, known.symbols
     elif tokenizer is not None:
@@ -112,7 +114,7 @@ def finish_tokens(
         if unknown:
             notes.append(f"{name}: {unknown:,} of {counted(files.steps, 'token')} count as {UNKNOWN}")
     description = {"vocabulary_size": size, "symbols": symbols, "tokenizer": tokenizer.name if tokenizer else None}
-    return Finished(description, counts, notes)
+    return Finished(description | {"unknown_share": unknown_share}, counts, notes)
 
 
 def _vocabulary(
@@ -120,28 +122,34 @@ def _vocabulary(
     array: str,
     symbols: Sequence[str],
     source: SourceSettings,
-    known: tuple[str, ...] | None,
-) -> tuple[tuple[str, ...], np.ndarray]:
-    """Return a vocabulary, <unknown> first, and the id in it of each symbol that numbers of a raw array stand for.
+    known: DataDescription | None,
+) -> tuple[tuple[str, ...], np.ndarray, float]:
+    """Return a vocabulary, <unknown> first, the id in it of each symbol that numbers of a raw array stand for, and the share of
+    steps that will hold an unknown one.
 
     It is what a trained network knows, or else the symbols that are frequent enough in the training split: those of tokens
-    with the more frequent first, variables by name.
+    with the more frequent first, variables by name. New symbols will come as often as those of the training split did that
+    were new there and stayed so (Good and Turing: the symbols seen once, of all that was seen).
     """
-    if known is None:
+    if known is not None:
+        vocabulary, unknown_share = known.symbols if array == "tokens" else known.names, known.unknown_share
+    else:
         counts_V = np.zeros(len(symbols), np.int64)
         for piece in read_pieces(*splits["train"].raw(array)):
             counts_V += np.bincount(piece, minlength=len(symbols))
         kept = np.flatnonzero(counts_V >= source.minimum_count).tolist()
         kept.sort(key=lambda number: (-counts_V[number] if array == "tokens" else 0, symbols[number]))
-        known = (UNKNOWN, *(symbols[number] for number in kept if symbols[number] != UNKNOWN))
-        if len(known) == 1:
+        kept = [number for number in kept if symbols[number] != UNKNOWN]
+        vocabulary = (UNKNOWN, *(symbols[number] for number in kept))
+        if len(vocabulary) == 1:
             noun = "symbol" if array == "tokens" else "variable"
             raise DataError(
                 f"{source.data_dir}: no {noun} of the training split is seen --minimum_count {source.minimum_count} times, "
                 f"the most frequent one {counts_V.max()} times. Lower it."
             )
-    id_of = {symbol: number for number, symbol in enumerate(known)}
-    return known, np.array([id_of.get(symbol, 0) for symbol in symbols], np.int32)
+        unknown_share = min(MOST_UNKNOWN, int((counts_V[kept] == 1).sum()) / splits["train"].steps)
+    id_of = {symbol: number for number, symbol in enumerate(vocabulary)}
+    return vocabulary, np.array([id_of.get(symbol, 0) for symbol in symbols], np.int32), unknown_share
 
 
 # --- Vectors and events ---------------------------------------------------------------------------------------------
@@ -198,7 +206,7 @@ def finish_events(
             variables_E = final_V[numbers_E]
             yield variables_E, np.where(variables_E == 0, np.nan, values_E)  # what is unknown has no scale of its own
 
-    names, final_V = _vocabulary(splits, "variables", symbols, source, known.names if known else None)
+    names, final_V, unknown_share = _vocabulary(splits, "variables", symbols, source, known)
     scale = Scale(lambda: pieces_of(splits["train"]), names, source, known)
     counts: dict[str, dict[str, Any]] = {}
     notes: list[str] = []
@@ -227,8 +235,8 @@ def finish_events(
             )
     else:
         gaps = gap_moments(lambda: _later_gaps(splits["train"]))
-    description = {"names": names, "time_unit": time_unit} | scale.fields | gaps._asdict()
-    return Finished(description, counts, notes + scale.notes())
+    description = {"names": names, "unknown_share": unknown_share, "time_unit": time_unit} | scale.fields
+    return Finished(description | gaps._asdict(), counts, notes + scale.notes())
 
 
 def _later_gaps(files: SplitFiles) -> Iterator[np.ndarray]:

@@ -159,10 +159,12 @@ def _tracks_of(record: Any, description: DataDescription) -> dict[str, Track]:
 def beginning(batch: Batch, sequences: int, steps: int) -> Batch:
     """Return the first sequences of a batch, and the first steps of each."""
     batch = part_of(batch, 0, sequences)
+    whole_B = batch.lengths_B <= steps
     batch = batch._replace(lengths_B=batch.lengths_B.clamp(max=steps))
     match batch:
         case TokenBatch():
-            return batch._replace(tokens_BT=batch.tokens_BT[:, :steps])
+            ends_B = whole_B if batch.ends_B is None else whole_B & batch.ends_B
+            return batch._replace(tokens_BT=batch.tokens_BT[:, :steps], ends_B=ends_B)
         case VectorBatch():
             observed_BTD = batch.observed_BTD[:, :steps]
             return batch._replace(values_BTD=batch.values_BTD[:, :steps], observed_BTD=observed_BTD)
