@@ -228,6 +228,12 @@ def test_a_checkpoint_that_knows_less_of_its_data_is_no_other_run():
     assert differences(there, complete(data={"content": "0a"})) == []
 
 
+def test_a_checkpoint_from_before_there_were_presence_rates_is_no_other_run():
+    there = complete()
+    there["description"] = {name: value for name, value in there["description"].items() if name != "presence_rates"}
+    assert differences(there, complete(description={"presence_rates": (0.1,)})) == []
+
+
 def test_of_long_lists_the_first_difference_is_shown():
     there, here = complete(description={"names": ["a", "b" * 99]}), complete(description={"names": ("a", "c")})
     assert differences(there, here) == [f"names[1] {'b' * 38}.. there, c here"]

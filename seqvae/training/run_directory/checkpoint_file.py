@@ -142,7 +142,8 @@ def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     pairs = [(f"--{name}", old[name], new[name]) for name in MUST_BE_THE_SAME]
     known = [name for name in here["data"] if name in there["data"]]  # older checkpoints know less
     pairs += [(f"data: {name}", there["data"][name], here["data"][name]) for name in known]
-    pairs += [(name.replace("_", " "), there["description"][name], new) for name, new in here["description"].items()]
+    described = [name for name in here["description"] if name in there["description"]]
+    pairs += [(name.replace("_", " "), *(one["description"][name] for one in (there, here))) for name in described]
     return sorted(_difference(name, old, new) for name, old, new in pairs if plain(old) != plain(new))
 
 
