@@ -49,6 +49,7 @@ FORMS = {
     "molecules": Form("quality", short=("--limit", "20000", "--max_steps", "100"), is_default=False),
     "encoding": Form("speed", is_default=False),
     "evaluation_cost": Form("speed", is_default=False),
+    "many_codes": Form("speed", is_default=False),
     "collapse_zoo": Form("detection", short=("--half", "scored"), is_default=False),
     "monitor_cost": Form("detection", short=("--stop_after", "100"), is_default=False),
 }

@@ -73,6 +73,12 @@ def restart_as_commands_run() -> None:
         os.execv(sys.executable, [sys.executable, "-m", spec.name, *sys.argv[1:]])
 
 
+def peak_mb() -> float:
+    """Return the peak memory of this process (Linux); that of `getrusage` begins at the peak of its parent."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
+
+
 def write_token_lists(path: Path, sequences: int, vocabulary: int = 5000, seed: int = 0, longest: int = 1000) -> None:
     """Write columns id and tokens: list<int32>, with log-normal lengths (mean 75, 3 to `longest`), of any size.
 

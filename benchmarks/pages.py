@@ -85,6 +85,11 @@ TABLES: dict[str, tuple[Table, ...]] = {
         Table("Memory while one file grows", "memory"),
     ),
     "evaluation_cost": (Table("Importance weighting, against plain forward passes over as many tokens", "rows"),),
+    "many_codes": (
+        Table("Training, in turns", "rows"),
+        Table("40,000 codes: times as long as 500", "ratios"),
+        Table("Memory of a million token ids: the likelihood of 240 tokens, forward and backward", "memory"),
+    ),
     "collapse_zoo": (Table("The half that was not tuned on", "in_short"),),
     "monitor_cost": (Table("In the monitor's hooks", "rows"),),
     "long_run": (Table("Memory over a long run, each tenth of it", "tenths"), Table("In all", "all")),

@@ -11,14 +11,13 @@ import pkgutil
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from lightning import Callback, LightningModule, Trainer
 
 import train_optimized
-from benchmarks.measure import make_parser
+from benchmarks.measure import make_parser, peak_mb
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.training import OptimizedSettings, TrainingSettings
 from seqvae.console import set_up_output
@@ -105,12 +104,6 @@ def start_once(settings: TrainingSettings, until: str) -> dict[str, Any]:
         "stages": {stage: sum(seconds) for stage, seconds in watch.calls.items()},
         "epoch_plan_seconds": max(watch.calls["plan"]),
     }
-
-
-def peak_mb() -> float:
-    """Return the peak memory of this process (Linux); that of `getrusage` begins at the peak of its parent."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
 
 
 if __name__ == "__main__":

@@ -41,6 +41,10 @@ class DataDescription:
     valued: tuple[bool, ...] = ()
     """Per name: it has values in the training split."""
 
+    presence_rates: tuple[float, ...] = ()
+    """Events, per name: the share of the training split's steps that hold it, half a step added for and against, so that none is
+    0 or 1. Older checkpoints have none."""
+
     time_unit: str = ""
     """Events: minutes, or the name of a numeric time column whose unit is the user's."""
 

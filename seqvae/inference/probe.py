@@ -4,7 +4,8 @@ In: a trained model and data with labels. Out: for the posterior means, for summ
 how well a logistic regression separates the classes; trained on the training split, scored on others. The windows that
 --long_sequences split cuts a sequence into count as one sequence, with the mean of their numbers: they share its label.
 
-Shapes: N sequences, P numbers of a sequence, C classes, R draws; B sequences, T steps, D features, V variables or tokens, E events.
+Shapes: N sequences, P numbers of a sequence, C classes, R draws; B sequences, T steps, D features, V variables or tokens,
+E events or stored numbers.
 """
 
 import logging
@@ -30,6 +31,9 @@ MOST_SEQUENCES = 20_000
 """Most sequences to train or to score on; more would change the third digit."""
 MOST_TOKENS = 1000
 """Tokens whose shares are part of a summary."""
+DENSE_VARIABLES = 1000
+"""Of more variables than this, only what a sequence has is stored: the summaries of 20,000 sequences with 40,000 codes would be
+19 GB, and several copies of them."""
 
 STRENGTHS = tuple(10.0**power for power in (1, 0, -1, -2, -3, -4, -5))
 """Strengths of the penalty, from strong to weak; each fit begins where the one before it ended."""
@@ -67,11 +71,12 @@ def probe(model: "Model", data: SequenceDataModule, label: str, splits: Sequence
     if "means" in train.numbers:
         sets, whole = sets | {"means": ["means"], "means + latents": ["means", "latents"]}, ["means", "rest"]
     sets |= {"summaries": whole, "summaries + latents": [*whole, "latents"]}
-    rows, scores = [], {}
+    rows: list[dict[str, Any]] = []
+    scores: dict[str, np.ndarray] = {}
     for name, parts in sets.items():
-        train_NP, test_NP = (np.concatenate([side.numbers[part] for part in parts], axis=1) for side in (train, test))
-        numbers = train_NP.shape[1]
-        _log.info("probe: %s (%s numbers of %s sequences)", name, f"{numbers:,}", f"{len(train_NP):,}")
+        train_NP, test_NP = (side_by_side([side.numbers[part] for part in parts]) for side in (train, test))
+        sequences, numbers = train_NP.shape
+        _log.info("probe: %s (%s numbers of %s sequences)", name, f"{numbers:,}", f"{sequences:,}")
         fitted = fit_classifier(train_NP, train.classes_N, len(classes), seed)
         scores[name] = score_with_draws(fitted.scores(test_NP), test.classes_N)
         score = interval(scores[name])
@@ -114,10 +119,30 @@ def refuse_no_probe(data: SequenceDataModule, label: str, splits: Sequence[str])
 # --- Features ----------------------------------------------------------------------------------------------------------
 
 
+class Bag(NamedTuple):
+    """(N, P) numbers of which most are their column's background and are not stored."""
+
+    sequences: int
+    background_P: np.ndarray
+    """0, or NaN where what is not stored was not measured."""
+    rows_E: np.ndarray
+    columns_E: np.ndarray
+    values_E: np.ndarray
+    """Never NaN."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.sequences, len(self.background_P)
+
+
+Numbers = Any
+"""(N, P), NaN where nothing was measured: an array or a Bag."""
+
+
 class _Side(NamedTuple):
     """One side of the probe, without the sequences that have no label."""
 
-    numbers: dict[str, np.ndarray]
+    numbers: dict[str, Numbers]
     """(N, P) each: `latents`, `means` (of each feature or variable; tokens have none) and the `rest` of a summary."""
     classes_N: np.ndarray
     without_label: int
@@ -126,7 +151,7 @@ class _Side(NamedTuple):
 def _collect(
     model: "Model", data: SequenceDataModule, splits: Sequence[str], tokens_V: np.ndarray | None, seed: int
 ) -> _Side:
-    parts: dict[str, list[np.ndarray]] = {"latents": [], "means": [], "rest": []}
+    parts: dict[str, list[Numbers]] = {"latents": [], "means": [], "rest": []}
     labels, owners = [], []
     for split, batch in joined_batches(data, splits, sequences=MOST_SEQUENCES, seed=seed):
         assert batch.labels_B is not None, "the data were opened with labels"
@@ -141,18 +166,64 @@ def _collect(
         for name, numbers_BP in summary(batch, len(model.description.names), tokens_V).items():
             parts[name].append(numbers_BP)
     classes_N, owners_N = np.concatenate(labels), np.concatenate(owners)
-    numbers = {name: np.concatenate(each).astype(np.float64) for name, each in parts.items() if each}
+    numbers = {name: one_below_the_other(each) for name, each in parts.items() if each}
     if len(np.unique(owners_N)) < len(owners_N):
         numbers = {name: mean_of_windows(numbers_NP, owners_N) for name, numbers_NP in numbers.items()}
         classes_N = classes_N[np.unique(owners_N, return_index=True)[1]]
     has_label_N = classes_N >= 0
-    numbers = {name: numbers_NP[has_label_N] for name, numbers_NP in numbers.items()}
+    numbers = {name: chosen_rows(numbers_NP, has_label_N) for name, numbers_NP in numbers.items()}
     return _Side(numbers, classes_N[has_label_N], int((~has_label_N).sum()))
 
 
-def mean_of_windows(numbers_NP: np.ndarray, owners_N: np.ndarray) -> np.ndarray:
+def one_below_the_other(parts: Sequence[Numbers]) -> Numbers:
+    """Return the rows of all parts; either all of them are bags, or none."""
+    bags = [part for part in parts if isinstance(part, Bag)]
+    if not bags:
+        return np.concatenate(parts).astype(np.float64)
+    begins = np.cumsum([0, *(bag.sequences for bag in bags)])
+    rows_E = np.concatenate([bag.rows_E + begin for bag, begin in zip(bags, begins, strict=False)])
+    columns_E, values_E = (np.concatenate(each) for each in zip(*(bag[3:] for bag in bags), strict=True))
+    return Bag(int(begins[-1]), bags[0].background_P, rows_E, columns_E, values_E)
+
+
+def side_by_side(parts: Sequence[Numbers]) -> Numbers:
+    """Return the columns of all parts; a bag where one of them is."""
+    if not any(isinstance(part, Bag) for part in parts):
+        return np.concatenate(parts, axis=1)
+    bags = [part if isinstance(part, Bag) else _as_bag(part) for part in parts]
+    begins = np.cumsum([0, *(len(bag.background_P) for bag in bags)])
+    columns_E = np.concatenate([bag.columns_E + begin for bag, begin in zip(bags, begins, strict=False)])
+    background_P, rows_E, values_E = (
+        np.concatenate([getattr(bag, name) for bag in bags]) for name in ("background_P", "rows_E", "values_E")
+    )
+    return Bag(bags[0].sequences, background_P, rows_E, columns_E, values_E)
+
+
+def _as_bag(numbers_NP: np.ndarray) -> Bag:
+    rows_E, columns_E = (~np.isnan(numbers_NP)).nonzero()
+    return Bag(len(numbers_NP), np.full(numbers_NP.shape[1], np.nan), rows_E, columns_E, numbers_NP[rows_E, columns_E])
+
+
+def chosen_rows(numbers_NP: Numbers, chosen_N: np.ndarray) -> Numbers:
+    """Return the rows where the mask is true."""
+    if not isinstance(numbers_NP, Bag):
+        return numbers_NP[chosen_N]
+    is_chosen_E = chosen_N[numbers_NP.rows_E]
+    rows_E, columns_E, values_E = (each[is_chosen_E] for each in numbers_NP[2:])
+    return Bag(int(chosen_N.sum()), numbers_NP.background_P, (np.cumsum(chosen_N) - 1)[rows_E], columns_E, values_E)
+
+
+def mean_of_windows(numbers_NP: Numbers, owners_N: np.ndarray) -> Numbers:
     """Return a row for each owner, ascending: the mean over its windows, NaN where none of them has a number."""
     unique, place_N = np.unique(owners_N, return_inverse=True)
+    if isinstance(numbers_NP, Bag):
+        columns = len(numbers_NP.background_P)
+        cells_C, cell_E = np.unique(place_N[numbers_NP.rows_E] * columns + numbers_NP.columns_E, return_inverse=True)
+        rows_C, columns_C = np.divmod(cells_C, columns)
+        is_measured_C = np.isnan(numbers_NP.background_P)[columns_C]
+        windows_C = np.where(is_measured_C, np.bincount(cell_E), np.bincount(place_N)[rows_C])
+        means_C = np.bincount(cell_E, numbers_NP.values_E) / windows_C
+        return Bag(len(unique), numbers_NP.background_P, rows_C, columns_C, means_C)
     known_NP = ~np.isnan(numbers_NP)
     sums, counts = (np.zeros((len(unique), numbers_NP.shape[1])) for _ in range(2))
     np.add.at(sums, place_N, np.where(known_NP, numbers_NP, 0.0))
@@ -170,7 +241,7 @@ def frequent_tokens(batches: Iterable[Batch], vocabulary: int) -> np.ndarray:
     return np.sort(np.argsort(-counts_V, kind="stable")[:MOST_TOKENS])
 
 
-def summary(batch: Batch, names: int, tokens_V: np.ndarray | None = None) -> dict[str, np.ndarray]:
+def summary(batch: Batch, names: int, tokens_V: np.ndarray | None = None) -> dict[str, Numbers]:
     """Return what is known of a sequence without a model, (B, P) each; NaN where nothing was measured.
 
     Vectors: of each feature the mean (`means`), deviation, first and last value (`rest`). Events: of each of `names` variables the
@@ -191,6 +262,8 @@ def summary(batch: Batch, names: int, tokens_V: np.ndarray | None = None) -> dic
                 for step_BD in (first_BD, last_BD)
             )
             return {"means": mean_BD.numpy(), "rest": torch.cat((std_BD, first, last), dim=1).numpy()}
+        case EventBatch() if names > DENSE_VARIABLES:
+            return _bags_of_events(batch, names)
         case EventBatch():
             known_E = batch.has_value_E.double()
             parts = (torch.ones_like(known_E), batch.values_E * known_E, known_E)
@@ -204,6 +277,23 @@ def summary(batch: Batch, names: int, tokens_V: np.ndarray | None = None) -> dic
                 place_T = np.minimum(np.searchsorted(tokens_V, ids_T[:length]), len(tokens_V) - 1)
                 np.add.at(row_V, place_T[tokens_V[place_T] == ids_T[:length]], 1 / max(length, 1))
             return {"rest": np.column_stack((shares_BV, np.log1p(batch.lengths_B.numpy())))}
+
+
+def _bags_of_events(batch: EventBatch, names: int) -> dict[str, Numbers]:
+    """Return the summaries of events with what a sequence does not have left out."""
+    sequences, steps = batch.gaps_BT.shape
+    cells_C, cell_E = np.unique((batch.steps_E // steps * names + batch.variables_E).numpy(), return_inverse=True)
+    rows_C, columns_C = np.divmod(cells_C, names)
+    events_C, values_C, sums_C = (
+        np.bincount(cell_E, part_E.double().numpy(), minlength=len(cells_C))
+        for part_E in (torch.ones_like(batch.values_E), batch.has_value_E, batch.values_E * batch.has_value_E)
+    )
+    has_C, nothing_V = values_C > 0, np.zeros(names)
+    means = Bag(sequences, nothing_V + np.nan, rows_C[has_C], columns_C[has_C], sums_C[has_C] / values_C[has_C])
+    was_measured, how_often = (
+        Bag(sequences, nothing_V, rows_C, columns_C, each_C) for each_C in (np.ones(len(cells_C)), np.log1p(events_C))
+    )
+    return {"means": means, "rest": side_by_side([was_measured, how_often])}
 
 
 def sums_by_variable(batch: EventBatch, variables: int, parts_E: Iterable[Tensor]) -> tuple[Tensor, ...]:
@@ -226,29 +316,20 @@ def _ratio(sums: Tensor, counts: Tensor) -> Tensor:
 class Classifier(NamedTuple):
     """A logistic regression with an L2 penalty, and the standardising that goes before it."""
 
-    standardise: Callable[[np.ndarray], np.ndarray]
+    standardise: Callable[[Any], Any]
     regression: Any
     classes: int
     strength: float
     """loss = mean cross entropy + strength / 2 * |weights|^2, with a weight for each number and class; biases are free."""
 
-    def scores(self, features_NP: np.ndarray) -> np.ndarray:
+    def scores(self, features_NP: Numbers) -> np.ndarray:
         """Return log p(class), (N, C)."""
         return _log_probabilities(self.regression, self.standardise(features_NP), self.classes)
 
 
-def fit_classifier(features_NP: np.ndarray, classes_N: np.ndarray, classes: int, seed: int = 0) -> Classifier:
+def fit_classifier(features_NP: Numbers, classes_N: np.ndarray, classes: int, seed: int = 0) -> Classifier:
     """Fit with the strength of the least cross entropy on folds of these sequences; those scored later have no part in it."""
-    known_NP = ~np.isnan(features_NP)
-    count_P = np.maximum(known_NP.sum(axis=0), 1)
-    mean_P = np.where(known_NP, features_NP, 0.0).sum(axis=0) / count_P
-    std_P = np.sqrt(np.where(known_NP, (features_NP - mean_P) ** 2, 0.0).sum(axis=0) / count_P)
-    std_P = np.where(std_P > 1e-12 * (1 + np.abs(mean_P)), std_P, 1.0)
-
-    def standardise(features_NP: np.ndarray) -> np.ndarray:
-        """Bring each number to mean 0 and deviation 1 over the training sequences; what is missing becomes the mean."""
-        return np.clip(np.nan_to_num((features_NP - mean_P) / std_P, nan=0.0), -FARTHEST, FARTHEST)
-
+    standardise = _standardiser_of_bag(features_NP) if isinstance(features_NP, Bag) else _standardiser(features_NP)
     x_NP = standardise(features_NP)
     shuffled_N = np.random.default_rng(seed).permutation(len(classes_N))
     by_class_N = shuffled_N[np.argsort(classes_N[shuffled_N], kind="stable")]
@@ -267,7 +348,48 @@ def fit_classifier(features_NP: np.ndarray, classes_N: np.ndarray, classes: int,
     return Classifier(standardise, regression, classes, strength)
 
 
-def _fits(x_NP: np.ndarray, classes_N: np.ndarray, strengths: Sequence[float]) -> Iterator[Any]:
+def _standardiser(features_NP: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """Return what brings each number to mean 0 and deviation 1 over these sequences; what is missing becomes the mean."""
+    known_NP = ~np.isnan(features_NP)
+    count_P = np.maximum(known_NP.sum(axis=0), 1)
+    mean_P = np.where(known_NP, features_NP, 0.0).sum(axis=0) / count_P
+    std_P = _scale(np.where(known_NP, (features_NP - mean_P) ** 2, 0.0).sum(axis=0) / count_P, mean_P)
+    return lambda numbers_NP: _standard(numbers_NP, mean_P, std_P)
+
+
+def _standardiser_of_bag(features: Bag) -> Callable[[Bag], Any]:
+    """Return what does the same as a sparse matrix, but for one number that is added to each column so that what is not stored
+    becomes 0: the regression's bias, which is free, makes up for it, and the fit is the same."""
+    from scipy.sparse import csr_matrix
+
+    stored_P = np.bincount(features.columns_E, minlength=len(features.background_P))
+    others_P = np.where(np.isnan(features.background_P), 0, features.sequences - stored_P)
+    count_P = np.maximum(stored_P + others_P, 1)
+    mean_P = np.bincount(features.columns_E, features.values_E, minlength=len(stored_P)) / count_P
+    squares_E = (features.values_E - mean_P[features.columns_E]) ** 2
+    squares_P = np.bincount(features.columns_E, squares_E, minlength=len(stored_P)) + others_P * mean_P**2
+    std_P = _scale(squares_P / count_P, mean_P)
+    background_P = _standard(features.background_P, mean_P, std_P)
+
+    def standardise(bag: Bag) -> Any:
+        at_E = bag.columns_E
+        values_E = _standard(bag.values_E, mean_P[at_E], std_P[at_E]) - background_P[at_E]
+        return csr_matrix((values_E, (bag.rows_E, at_E)), shape=bag.shape)
+
+    return standardise
+
+
+def _scale(variance_P: np.ndarray, mean_P: np.ndarray) -> np.ndarray:
+    """Return standard deviations; 1 for what is constant."""
+    std_P = np.sqrt(variance_P)
+    return np.where(std_P > 1e-12 * (1 + np.abs(mean_P)), std_P, 1.0)
+
+
+def _standard(numbers: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    return np.clip(np.nan_to_num((numbers - mean) / std, nan=0.0), -FARTHEST, FARTHEST)
+
+
+def _fits(x_NP: Any, classes_N: np.ndarray, strengths: Sequence[float]) -> Iterator[Any]:
     """Yield the regression as fitted with each strength, from where the fit before it ended; the loss is convex."""
     regression = _import_logistic_regression()(tol=1e-6, max_iter=MOST_ITERATIONS, warm_start=True)
     # The library adds up cross entropies where the strength is of their mean, and has one row of weights for two classes, which
@@ -276,16 +398,16 @@ def _fits(x_NP: np.ndarray, classes_N: np.ndarray, strengths: Sequence[float]) -
     for strength in strengths:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a fit that has not converged by then scores as well
-            regression.set_params(C=per_class / (strength * len(x_NP))).fit(x_NP, classes_N)
+            regression.set_params(C=per_class / (strength * x_NP.shape[0])).fit(x_NP, classes_N)
         yield regression
 
 
-def _log_probabilities(regression: Any, x_NP: np.ndarray, classes: int) -> np.ndarray:
+def _log_probabilities(regression: Any, x_NP: Any, classes: int) -> np.ndarray:
     """Return log p(class), (N, C); that of a class which the fit never saw is very low."""
     scores_NK = regression.decision_function(x_NP)
     if scores_NK.ndim == 1:
-        scores_NK = np.column_stack((np.zeros(len(x_NP)), scores_NK))
-    log_p_NC = np.full((len(x_NP), classes), np.log(1e-12))
+        scores_NK = np.column_stack((np.zeros(len(scores_NK)), scores_NK))
+    log_p_NC = np.full((len(scores_NK), classes), np.log(1e-12))
     log_p_NC[:, regression.classes_] = torch.from_numpy(scores_NK).log_softmax(dim=1).numpy()
     return log_p_NC
 

@@ -5,7 +5,7 @@ table in docs/performance.md). `--plain_operations` leaves everything to torch. 
 benchmarks.speed.step`; docs/performance_log.md has what was tried.
 
 Shapes: B sequences, T steps, H heads, K numbers of a head, P = K / 2 pairs of them, X = 3 H K packed, G = B H; N rows, M of them
-that are computed, R rows of a slice, W width, V vocabulary.
+that are computed, R rows of a slice, W width, V vocabulary, C ids of a block.
 """
 
 from typing import Any
@@ -24,6 +24,10 @@ FEWEST_ROWS = 256
 """Rows of a slice, at least: products of fewer are slow."""
 ROWS_MULTIPLE = 64
 """Rows are a multiple of this: a CPU's products in bf16 are compiled for each number of rows."""
+MANY_IDS = 2**16
+"""From this many ids on, their scores are computed in blocks of ids: the FEWEST_ROWS rows of a slice would have too many."""
+FEWEST_COLUMNS = 512
+"""Ids or variables of a block, at least: products of fewer are slow."""
 LEAST_P = 1e-30
 """Float32 loses digits of smaller probabilities; their logarithm is computed from the scores."""
 
@@ -143,6 +147,12 @@ def rows_at_once(scores_per_row: int) -> int:
     return max(FEWEST_ROWS, rows - rows % ROWS_MULTIPLE)
 
 
+def columns_at_once(rows: int) -> int:
+    """Return of how many ids or variables this many rows have no more than SCORES_AT_ONCE scores together."""
+    columns = SCORES_AT_ONCE // max(rows, 1)
+    return max(FEWEST_COLUMNS, columns - columns % ROWS_MULTIPLE)
+
+
 def linear_cross_entropy(
     hidden_NW: Tensor, weight_VW: Tensor, bias_V: Tensor, targets_N: Tensor, counts_N: Tensor
 ) -> Tensor:
@@ -220,3 +230,82 @@ def _nll_and_gradients(
         for_weight_VW.add_(scores_RV.T @ hidden_RW)
         for_bias_V.add_((scores_RV.new_ones(1, len(scores_RV)) @ scores_RV)[0])
     return nll_N, for_hidden_NW, for_weight_VW, for_bias_V
+
+
+def wide_cross_entropy(
+    hidden_NW: Tensor, weight_VW: Tensor, bias_V: Tensor, targets_N: Tensor, counts_N: Tensor
+) -> Tensor:
+    """Return the same as `linear_cross_entropy`, of so many ids that even a few rows of scores take too much memory.
+
+    A block of ids goes through all rows at once, so that each weight is read once and its gradient written once. The backward
+    pass computes the scores again, a fourth product beside three: 240 rows of 10^6 ids need 35 MB beside weights and gradients
+    instead of 2.3 GB, in 1.5 times the time (`python -m benchmarks.speed.many_codes`). On any device.
+    """
+    device = hidden_NW.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_NW.dtype
+    return _WideCrossEntropy.apply(hidden_NW.to(dtype), weight_VW, bias_V, targets_N, counts_N)
+
+
+class _WideCrossEntropy(torch.autograd.Function):
+    """The log of each row's sum over all ids is kept for the backward pass, and nothing of the scores."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_NW: Tensor, weight_VW: Tensor, bias_V: Tensor, targets_N: Tensor, counts_N: Tensor
+    ) -> Tensor:
+        chosen_M = _rows_that_count(counts_N)
+        hidden_MW = hidden_NW[chosen_M].masked_fill_(~counts_N[chosen_M, None], 0.0)
+        targets_M = targets_N[chosen_M]
+        total_M = torch.full((len(chosen_M),), -torch.inf, device=hidden_NW.device)
+        target_M = torch.zeros_like(total_M)
+        for block in _blocks(len(weight_VW), len(chosen_M)):
+            scores_MC = _scores(hidden_MW, weight_VW[block], bias_V[block])
+            total_M = torch.logaddexp(total_M, scores_MC.logsumexp(dim=1))
+            places_M1, is_here_M = _places(targets_M, block, scores_MC.shape[1])
+            target_M = torch.where(is_here_M, scores_MC.gather(1, places_M1)[:, 0], target_M)
+        ctx.save_for_backward(hidden_MW, weight_VW, bias_V, targets_M, chosen_M, counts_N, total_M)
+        nll_N = torch.zeros(len(hidden_NW), device=hidden_NW.device)
+        nll_N[chosen_M] = total_M - target_M
+        return nll_N * counts_N
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient_N,) = gradients
+        hidden_MW, weight_VW, bias_V, targets_M, chosen_M, counts_N, total_M = ctx.saved_tensors
+        weights_M1 = (gradient_N * counts_N)[chosen_M, None]
+        for_weight_VW, for_bias_V = torch.empty_like(weight_VW), torch.empty_like(bias_V)
+        for_hidden_MW = torch.zeros_like(hidden_MW, dtype=torch.float32)
+        for block in _blocks(len(weight_VW), len(chosen_M)):
+            slopes_MC = _scores(hidden_MW, weight_VW[block], bias_V[block]).sub_(total_M[:, None]).exp_()
+            places_M1, is_here_M = _places(targets_M, block, slopes_MC.shape[1])
+            slopes_MC.scatter_add_(1, places_M1, -is_here_M[:, None].float())
+            slopes_MC.mul_(weights_M1)
+            for_bias_V[block] = slopes_MC.sum(dim=0)
+            slopes_MC = slopes_MC.to(hidden_MW.dtype)
+            for_hidden_MW.add_(slopes_MC @ weight_VW[block].to(hidden_MW.dtype))
+            for_weight_VW[block] = slopes_MC.T @ hidden_MW
+        for_hidden_NW = hidden_MW.new_zeros(len(gradient_N), hidden_MW.shape[1])
+        for_hidden_NW[chosen_M] = for_hidden_MW.to(hidden_MW.dtype)
+        return for_hidden_NW, for_weight_VW, for_bias_V, None, None
+
+
+def _rows_that_count(counts_N: Tensor) -> Tensor:
+    """Return the rows that count, and a few others that fill them up to a multiple of ROWS_MULTIPLE."""
+    counted = int(counts_N.sum())  # sync: once a batch
+    return (~counts_N).long().argsort(stable=True)[: counted + -counted % ROWS_MULTIPLE]
+
+
+def _blocks(ids: int, rows: int) -> list[slice]:
+    columns = columns_at_once(rows)
+    return [slice(start, min(start + columns, ids)) for start in range(0, ids, columns)]
+
+
+def _scores(hidden_MW: Tensor, weight_CW: Tensor, bias_C: Tensor) -> Tensor:
+    """Return scores in float32, computed in the type of the hidden vectors."""
+    return torch.addmm(bias_C.to(hidden_MW.dtype), hidden_MW, weight_CW.to(hidden_MW.dtype).T).float()
+
+
+def _places(targets_M: Tensor, block: slice, columns: int) -> tuple[Tensor, Tensor]:
+    """Return each target's column in a block, (M, 1), any where it is not in it; and whether it is, (M,)."""
+    places_M = targets_M - block.start
+    return places_M.clamp(0, columns - 1)[:, None], (places_M >= 0) & (places_M < columns)

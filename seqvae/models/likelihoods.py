@@ -9,11 +9,11 @@ vectors. Draws take a temperature, 1 for the distribution itself and 0 for its m
 device, so that drawing leaves the noise of training alone.
 
 Shapes: B sequences, T steps (S = T + 1 with the end mark), N steps of the whole batch, D features, V variables or token ids,
-E events of the whole batch, W width, R numbers of a value's code.
+E events of the whole batch, W width, R numbers of a value's code, C variables of a block, M variables that are drawn.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,7 +23,14 @@ from torch.utils.checkpoint import checkpoint
 
 from seqvae.data.batch import EventBatch, TokenBatch, VectorBatch, predicted_steps
 from seqvae.data.description import DataDescription
-from seqvae.models.cpu_kernels import HasCpuKernel, linear_cross_entropy, rows_at_once
+from seqvae.models.cpu_kernels import (
+    MANY_IDS,
+    HasCpuKernel,
+    columns_at_once,
+    linear_cross_entropy,
+    rows_at_once,
+    wide_cross_entropy,
+)
 from seqvae.models.embeddings import (
     TIME_FEATURES,
     Float32Linear,
@@ -43,6 +50,16 @@ LONGEST_LOG_GAP = 60.0
 FEW_VARIABLES = 256
 """Up to this many variables, the means and variances of all of them are computed at each step, in one product of matrices: 8
 times as fast with 42 variables as a product for each event, and about as fast here."""
+
+DRAWN_VARIABLES = 1024
+"""Of more variables than this, training computes those that are present and draws so many of the others."""
+EVEN_SHARE = 0.5
+"""The share of these draws that goes to all variables alike; the rest goes to each by its rate. Without it the rarest would be
+drawn once in thousands of steps with a weight of thousands, which an optimizer's running means do not bear."""
+DRAW_UNIT = 2**32
+"""Chances of being drawn are stored as multiples of 1 / DRAW_UNIT: whole numbers stay exact when a network is cast to bf16."""
+START_STD = 0.1
+"""Standard deviation of the scores of `PresenceOfMany` around the base rates, before training."""
 
 OUTLIER_SHARE = 1e-4
 """One value in 10,000 counts as an outlier. A pH of 735 that was meant to be 7.35 lies 20 standard deviations out and costs
@@ -83,7 +100,10 @@ class TokenLikelihood(HasCpuKernel, nn.Module):
         targets_BS = F.pad(batch.tokens_BT, (0, 1)).masked_fill(steps_S == batch.lengths_B[:, None], self.end)
         counts_BS = steps_S < predicted_steps(batch)[:, None]
         hidden_NW, targets_N = hidden_BSW.flatten(0, 1), targets_BS.flatten()
-        if hidden_NW.device.type != "cpu" or not torch.is_grad_enabled():
+        if self.kernel_enabled and self.end >= MANY_IDS:
+            weight_VW, bias_V = self.scores.weight, self.scores.bias
+            nll_N = wide_cross_entropy(hidden_NW, weight_VW, bias_V, targets_N, counts_BS.flatten())
+        elif hidden_NW.device.type != "cpu" or not torch.is_grad_enabled():
             nll_N = by_rows(self.cross_entropy, self.scores.out_features, hidden_NW, targets_N)
         elif self.use_kernel(hidden_NW):
             weight_VW, bias_V = self.scores.weight, self.scores.bias
@@ -155,7 +175,10 @@ class EventLikelihood(nn.Module):
         self.gap_scale = GapScale(description.log_gap_mean, description.log_gap_std, description.shortest_gap)
         self.gap_moments = Float32Linear(width, 2)
         self.after_gap = nn.Sequential(nn.Linear(width + TIME_FEATURES, width), nn.GELU(), nn.Linear(width, width))
-        self.presence = Presence(width, variables)
+        if variables <= FEW_VARIABLES:
+            self.presence = Presence(width, variables)
+        else:
+            self.presence = PresenceOfMany(width, variables, description.presence_rates)
         make_moments = MomentsOfAll if variables <= FEW_VARIABLES else MomentsOfPresent
         self.value_moments = make_moments(variables, width)
         self.register_buffer("valued_V", torch.tensor(description.valued), persistent=False)
@@ -261,6 +284,105 @@ class Presence(nn.Linear):
         return uniform_BV < (scores_BV.float() / temperature).sigmoid()
 
 
+class PresenceOfMany(Presence):
+    """For many variables: it starts at their base rates, and in training its cost follows the events that came.
+
+    -log p of a step is a sum over all variables. In training the terms of those present are computed, and the sum over all others
+    is estimated from DRAWN_VARIABLES of them, the same for a whole micro-batch, each term divided by its variable's chance of being
+    drawn (Horvitz and Thompson): the mean of value and gradient over the draws is exact. Without gradients all terms are computed.
+    """
+
+    bounds_V1: Tensor
+    """int64: a variable is drawn where a multiple of DRAW_UNIT, shifted at random, falls between its bound and the next."""
+
+    def __init__(self, width: int, variables: int, rates: Sequence[float]) -> None:
+        """`rates`: the share of the steps at which each variable is present; none where they are not known."""
+        super().__init__(width, variables)
+        assert len(rates) in (0, variables)
+        rates_V = torch.tensor(rates or [1.0] * variables, dtype=torch.float64)
+        if rates:
+            nn.init.normal_(self.weight, std=START_STD / math.sqrt(width))
+            with torch.no_grad():
+                self.bias.copy_(rates_V.logit())
+        self.register_buffer("bounds_V1", draw_bounds(rates_V, DRAWN_VARIABLES), persistent=False)
+
+    def nll(self, hidden_NW: Tensor, batch: EventBatch) -> Tensor:
+        """Return -log p of which variables have an event at each step and which have none, (N,); in training an estimate."""
+        if not torch.is_grad_enabled():
+            return self.exact_nll(hidden_NW, batch)
+        if self.training and self.out_features > DRAWN_VARIABLES:
+            return self.estimated_nll(hidden_NW, batch)
+        return super().nll(hidden_NW, batch)
+
+    def exact_nll(self, hidden_NW: Tensor, batch: EventBatch) -> Tensor:
+        """Go through the variables in blocks, so that memory does not grow with their number."""
+        steps_E, variables_E, is_first_E = self.sorted_events(batch)
+        nll_N = torch.zeros(len(hidden_NW), device=hidden_NW.device)
+        present_E = torch.zeros(len(steps_E), device=hidden_NW.device)
+        columns = columns_at_once(len(hidden_NW))
+        for start in range(0, self.out_features, columns):
+            block = slice(start, start + columns)
+            scores_NC = F.linear(hidden_NW, self.weight[block], self.bias[block]).float()
+            places_E = variables_E - start
+            is_here_E = (places_E >= 0) & (places_E < scores_NC.shape[1])
+            here_E = scores_NC[steps_E, places_E.clamp(0, scores_NC.shape[1] - 1)]
+            present_E = torch.where(is_here_E & is_first_E, here_E, present_E)
+            nll_N += F.softplus(scores_NC).sum(dim=-1)
+        return nll_N - sum_by_step(present_E, steps_E, len(hidden_NW))
+
+    def estimated_nll(self, hidden_NW: Tensor, batch: EventBatch) -> Tensor:
+        """Compute what is present, and estimate what is absent from the variables that `draw` returns."""
+        steps_E, variables_E, is_first_E = self.sorted_events(batch)
+        chosen_M, weights_M = self.draw()
+        # One look-up, so that the backward pass makes one gradient of all variables.
+        together, sizes = torch.cat((variables_E, chosen_M)), (len(variables_E), len(chosen_M))
+        weight_EW, weight_MW = F.embedding(together, self.weight).split(sizes)
+        bias_E, bias_M = self.bias[together].split(sizes)
+        offsets = step_offsets(steps_E, len(hidden_NW))
+        hidden_EW = SpreadToEvents.apply(hidden_NW, steps_E, offsets)
+        scores_E = (hidden_EW.float() * weight_EW).sum(dim=-1) + bias_E
+        present_N = sum_by_step(F.softplus(-scores_E) * is_first_E, steps_E, len(hidden_NW))
+        column_V = torch.full((self.out_features,), len(chosen_M), device=chosen_M.device)
+        column_V[chosen_M] = torch.arange(len(chosen_M), device=chosen_M.device)
+        present_NM = torch.zeros(len(hidden_NW), len(chosen_M) + 1, dtype=torch.bool, device=hidden_NW.device)
+        present_NM[steps_E, column_V[variables_E]] = True  # in the last column what was not drawn
+
+        def absent(hidden_RW: Tensor, present_RM: Tensor) -> Tensor:
+            scores_RM = F.linear(hidden_RW, weight_MW, bias_M).float()
+            return (F.softplus(scores_RM) * weights_M).masked_fill(present_RM, 0.0).sum(dim=-1)
+
+        return present_N + by_rows(absent, len(chosen_M), hidden_NW, present_NM[:, :-1])
+
+    def draw(self) -> tuple[Tensor, Tensor]:
+        """Draw DRAWN_VARIABLES variables, by torch's seed; return them, and 1 / chance of each."""
+        shift = torch.randint(0, DRAW_UNIT, (), device=self.bounds_V1.device)
+        marks_M = shift + DRAW_UNIT * torch.arange(DRAWN_VARIABLES, device=shift.device)
+        chosen_M = torch.searchsorted(self.bounds_V1[1:], marks_M, right=True)
+        return chosen_M, DRAW_UNIT / (self.bounds_V1[chosen_M + 1] - self.bounds_V1[chosen_M]).float()
+
+    def sorted_events(self, batch: EventBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return step and variable of each event, ascending, and whether it is the first of its kind: a step holds a variable
+        or not."""
+        keys_E = (batch.steps_E * self.out_features + batch.variables_E).sort().values
+        is_first_E = keys_E != F.pad(keys_E, (1, 0), value=-1)[:-1]
+        return keys_E // self.out_features, keys_E % self.out_features, is_first_E
+
+
+def draw_bounds(rates_V: Tensor, draws: int) -> Tensor:
+    """Return running sums, in units of 1 / DRAW_UNIT, of the chances of being among the `draws` variables that are drawn.
+
+    What would be more than certain is certain, and the others share the remaining draws.
+    """
+    draws = min(draws, len(rates_V))
+    shares_V = (1 - EVEN_SHARE) * rates_V / rates_V.sum() + EVEN_SHARE / len(rates_V)
+    is_certain_V, chances_V = torch.zeros(len(rates_V), dtype=torch.bool), draws * shares_V
+    while bool((chances_V > 1).any()):
+        is_certain_V |= chances_V >= 1
+        remaining = draws - int(is_certain_V.sum())
+        chances_V = (shares_V * (remaining / shares_V[~is_certain_V].sum())).masked_fill(is_certain_V, 1.0)
+    return F.pad((chances_V.cumsum(dim=0) * DRAW_UNIT).round().long(), (1, 0))
+
+
 class MomentsOfAll(nn.Module):
     """For few variables: mean and log-variance of all of them at each step, from which those of the events are picked."""
 
@@ -299,6 +421,11 @@ class MomentsOfPresent(nn.Module):
         code_NR = self.code(hidden_NW)
         weights = self.weights.weight.view(-1, code_NR.shape[-1])
         return F.linear(code_NR, weights, self.bias.weight.flatten()).unflatten(-1, (-1, 2))
+
+
+def sum_by_step(numbers_E: Tensor, steps_E: Tensor, steps: int) -> Tensor:
+    """Add up a number of each event over its step, (N,)."""
+    return SumByStep.apply(numbers_E[:, None], steps_E, step_offsets(steps_E, steps)).squeeze(-1)
 
 
 def real_steps(lengths_B: Tensor, length: int) -> Tensor:

@@ -497,6 +497,13 @@ def test_it_is_known_which_variables_have_values_in_the_training_split(tmp_path,
     }
 
 
+def test_the_share_of_the_training_steps_that_hold_a_variable_is_known(tmp_path, load):
+    data = load(write_splits(tmp_path / "d", train=events_of(1, 2), valid=events_of(3)))
+    steps, number_V = data.counts["train"]["steps"], data.counts["train"]["per_name"]
+    assert data.description.presence_rates == tuple((number + 0.5) / (steps + 1) for number in number_V)
+    assert all(0 < rate < 1 for rate in data.description.presence_rates)
+
+
 def test_a_window_of_events_begins_without_a_gap(tmp_path, load):
     directory = write_splits(tmp_path / "d", train=meds_table(1), valid=meds_table(2))
     for how in ("split", "keep_last"):

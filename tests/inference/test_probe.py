@@ -4,6 +4,7 @@ Shapes: N sequences, P features, C classes.
 """
 
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -12,12 +13,16 @@ import torch
 from seqvae.errors import UsageError
 from seqvae.inference.probe import (
     STRENGTHS,
+    Bag,
     auroc,
+    chosen_rows,
     fit_classifier,
     frequent_tokens,
     interval,
     mean_of_windows,
+    one_below_the_other,
     score_with_draws,
+    side_by_side,
     summary,
 )
 from tests.support.small_models import make_batch
@@ -172,3 +177,75 @@ def test_summaries_of_tokens_are_shares_of_the_frequent_ones():
     found = summary(batch, 0, np.array([1, 3]))
     assert list(found) == ["rest"]
     np.testing.assert_allclose(found["rest"], [[0.25, 0.5, np.log(5)], [1, 0, np.log(2)]])
+
+
+# --- Many variables ---------------------------------------------------------------------------------------------------
+
+
+def dense(bag: Bag) -> np.ndarray:
+    assert isinstance(bag, Bag)
+    numbers_NP = np.tile(bag.background_P, (bag.sequences, 1))
+    numbers_NP[bag.rows_E, bag.columns_E] = bag.values_E
+    return numbers_NP
+
+
+@pytest.fixture
+def summaries(monkeypatch) -> list[tuple[dict, dict]]:
+    """The summaries of three batches of events, dense and as bags."""
+    batches = [make_batch("events", [4, 2, 0, 3], seed=seed) for seed in range(3)]
+    whole = [summary(batch, 3) for batch in batches]
+    monkeypatch.setattr("seqvae.inference.probe.DENSE_VARIABLES", 2)
+    return [(one, summary(batch, 3)) for one, batch in zip(whole, batches, strict=True)]
+
+
+def test_bags_hold_the_same_numbers(summaries):
+    owners_N, chosen_N = np.array([3, 1, 1, 0] * 3), np.arange(12) % 5 > 0
+    sides = [
+        {name: one_below_the_other([both[side][name] for both in summaries]) for name in ("means", "rest")}
+        for side in (0, 1)
+    ]
+    for name in ("means", "rest"):
+        whole, bag = (side[name] for side in sides)
+        np.testing.assert_allclose(dense(bag), whole)
+        np.testing.assert_allclose(dense(mean_of_windows(bag, owners_N)), mean_of_windows(whole, owners_N))
+        np.testing.assert_allclose(dense(chosen_rows(bag, chosen_N)), chosen_rows(whole, chosen_N))
+    latents = np.random.default_rng(0).normal(size=(12, 2))
+    whole, bag = (side_by_side([side["means"], side["rest"], latents]) for side in sides)
+    np.testing.assert_allclose(dense(bag), whole)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_bags_give_the_same_fit(classes):
+    generator = np.random.default_rng(0)
+    classes_N = generator.integers(0, classes, 120)
+    counts_NP = generator.poisson(np.where(np.arange(6) == classes_N[:, None], 2.0, 0.3)).astype(float)
+    counts_NP[:, 5] = np.where(np.arange(120) == 7, 0, 1)  # lacked once: its deviation is cut at ten
+    means_NP = np.where(counts_NP > 0, generator.normal(size=(120, 6)) + classes_N[:, None], np.nan)
+    features_NP = np.concatenate((means_NP, counts_NP), axis=1)
+    rows_E, columns_E = (~np.isnan(features_NP) & (features_NP != 0)).nonzero()
+    background_P = np.repeat([np.nan, 0.0], 6)
+    bag = Bag(120, background_P, rows_E, columns_E, features_NP[rows_E, columns_E])
+    whole, sparse = (fit_classifier(features, classes_N, classes) for features in (features_NP, bag))
+    assert sparse.strength == whole.strength
+    np.testing.assert_allclose(sparse.scores(bag), whole.scores(features_NP), atol=2e-3)
+
+
+def test_tens_of_thousands_of_codes_take_the_memory_of_those_that_came():
+    """Dense, one set of numbers of these sequences would be 64 MB, and the fit would hold several."""
+    generator = np.random.default_rng(0)
+    batch = make_batch("events", [1] * 200)._replace(
+        steps_E=torch.arange(200).repeat_interleave(5),
+        variables_E=torch.from_numpy(generator.integers(0, 40_000, 1000)),
+        values_E=torch.ones(1000),
+        has_value_E=torch.ones(1000, dtype=torch.bool),
+    )
+    tracemalloc.start()
+    bag = side_by_side([*summary(batch, 40_000).values(), np.zeros((200, 2))])
+    built = tracemalloc.get_traced_memory()[1]
+    standard_NP = fit_classifier(bag, np.arange(200) % 2, 2).standardise(bag)
+    fitted = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert standard_NP.shape == (200, 120_002)
+    assert standard_NP.nnz <= 3 * 1000 + 400
+    assert built < 8e6
+    assert fitted < 80e6

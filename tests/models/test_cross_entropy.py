@@ -5,8 +5,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.profiler import ProfilerActivity, profile
 
-from seqvae.models.cpu_kernels import linear_cross_entropy
+from seqvae.data.batch import TokenBatch
+from seqvae.models.cpu_kernels import MANY_IDS, linear_cross_entropy, wide_cross_entropy
+from seqvae.models.likelihoods import TokenLikelihood
 
 ROWS, WIDTH, IDS = 600, 8, 41
 
@@ -117,3 +120,70 @@ def test_a_loss_that_no_row_counts_in_has_no_gradient(inputs):
     counts_N = torch.zeros(ROWS, dtype=torch.bool)
     nll_N = ours(inputs, torch.zeros(ROWS, dtype=torch.long), counts_N)
     assert not any(gradient.any() for gradient in torch.autograd.grad(nll_N.sum(), inputs.values()))
+
+
+# --- In blocks of ids -------------------------------------------------------------------------------------------------
+
+
+def wide(inputs: dict[str, torch.Tensor], targets_N: torch.Tensor, counts_N: torch.Tensor) -> torch.Tensor:
+    return wide_cross_entropy(inputs["hidden"], inputs["weight"], inputs["bias"], targets_N, counts_N)
+
+
+@pytest.fixture
+def blocks_of_seven(monkeypatch):
+    monkeypatch.setattr("seqvae.models.cpu_kernels.SCORES_AT_ONCE", 1)
+    monkeypatch.setattr("seqvae.models.cpu_kernels.FEWEST_COLUMNS", 7)
+
+
+@pytest.mark.parametrize("counting", ["all", "two of three", "none"])
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_in_blocks_of_ids_values_and_gradients_are_torchs(inputs, weights, counting, blocks_of_seven):
+    targets_N = torch.randint(0, IDS, (ROWS,))
+    counts_N = torch.arange(ROWS) % {"all": ROWS + 1, "two of three": 3, "none": 1}[counting] > 0
+    counts_N[0] = counting == "all"
+    nll_N, expected_N = wide(inputs, targets_N, counts_N), torchs(inputs, targets_N, counts_N)
+    torch.testing.assert_close(nll_N, expected_N)
+    weights_N = WEIGHTS[weights](ROWS)
+    gradients = torch.autograd.grad((nll_N * weights_N).sum(), inputs.values())
+    expected = torch.autograd.grad((expected_N * weights_N).sum(), inputs.values())
+    for mine, theirs in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_in_blocks_of_ids_nothing_comes_of_padding_and_what_is_not_a_number_stays_so(inputs, blocks_of_seven):
+    targets_N, counts_N = torch.zeros(ROWS, dtype=torch.long), torch.arange(ROWS) < 400
+    with torch.no_grad():
+        inputs["hidden"][400:] = float("nan")
+    nll_N = wide(inputs, targets_N, counts_N)
+    assert torch.isfinite(nll_N).all()
+    assert all(torch.isfinite(gradient).all() for gradient in torch.autograd.grad(nll_N.sum(), inputs.values()))
+    with torch.no_grad():
+        inputs["hidden"][3] = float("nan")
+    assert torch.isnan(wide(inputs, targets_N, counts_N)[3])
+
+
+def test_in_blocks_of_ids_bf16_is_as_near_as_in_slices_of_rows(inputs, blocks_of_seven):
+    targets_N, counts_N = torch.randint(0, IDS, (ROWS,)), torch.ones(ROWS, dtype=torch.bool)
+    with torch.autocast("cpu", torch.bfloat16):
+        nll_N = wide(inputs, targets_N, counts_N)
+        sliced_N = ours(inputs, targets_N, counts_N)
+    assert nll_N.dtype == torch.float32
+    torch.testing.assert_close(nll_N, sliced_N, rtol=1e-4, atol=1e-4)
+    for mine, theirs in zip(
+        *(torch.autograd.grad(losses_N.sum(), inputs.values()) for losses_N in (nll_N, sliced_N)), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=0.2)
+
+
+def test_the_scores_of_a_hundred_thousand_ids_take_bounded_memory():
+    """240 rows of them are 96 MB, and were there twice."""
+    likelihood = TokenLikelihood(100_000, 4)
+    assert likelihood.end >= MANY_IDS
+    tokens_BT = torch.randint(0, 100_000, (4, 59))
+    batch = TokenBatch(tokens_BT, torch.full((4,), 59), torch.arange(4), None, 236, 0)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        nll = likelihood(torch.randn(4, 60, 4), batch).sum()
+        nll.backward()
+    assert max(event.cpu_memory_usage for event in profiler.events()) < 32e6
+    with torch.no_grad():
+        assert nll.item() == pytest.approx(240 * 11.7, rel=0.05)

@@ -3,6 +3,7 @@
 Shapes: B sequences, T steps (S: with the end mark), V variables or ids, D features, E events, N rows, W width.
 """
 
+import dataclasses
 import itertools
 import math
 from dataclasses import replace
@@ -10,8 +11,9 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
-from seqvae.data.batch import TokenBatch
+from seqvae.data.batch import EventBatch, TokenBatch
 from seqvae.data.building.finishing import gap_moments
 from seqvae.data.description import DataDescription
 from seqvae.models.embeddings import (
@@ -23,6 +25,7 @@ from seqvae.models.embeddings import (
     time_features,
 )
 from seqvae.models.likelihoods import (
+    DRAWN_VARIABLES,
     FEW_VARIABLES,
     LOGVAR_LIMIT,
     OUTLIER_SHARE,
@@ -30,9 +33,12 @@ from seqvae.models.likelihoods import (
     GapScale,
     MomentsOfAll,
     MomentsOfPresent,
+    Presence,
+    PresenceOfMany,
     TokenLikelihood,
     VectorLikelihood,
     by_rows,
+    draw_bounds,
     gap_nll,
     robust_nll,
     student_cdf,
@@ -301,6 +307,127 @@ def test_many_variables_have_a_proper_likelihood_that_learns():
     assert not nll_BT[1, 2:].any()
     nll_BT.sum().backward()
     assert all(p.grad is not None and p.grad.any() for p in likelihood.parameters())
+
+
+# --- Many variables ---------------------------------------------------------------------------------------------------
+
+DRAWS = 40
+"""Variables that are drawn in these tests, of four times as many."""
+
+
+@pytest.fixture
+def many(monkeypatch) -> PresenceOfMany:
+    """Presence of 160 variables with scores as spread as after training, of which 40 are drawn."""
+    monkeypatch.setattr("seqvae.models.likelihoods.DRAWN_VARIABLES", DRAWS)
+    torch.manual_seed(0)
+    presence = PresenceOfMany(8, 4 * DRAWS, (0.9, 0.5, *[0.02] * (4 * DRAWS - 2)))
+    nn.init.normal_(presence.weight, std=0.7)
+    return presence
+
+
+def events_at(steps: int, variables: int) -> EventBatch:
+    """One sequence: the first variable at every step, the second twice at the first, two others at each step but the last."""
+    steps_E = torch.cat((torch.arange(steps), torch.tensor([0, 0]), torch.arange(steps - 1).repeat_interleave(2)))
+    drawn = torch.randint(2, variables, (2 * (steps - 1),), generator=torch.Generator().manual_seed(1))
+    variables_E = torch.cat((torch.zeros(steps, dtype=torch.int64), torch.tensor([1, 1]), drawn))
+    order = steps_E.argsort(stable=True)
+    batch = make_batch("events", [1])
+    values = {"values_E": torch.zeros(len(order)), "has_value_E": torch.zeros(len(order), dtype=torch.bool)}
+    return batch._replace(steps_E=steps_E[order], variables_E=variables_E[order], **values)
+
+
+def plain_nll(presence: Presence, hidden_NW: Tensor, batch: EventBatch) -> Tensor:
+    present_NV = torch.zeros(len(hidden_NW), presence.out_features)
+    present_NV[batch.steps_E, batch.variables_E] = 1
+    return -torch.distributions.Bernoulli(logits=presence(hidden_NW)).log_prob(present_NV).sum(dim=1)
+
+
+def test_in_training_the_mean_over_the_draws_is_the_exact_value_and_gradient(many):
+    batch, hidden_NW = events_at(6, many.out_features), torch.randn(6, 8, requires_grad=True)
+    inputs = (hidden_NW, many.weight, many.bias)
+    exact = plain_nll(many, hidden_NW, batch)
+    exact_gradients = torch.autograd.grad(exact.square().sum(), inputs)
+    values, gradients = [], []
+    for _ in range(1500):
+        estimate = many.train().nll(hidden_NW, batch)
+        values.append(estimate.detach())
+        # Of a linear function: the mean of a square would not be the square of the mean.
+        gradients.append(torch.autograd.grad((2 * exact.detach() * estimate).sum(), inputs))
+    for found, expected in zip(
+        (torch.stack(values), *map(torch.stack, zip(*gradients, strict=True))), (exact, *exact_gradients), strict=True
+    ):
+        error = found.std(dim=0) / len(values) ** 0.5
+        away = (found.mean(dim=0) - expected.detach()) / error.clamp(min=1e-3)
+        assert found.std() > 0
+        assert away.abs().max() < 5
+        assert away.square().mean() < 1.5
+
+
+@pytest.mark.parametrize("at_once", [1, 2**21], ids=["in blocks", "at once"])
+def test_without_gradients_all_variables_count(many, monkeypatch, at_once):
+    monkeypatch.setattr("seqvae.models.cpu_kernels.SCORES_AT_ONCE", at_once)
+    monkeypatch.setattr("seqvae.models.cpu_kernels.FEWEST_COLUMNS", 7)
+    batch, hidden_NW = events_at(6, many.out_features), torch.randn(6, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(many.train().nll(hidden_NW, batch), plain_nll(many, hidden_NW, batch))
+    torch.testing.assert_close(many.eval().nll(hidden_NW, batch), plain_nll(many, hidden_NW, batch))
+
+
+def test_the_same_seed_draws_the_same_variables_each_once(many):
+    torch.manual_seed(5)
+    chosen_M, weights_M = many.draw()
+    assert len(chosen_M.unique()) == DRAWS
+    assert weights_M.min() == 1
+    torch.manual_seed(5)
+    assert torch.equal(many.draw()[0], chosen_M)
+    assert not torch.equal(many.draw()[0], chosen_M)
+
+
+def test_chances_of_being_drawn_add_up_and_none_is_more_than_certain():
+    rates_V = torch.tensor([0.9, 0.9, 0.5, *[0.001] * 997], dtype=torch.float64)
+    chances_V = draw_bounds(rates_V, 100).diff().double() / 2**32
+    assert chances_V.sum().item() == pytest.approx(100)
+    assert chances_V[:3].tolist() == [1, 1, 1]
+    assert 0.05 < chances_V[3:].min() <= chances_V[3:].max() < 0.2
+
+
+def test_many_variables_start_at_the_entropy_of_their_rates():
+    torch.manual_seed(0)
+    rates = tuple(torch.logspace(-5, -1, 3000).tolist())
+    presence, hidden_NW = PresenceOfMany(64, 3000, rates), torch.randn(400, 64)
+    present_NV = torch.rand(400, 3000) < torch.tensor(rates)
+    steps_E, variables_E = present_NV.nonzero(as_tuple=True)
+    batch = make_batch("events", [1])._replace(steps_E=steps_E, variables_E=variables_E)
+    entropy = torch.distributions.Bernoulli(torch.tensor(rates)).entropy().sum().item()
+    for found in (presence.nll(hidden_NW, batch).mean(), presence.eval().nll(hidden_NW, batch).mean()):
+        assert found.item() == pytest.approx(entropy, rel=0.03)
+    assert entropy / 3000 < 0.06
+
+
+def test_the_weights_of_few_variables_do_not_depend_on_their_rates():
+    likelihoods = []
+    for rates in ((), (0.1,) * FEW_VARIABLES):
+        torch.manual_seed(0)
+        description = dataclasses.replace(events_of(FEW_VARIABLES), presence_rates=rates)
+        likelihoods.append(EventLikelihood(description, 8))
+    one, other = (likelihood.state_dict() for likelihood in likelihoods)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_weights_from_before_there_were_rates_fit_many_variables():
+    """They are those of a plain layer, and nothing is stored beside them."""
+    old = nn.Linear(8, FEW_VARIABLES + 1).state_dict()
+    PresenceOfMany(8, FEW_VARIABLES + 1, ()).load_state_dict(old)
+
+
+def test_drawing_takes_memory_for_the_drawn_variables_and_not_for_all():
+    """800 steps of 40,000 variables would be 128 MB of scores."""
+    presence, hidden_NW = PresenceOfMany(8, 40_000, ()), torch.randn(800, 8, requires_grad=True)
+    batch = events_at(800, 40_000)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        presence.train().nll(hidden_NW, batch).sum().backward()
+    assert presence.out_features > DRAWN_VARIABLES
+    assert max(event.cpu_memory_usage for event in profiler.events()) < 16e6
 
 
 def test_a_forward_pass_leaves_no_trace_in_the_network():

@@ -237,6 +237,12 @@ def test_a_run_from_before_the_unknown_had_a_share_goes_on_without_one():
     assert network.likelihood.unknown_share == here["description"]["unknown_share"] == 0.0
 
 
+def test_a_checkpoint_from_before_there_were_presence_rates_is_no_other_run():
+    there = complete()
+    there["description"] = {name: value for name, value in there["description"].items() if name != "presence_rates"}
+    assert differences(there, complete(description={"presence_rates": (0.1,)})) == []
+
+
 def test_of_long_lists_the_first_difference_is_shown():
     there, here = complete(description={"names": ["a", "b" * 99]}), complete(description={"names": ("a", "c")})
     assert differences(there, here) == [f"names[1] {'b' * 38}.. there, c here"]

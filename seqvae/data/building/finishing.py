@@ -235,8 +235,18 @@ def finish_events(
             )
     else:
         gaps = gap_moments(lambda: _later_gaps(splits["train"]))
-    description = {"names": names, "unknown_share": unknown_share, "time_unit": time_unit} | scale.fields
-    return Finished(description | gaps._asdict(), counts, notes + scale.notes())
+    rates = (
+        known.presence_rates
+        if known is not None
+        else presence_rates(counts["train"]["per_name"], splits["train"].steps)
+    )
+    description = {"names": names, "unknown_share": unknown_share, "presence_rates": rates, "time_unit": time_unit}
+    return Finished(description | scale.fields | gaps._asdict(), counts, notes + scale.notes())
+
+
+def presence_rates(number_V: Sequence[int], steps: int) -> tuple[float, ...]:
+    """Return the share of the steps that hold each variable; a step may hold several that count as <unknown>."""
+    return tuple((min(number, steps) + 0.5) / (steps + 1) for number in number_V)
 
 
 def _later_gaps(files: SplitFiles) -> Iterator[np.ndarray]:

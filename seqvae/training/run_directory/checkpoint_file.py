@@ -143,8 +143,8 @@ def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     known = [name for name in here["data"] if name in there["data"]]  # older checkpoints know less
     pairs += [(f"data: {name}", there["data"][name], here["data"][name]) for name in known]
     # The share of <unknown> follows from the data, and older checkpoints have none: a run goes on with its own.
-    described = [name for name in here["description"] if name != "unknown_share"]
-    pairs += [(name.replace("_", " "), there["description"][name], here["description"][name]) for name in described]
+    described = [name for name in here["description"] if name in there["description"] and name != "unknown_share"]
+    pairs += [(name.replace("_", " "), *(one["description"][name] for one in (there, here))) for name in described]
     return sorted(_difference(name, old, new) for name, old, new in pairs if plain(old) != plain(new))
 
 
