@@ -30,7 +30,7 @@ from seqvae.files import DISK_FULL, is_in_use, wait_for_lock
 from seqvae.text import counted
 
 log = logging.getLogger(__name__)
-FORMAT = 5
+FORMAT = 6
 """Raise it when what lies in a cache changes: older caches are then built again."""
 NOT_IN_KEY = ("data_dir", "variable_embeddings_path", "freeze_variable_embeddings")
 """Options that a cache does not depend on, or that its name holds otherwise."""

@@ -1,8 +1,8 @@
 """The second pass of a cache build: from raw arrays to final ones, with what is known only from the whole training split.
 
 Tokens get their final ids in the smallest integer type; vectors and events are normalised, once and for all, by the
-training split's mean and standard deviation. Gaps stay as they are, and the moments of their logarithms are noted. Labels
-become the numbers of their classes.
+training split's mean and standard deviation; values of names of which that split has none become missing ones. Gaps stay as they
+are, and the moments of their logarithms are noted. Labels become the numbers of their classes.
 
 `known` is the data that a trained network understands, where the cache is built for one: its vocabulary and moments are then used.
 
@@ -180,8 +180,7 @@ def finish_vectors(
             notes.append(f"{split}: {missing_V.sum():,} of {counted(files.steps * width, 'value')} are missing")
     without = [names[v] for v in np.flatnonzero(scale.count_V == 0)]
     if without:
-        unused = "" if known is None else "; here they are not used"
-        notes.append(f"warning: without any value in the training split: {some(without)}{unused}")
+        notes.append(f"warning: without any value in the training split: {some(without)}")
     return Finished({"names": names} | scale.fields, counts, notes + scale.notes())
 
 
@@ -254,14 +253,14 @@ class Scale:
         self._names = names
         self._far_V = np.zeros(len(names), np.int64)
         self._constant_V = np.zeros(len(names), bool)
+        self._unlearned_V: dict[str, np.ndarray] = {}
+        """Per split: how many values each name has that count as missing, as training saw none of its values."""
         self.fields: dict[str, tuple[Any, ...]]
         """Fields of the DataDescription."""
         if known is not None:
             self.fields = {"mean": known.mean, "std": known.std, "valued": known.valued}
             self.count_V = np.array(known.valued, np.int64)
-            self._mean_V = np.array(known.mean)
-            # Values of names of which training saw none become NaN: the network has learned nothing about them.
-            self._std_V = np.where(known.valued, known.std, np.nan)
+            self._set_moments(np.array(known.mean), np.array(known.std))
             return
         self.count_V, mean_V, std_V = _measure(pieces, len(names))
         if source.params_map_path is not None:
@@ -274,9 +273,14 @@ class Scale:
                 )
             mean_V, std_V = np.array([moments_of.get(name, (0.0, 1.0)) for name in names]).T
         self._constant_V = std_V <= CONSTANT * np.abs(mean_V)
-        self._mean_V, self._std_V = mean_V, np.where(self._constant_V, 1.0, std_V)
-        arrays = {"mean": mean_V, "std": self._std_V, "valued": self.count_V > 0}
+        std_V = np.where(self._constant_V, 1.0, std_V)
+        arrays = {"mean": mean_V, "std": std_V, "valued": self.count_V > 0}
         self.fields = {name: tuple(array.tolist()) for name, array in arrays.items()}
+        self._set_moments(mean_V, std_V)
+
+    def _set_moments(self, mean_V: np.ndarray, std_V: np.ndarray) -> None:
+        """Scale by these moments. Values of names of which training saw none become NaN: no network learns anything of them."""
+        self._mean_V, self._std_V = mean_V, np.where(self.count_V > 0, std_V, np.nan)
 
     def normalise(self, raw_E: np.ndarray, names_E: np.ndarray, split: str) -> np.ndarray:
         """Return the values in standard deviations from the mean of their name; those that lie far out are counted."""
@@ -291,6 +295,9 @@ class Scale:
                 f"--params_map_path."
             )
         self._far_V += np.bincount(names_E[distance_E > FAR_OUT], minlength=len(self._names))
+        unlearned_E = np.isnan(values_E) & ~np.isnan(raw_E)
+        counts_V = np.bincount(names_E[unlearned_E], minlength=len(self._names))
+        self._unlearned_V[split] = self._unlearned_V.get(split, 0) + counts_V
         return values_E
 
     def notes(self) -> list[str]:
@@ -298,6 +305,13 @@ class Scale:
         constant = [names[v] for v in np.flatnonzero(self._constant_V & (self.count_V > 0))]
         if constant:
             notes.append(f"warning: constant in the training split, left unscaled: {some(constant)}")
+        for split, unlearned_V in self._unlearned_V.items():
+            if unlearned_V.any():
+                shown = [f"{names[v]} ({unlearned_V[v]:,})" for v in np.flatnonzero(unlearned_V)]
+                values, count = counted(int(unlearned_V.sum()), "value"), "counts" if unlearned_V.sum() == 1 else "count"
+                notes.append(
+                    f"warning: {split}: {values} {count} as missing, as training saw no value of theirs: {some(shown)}"
+                )
         if far_V.sum():
             worst = [f"{names[v]} {far_V[v]:,}" for v in np.argsort(-far_V)[:5] if far_V[v]]
             lie = "lies" if far_V.sum() == 1 else "lie"
