@@ -34,9 +34,11 @@ from seqvae.data.parquet.reader import (
 from seqvae.data.parquet.schema import Layout
 from seqvae.data.parquet.side_tables import ids_as_text, label_names, read_subject_splits
 from seqvae.errors import DataError
-from seqvae.text import counted
+from seqvae.text import counted, measure
 
 log = logging.getLogger(__name__)
+UNEVEN = 1.5
+"""Longest over shortest gap between two steps, above which times say more than an order does."""
 Encoder = TokenEncoder | VectorEncoder | EventEncoder
 
 
@@ -114,6 +116,8 @@ def build(
     notes = [*usable.notes]
     notes += [f"{split}: {share:.0%} of the {whole}, by a hash of the sequence's id" for split, share in shares.items()]
     notes += [f"{counted(count, noun)} {what}" for (noun, what), count in reader.repairs.items()]
+    if isinstance(encoder, VectorEncoder):
+        notes += _note_on_times(encoder, layout)
     notes += [*repeated_ids, *finished.notes, *label_notes]
     entries = {
         split: {
@@ -125,6 +129,18 @@ def build(
     }
     description = DataDescription(kind=layout.kind, classes=classes, **finished.description)
     return Built(layout, description, entries, tuple(notes), usable.columns, reader.files, usable.bad_files)
+
+
+def _note_on_times(encoder: VectorEncoder, layout: Layout) -> list[str]:
+    """Return what is lost of the times of vectors, which are taken as steps of equal length."""
+    shortest, longest = encoder.shortest_gap, encoder.longest_gap
+    if longest <= UNEVEN * shortest:
+        return []
+    unit = f" {layout.time_unit}" if layout.time_unit == "minutes" else ""
+    return [
+        f"steps are {measure(shortest)} to {measure(longest)}{unit} apart (column {layout.time!r}), but vectors keep only their "
+        f"order: --kind events keeps the times"
+    ]
 
 
 def _make_encoder(reader: BlockReader, source: SourceSettings, known: DataDescription | None) -> Encoder:
@@ -182,7 +198,9 @@ def _assign(
     columns = {"id": ids_S, "file": files_S, "row": block.rows_R[rows_S]}
     if layout.label is not None:
         labels_S = block.columns["label"].take(rows).to_numpy(zero_copy_only=False)
-        texts_S = label_names(labels_S, lambda s: f"{reader.where(block, rows_S[s])}: column {layout.label!r}")
+        texts_S = label_names(
+            labels_S, lambda s: f"{reader.where(block, rows_S[s])}: column {layout.label!r}", layout.label_names
+        )
         columns["label"] = pa.array(texts_S, pa.large_string())
     table = pa.table(columns)
     if subjects is not None:
@@ -197,7 +215,7 @@ def _assign(
         return table, {split: split_S == split for split in ("train", "valid", "test")}
     if not shares:
         return table, {group: np.ones(len(rows_S), bool)}
-    if layout.form == "rows" and layout.id is None:
+    if layout.form == "rows" and (layout.id is None or layout.id_names_rows):
         # The name of the file and the row in it stand for an id: more files do not change them.
         names = hash_ids(pa.array([path.name for path in reader.files], pa.large_string()))
         ids_S = pa.array((names[files_S] ^ hash_ids(pa.array(columns["row"]))).view(np.int64))
@@ -232,7 +250,7 @@ def _refuse_missing_splits(
 def _check_ids(splits: Mapping[str, SplitFiles], layout: Layout, *, may_leak: bool) -> list[str]:
     """Refuse sequences that are in two splits; return notes on ids that several rows of one sequence each share, which is allowed
     but may not be meant."""
-    has_ids = layout.id is not None or layout.form == "files"
+    has_ids = (layout.id is not None and not layout.id_names_rows) or layout.form == "files"
     notes: list[str] = []
     hashes: dict[str, np.ndarray] = {}
     for split, files in splits.items():

@@ -412,8 +412,10 @@ def finish_labels(
         raise DataError(
             f"{where}: no sequence has a label there. Check the ids, or leave --label_path and --label_column out."
         )
-    classes = [names[code] for code in in_use]  # whole numbers in their order, then text in its order
-    classes.sort(key=lambda name: (0, int(name), "") if WHOLE.fullmatch(name) else (1, 0, name))
+    classes = [names[code] for code in in_use]  # names of numbers and whole numbers in their order, then text in its order
+    number_named = {name: number for number, name in enumerate(layout.label_names)}
+    number_named |= {name: int(name) for name in classes if WHOLE.fullmatch(name) and name not in number_named}
+    classes.sort(key=lambda name: (name not in number_named, number_named.get(name, 0), name))
     code_C = [number_of[name] for name in classes]
     final_V = np.full(len(names) + 1, -1, np.int32)  # the last one stands for code -1
     final_V[code_C] = np.arange(len(classes))
