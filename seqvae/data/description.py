@@ -37,6 +37,9 @@ class DataDescription:
     valued: tuple[bool, ...] = ()
     """Per name: it has values in the training split."""
 
+    robust: tuple[bool, ...] = ()
+    """Per name: tails are heavy, and mean and std are those of the values between two outer quantiles; (): of none."""
+
     time_unit: str = ""
     """Events: minutes, or the name of a numeric time column whose unit is the user's."""
 

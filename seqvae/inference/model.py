@@ -43,7 +43,7 @@ from seqvae.inference.streaming import MADE_BY, all_splits, chosen_splits, new_f
 from seqvae.models.vae import SequenceVAE
 from seqvae.reports.run_files import BEST, LAST, PREVIOUS
 from seqvae.training.network import StoredNetwork, build_stored, read_network
-from seqvae.training.run_directory.checkpoint_file import damage_of, plain
+from seqvae.training.run_directory.checkpoint_file import ADDED_LATER, damage_of, plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -349,7 +349,7 @@ def open_data(model: Model, choices: DataChoices, label_column: str | None = Non
         chosen |= {"label_column": label_column, "allow_missing_labels": True}
     elif not is_own:  # labels are not needed, and these data may have none
         chosen = {"label_path": None, "label_column": None, "allow_missing_labels": True} | chosen
-    values = settings | chosen
+    values = ADDED_LATER | settings | chosen
     source = SourceSettings(**{each.name: values[each.name] for each in fields(SourceSettings)})
     lengths = LengthSettings(**{each.name: values[each.name] for each in fields(LengthSettings)})
     cache = CacheSettings(**{each.name: values[each.name] for each in fields(CacheSettings)})
@@ -370,5 +370,7 @@ def open_data(model: Model, choices: DataChoices, label_column: str | None = Non
     source = replace(source, params_map_path=None, variable_embeddings_path=None, freeze_variable_embeddings=False)
     if label_column is None:
         source = replace(source, label_path=None, label_column=None)
+    if is_own and has_names and source.feature_columns is None:
+        source = replace(source, feature_columns=",".join(description.names))
     preprocessing = FittedPreprocessing(description, pools_are_whole=not is_own)
     return SequenceDataModule(source, lengths, cache, preprocessing=preprocessing)

@@ -62,6 +62,7 @@ from seqvae.training.run_directory.resume import (
     OptimizerAsSet,
     Start,
     adopt_as_last,
+    as_it_began,
     go_back,
     identity_of,
     open_run,
@@ -410,7 +411,7 @@ def prepare_settings(settings: Settings) -> Settings:
     resolve_devices(settings.compute)  # raises an error where they are not there
     if is_first_process():
         refuse_unwritable(settings.run)
-    return with_few_shapes(settings)
+    return with_few_shapes(replace(settings, source=as_it_began(settings.source, settings.run)))
 
 
 def with_few_shapes(settings: Settings) -> Settings:

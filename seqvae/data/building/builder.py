@@ -65,7 +65,8 @@ def build(
     known = None if preprocessing is None else preprocessing.description
     usable = usable_files(data, source)
     layout = usable.layout
-    reader = BlockReader([path for paths in usable.by_split.values() for path in paths], layout, source.bad_values)
+    every = [path for paths in usable.by_split.values() for path in paths]
+    reader = BlockReader(every, layout, source.bad_values, source.codes_for_missing)
     encoder = _make_encoder(reader, source, known)
     subjects = read_subject_splits(data.subject_splits) if data.subject_splits else None
     # The splits that the files lack, and the share of the training sequences (or the pool) that each gets by a hash of the id.
@@ -160,6 +161,7 @@ def _make_encoder(reader: BlockReader, source: SourceSettings, known: DataDescri
             source.vocabulary_size is not None and (layout.is_text or layout.kind != "tokens")
         ),
         ("--params_map_path", "vectors and events"): source.params_map_path is not None and layout.kind == "tokens",
+        ("--missing_values", "vectors and events"): source.missing_values is not None and layout.kind == "tokens",
     }
     for (flag, purpose), is_idle in idle.items():
         if is_idle:

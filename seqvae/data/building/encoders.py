@@ -87,6 +87,12 @@ class BlockCheck:
         """Return values as float64 (a copy), NaN where they are null: missing on purpose. `rows_of` finds the rows of flat
         indices."""
         values_X = np.array(array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), dtype=np.float64)
+        if len(self.reader.missing_values):
+            is_code_X = np.isin(values_X, self.reader.missing_values)
+            values_X[is_code_X] = np.nan
+            if count := int(is_code_X.sum()):
+                self.reader.repairs["value", "counted as missing (--missing_values)"] += count
+            array = pc.if_else(pa.array(is_code_X), pa.scalar(None, array.type), array) if count else array
         bad = np.flatnonzero(~(np.abs(values_X) <= LARGEST_VALUE) & ~np.asarray(array.is_null()))
         if len(bad) == 0:
             return values_X

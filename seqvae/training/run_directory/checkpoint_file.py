@@ -35,7 +35,7 @@ MUST_BE_THE_SAME = (
     *("gradient_accumulation_steps", "seed"),
 )
 """The network's shape, and what goes into which batch. All else may be changed on purpose when a run goes on."""
-ADDED_LATER: dict[str, Any] = {"level_cost": False, "pad_grid": 0}
+ADDED_LATER: dict[str, Any] = {"level_cost": False, "pad_grid": 0, "robust_scaling": False, "missing_values": None}
 """Settings that older checkpoints lack, with the values that were in force then."""
 MEANING = ("kind", "symbols", "tokenizer", "names", "classes")
 """Fields of a description that say what ids and positions stand for. Weights of the same shapes would fit, and mean something
@@ -142,7 +142,8 @@ def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     pairs = [(f"--{name}", old[name], new[name]) for name in MUST_BE_THE_SAME]
     known = [name for name in here["data"] if name in there["data"]]  # older checkpoints know less
     pairs += [(f"data: {name}", there["data"][name], here["data"][name]) for name in known]
-    pairs += [(name.replace("_", " "), there["description"][name], new) for name, new in here["description"].items()]
+    described = [name for name in here["description"] if name in there["description"]]
+    pairs += [(name.replace("_", " "), *(one["description"][name] for one in (there, here))) for name in described]
     return sorted(_difference(name, old, new) for name, old, new in pairs if _differ(name, plain(old), plain(new)))
 
 
