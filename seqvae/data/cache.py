@@ -130,7 +130,7 @@ def _name_parts(
     files = [list(one) for one in fingerprints] + [list(fingerprint(Path(path))) for path in beside]
     splits = {split: [str(path) for path in paths] for split, paths in data.by_split.items()}
     readable = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(str(source.data_dir)).name).strip("_")[:40] or "data"
-    known = [] if preprocessing is None else [asdict(preprocessing.description), preprocessing.pools_are_whole]
+    known = [] if preprocessing is None else [asdict(preprocessing.description), *preprocessing[1:]]
     request = _digest([FORMAT, str(Path(str(source.data_dir)).absolute()), options, *known])
     return f"{readable}-{request}", _digest([files, splits])
 

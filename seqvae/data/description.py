@@ -62,3 +62,5 @@ class FittedPreprocessing(NamedTuple):
     description: DataDescription
     pools_are_whole: bool
     """Whether files that are no split are used whole; otherwise a share of them is held out, as it was for training."""
+    keeps_values: bool = False
+    """Whether values are kept as they were read, too: from normalised ones in float32 they do not come back to the bit."""

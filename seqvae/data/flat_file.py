@@ -23,6 +23,8 @@ PIECE_ITEMS = 1 << 21
 RAW_TYPES = {"tokens": np.int32, "values": np.float64, "variables": np.int32}
 """How values lie on disk until the training split's vocabulary and moments are known."""
 FINAL_TYPES = {"gaps": np.float32}
+AS_READ = "values_as_read"
+"""The array of values in the data's own units, where they are kept beside the normalised ones."""
 
 
 class FlatWriter:
@@ -51,9 +53,10 @@ class FlatWriter:
 class SplitFiles:
     """One split of a cache while it is being built: flat files that grow, and a table of its sequences."""
 
-    def __init__(self, directory: Path, sources: Sequence[Path]) -> None:
+    def __init__(self, directory: Path, sources: Sequence[Path], *, keeps_values: bool = False) -> None:
         directory.mkdir()
         self.directory = directory
+        self.keeps_values = keeps_values
         self.sources = sources
         """The Parquet files, as the table numbers them."""
         self.sequences = self.steps = 0
@@ -118,9 +121,15 @@ class SplitFiles:
         return self.directory / f"{name}.raw", RAW_TYPES[name]
 
     def finish(self, writer: FlatWriter) -> None:
-        """Note a final array, which `writer` has written, and remove the raw one that it replaces."""
-        self.entries[writer.path.stem] = writer.close()
-        writer.path.with_suffix(".raw").unlink(missing_ok=True)
+        """Note a final array, which `writer` has written, and remove the raw one that it replaces, or keep it by another name."""
+        name = writer.path.stem
+        self.entries[name] = writer.close()
+        raw = writer.path.with_suffix(".raw")
+        if name == "values" and self.keeps_values:
+            kept, dtype = raw.rename(raw.with_name(f"{AS_READ}.bin")), np.dtype(RAW_TYPES[name])
+            count = kept.stat().st_size // dtype.itemsize
+            self.entries[AS_READ] = {"file": kept.name, "dtype": dtype.str, "count": count, "crc32": checksum_of(kept)}
+        raw.unlink(missing_ok=True)
 
     def place_of(self, sequence: int) -> str:
         """Return file and row where a sequence begins, for messages."""

@@ -63,6 +63,22 @@ def test_samples_paths_and_filled_values_come_as_data_frames(vectors):
     assert "pulse" not in filled
 
 
+@pytest.mark.parametrize("kind", ["vectors", "events"])
+def test_imputing_leaves_measured_values_as_they_are_to_the_bit(runs, kind):
+    filled = Model.load(runs[kind]).impute(split="test").drop(columns="split")
+    if kind == "vectors":
+        measured = columns(kind, "test").to_pandas()
+        found = filled[["pulse", "heat"]].where(filled[["pulse_std", "heat_std"]].to_numpy() == 0)
+        assert measured["heat"].isna().any()
+        pd.testing.assert_frame_equal(found, measured[["pulse", "heat"]], check_exact=True)
+        return
+    by_event = ["id", "time", "variable"]
+    table = columns(kind, "test").to_pandas()
+    table["time"] -= table.groupby("id")["time"].transform("min")
+    kept = filled[filled["measured"]].set_index(by_event)["value"].sort_index()
+    pd.testing.assert_series_equal(kept, table.set_index(by_event)["value"].sort_index(), check_exact=True)
+
+
 def test_an_evaluation_holds_readings_and_where_they_come_from(vectors):
     record = vectors.evaluate(iw_samples=2, iw_sequences=3)
     rows = {row["name"]: row["value"] for row in record["rows"]}

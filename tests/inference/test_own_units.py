@@ -19,7 +19,9 @@ def rescaled(table: pa.Table, kind: str) -> pa.Table:
     is_pulse = table["variable"].to_numpy(zero_copy_only=False) == "pulse"
     values = table["value"].to_numpy()
     place = table.column_names.index("value")
-    return table.set_column(place, "value", pa.array([1000 * v if p else v for v, p in zip(values, is_pulse, strict=True)]))
+    return table.set_column(
+        place, "value", pa.array([1000 * v if p else v for v, p in zip(values, is_pulse, strict=True)])
+    )
 
 
 @pytest.mark.parametrize("kind", ["vectors", "events"])

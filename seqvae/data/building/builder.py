@@ -88,7 +88,8 @@ def build(
                 for split, keep_S in masks.items():
                     if keep_S.any():
                         if split not in splits:
-                            splits[split] = SplitFiles(directory / split, reader.files)
+                            keeps_values = preprocessing is not None and preprocessing.keeps_values
+                            splits[split] = SplitFiles(directory / split, reader.files, keeps_values=keeps_values)
                             stack.callback(splits[split].release)
                         kept = encoded.keep(keep_S)
                         rows = table.filter(pa.array(keep_S))
