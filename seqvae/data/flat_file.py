@@ -6,6 +6,8 @@ a file's name, type, length and checksum.
 Shapes: S sequences, T steps of all sequences, S1 the beginnings of the sequences and the end of the last.
 """
 
+import os
+import shutil
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -115,6 +117,24 @@ class SplitFiles:
             self.table_entry = {"file": path.name, "dtype": "|u1", "count": path.stat().st_size, "crc32": checksum}
             with pa.memory_map(str(path)) as source:
                 self.table = pa.ipc.open_file(source).read_all()
+
+    def adopt(self, other: Path, entry: dict[str, Any]) -> None:
+        """Take over the files of the same sequences from another cache, all but labels; as links where the file system has them.
+
+        `entry`: what its meta.json says of the split.
+        """
+        self.sequences, self.steps = entry["counts"]["sequences"], entry["counts"]["steps"]
+        self.entries = {name: one for name, one in entry["arrays"].items() if name != "labels"}
+        self.table_entry = entry["table"]
+        for one in (self.table_entry, *self.entries.values()):
+            try:
+                os.link(other / one["file"], self.directory / one["file"])
+            except FileNotFoundError:
+                raise
+            except OSError:
+                shutil.copyfile(other / one["file"], self.directory / one["file"])
+        with pa.memory_map(str(self._table_path)) as source:
+            self.table = pa.ipc.open_file(source).read_all()
 
     def raw(self, name: str) -> tuple[Path, Any]:
         """Return path and type of an array that waits for its final form."""

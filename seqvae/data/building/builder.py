@@ -11,6 +11,7 @@ Shapes: R rows of a block, S sequences of a block, N sequences of a split.
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from seqvae.data.building.encoders import EventEncoder, TokenEncoder, VectorEnco
 from seqvae.data.building.finishing import finish_events, finish_labels, finish_tokens, finish_vectors
 from seqvae.data.description import DataDescription, FittedPreprocessing
 from seqvae.data.flat_file import SplitFiles
-from seqvae.data.parquet.discovery import POOL, ColumnRow, DataFiles, usable_files
+from seqvae.data.parquet.discovery import POOL, ColumnRow, DataFiles, UsableFiles, usable_files
 from seqvae.data.parquet.reader import (
     Block,
     BlockReader,
@@ -51,6 +52,8 @@ class Built(NamedTuple):
     """Per split: its arrays as `map_flat` reads them, the table of its sequences as a file, and its counts."""
     notes: tuple[str, ...]
     """What a user should know of these data, one sentence each."""
+    lasting_notes: tuple[str, ...]
+    """Those of them that other labels would leave as they are."""
     columns: tuple[ColumnRow, ...]
     files: Sequence[Path]
     """Those that were read, in the order by which the splits' tables number them."""
@@ -115,12 +118,11 @@ def build(
             finished = finish_events(splits, list(encoder.number_of), layout.time_unit, source, known)
         classes, label_notes = finish_labels(splits, layout, source)
     whole = "pool" if POOL in data.by_split else "training split"
-    notes = [*usable.notes]
-    notes += [f"{split}: {share:.0%} of the {whole}, by a hash of the sequence's id" for split, share in shares.items()]
+    notes = [f"{split}: {share:.0%} of the {whole}, by a hash of the sequence's id" for split, share in shares.items()]
     notes += [f"{counted(count, noun)} {what}" for (noun, what), count in reader.repairs.items()]
     if isinstance(encoder, VectorEncoder):
         notes += _note_on_times(encoder, layout)
-    notes += [*repeated_ids, *finished.notes, *label_notes]
+    notes += [*repeated_ids, *finished.notes]
     entries = {
         split: {
             "arrays": files.entries,
@@ -130,7 +132,51 @@ def build(
         for split, files in splits.items()
     }
     description = DataDescription(kind=layout.kind, classes=classes, **finished.description)
-    return Built(layout, description, entries, tuple(notes), usable.columns, reader.files, usable.bad_files)
+    every_note = (*usable.notes, *notes, *label_notes)
+    return Built(layout, description, entries, every_note, tuple(notes), usable.columns, reader.files, usable.bad_files)
+
+
+def relabel(twin: Path, meta: Mapping[str, Any], usable: UsableFiles, source: SourceSettings, directory: Path) -> Built:
+    """Write the files of a cache that differs from another, `twin`, in nothing but labels: no sequence is read again."""
+    layout = usable.layout
+    paths = [Path(meta["files"][number]["path"]) for number in meta["sources"]]
+    with ExitStack() as stack:
+        splits: dict[str, SplitFiles] = {}
+        for split, entry in meta["splits"].items():
+            files = splits[split] = SplitFiles(directory / split, paths)
+            stack.callback(files.release)
+            files.adopt(twin / split, entry)
+            if layout.label is not None:
+                files.table = _with_labels(files.table, paths, layout)
+        classes, label_notes = finish_labels(splits, layout, source)
+        entries = {
+            split: meta["splits"][split] | {"arrays": files.entries, "table": files.table_entry}
+            for split, files in splits.items()
+        }
+    description = DataDescription(**meta["description"] | {"classes": classes})
+    every_note = (*usable.notes, *meta["lasting_notes"], *label_notes)
+    lasting = tuple(meta["lasting_notes"])
+    return Built(layout, description, entries, every_note, lasting, usable.columns, paths, usable.bad_files)
+
+
+def _with_labels(table: pa.Table, paths: Sequence[Path], layout: Layout) -> pa.Table:
+    """Return the table of sequences, one a row, with the labels that stand in their files."""
+    files_N, rows_N = (table[name].to_numpy() for name in ("file", "row"))
+    labels_N = np.full(len(table), None, object)
+    alone = replace(layout, sequence=None, id=None, features=())
+    for number in np.unique(files_N).tolist():
+        mine = np.flatnonzero(files_N == number)
+        blocks = [block.columns["label"] for block in BlockReader(paths, alone)([paths[number]])]
+        column = pa.chunked_array(blocks).take(pa.array(rows_N[mine])).to_numpy(zero_copy_only=False)
+
+        def place(row: int, path: Path = paths[number], mine: np.ndarray = mine) -> str:
+            return f"{path}: row {rows_N[mine[row]]}: column {layout.label!r}"
+
+        labels_N[mine] = label_names(column, place, layout.label_names)
+    labels = pa.chunked_array([pa.array(labels_N, pa.large_string())])
+    return table.drop_columns([name for name in ("label",) if name in table.column_names]).append_column(
+        "label", labels
+    )
 
 
 def _note_on_times(encoder: VectorEncoder, layout: Layout) -> list[str]:

@@ -145,9 +145,11 @@ class Layout:
             parts.append(f"id {self.id!r}" if self.id else "ids are row numbers")
         if self.features:
             shown = ", ".join(map(repr, self.features[:6])) + (", ..." if len(self.features) > 6 else "")
-            what = "variables, a column each" if self.kind == "events" else ""
-            number = f"{len(self.features)} {what}" if what else counted(len(self.features), "feature")
-            parts.append(f"{number} ({shown})")
+            number = len(self.features)
+            what = (
+                f"{counted(number, 'variable')}, a column each" if self.kind == "events" else counted(number, "feature")
+            )
+            parts.append(f"{what} ({shown})")
         return ", ".join(parts)
 
 
