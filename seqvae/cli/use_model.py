@@ -120,17 +120,21 @@ def computed_tables(model: "Model", settings: Any, ids: Sequence[str]) -> "Itera
             return tables.interpolate(model, *_opened(model, settings.data), ids, path, own, seed)
         case Impute(imputing=own):
             names = None if own.variables is None else [name.strip() for name in own.variables.split(",")]
-            return tables.impute(model, *_opened(model, settings.data), own.draws, names, seed)
+            keeps_values = model.description.kind != "tokens"
+            opened = _opened(model, settings.data, keeps_values=keeps_values)
+            return tables.impute(model, *opened, own.draws, names, seed)
         case _:
             return tables.encode(model, *_opened(model, settings.data))
 
 
-def _opened(model: "Model", choices: DataChoices) -> "tuple[SequenceDataModule, list[str]]":
+def _opened(
+    model: "Model", choices: DataChoices, *, keeps_values: bool = False
+) -> "tuple[SequenceDataModule, list[str]]":
     """Return the data, and the splits to go through: all of them, where none is named."""
     from seqvae.inference.model import open_data
     from seqvae.inference.streaming import all_splits, chosen_split
 
-    data = open_data(model, choices)
+    data = open_data(model, choices, keeps_values=keeps_values)
     splits = all_splits(data) if choices.split is None else [chosen_split(data, choices.split)]
     if choices.data_dir is not None:  # notes on the training's own data were shown then
         for note in data.data.notes:

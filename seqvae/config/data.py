@@ -70,6 +70,12 @@ class SourceSettings:
     params_map_path: str | None = None
     """CSV with the columns variable, mean, std to normalise by, instead of the training split's own moments."""
 
+    robust_scaling: bool = True
+    """Scale features and variables with heavy tails by the values between their 1 % and 99 % quantiles; off: all by all values."""
+
+    missing_values: str | None = None
+    """Numbers that mean that nothing was measured, separated by commas: -9999 or -9999,-1. They become missing values."""
+
     variable_embeddings_path: str | None = None
     """CSV whose first column names a variable and whose other columns are the vector its embedding starts from."""
 
@@ -93,10 +99,21 @@ class SourceSettings:
             raise ValueError(f"--validation_fraction must lie between 0 and 1, got {self.validation_fraction}")
         if not 0 <= self.test_fraction < 1:
             raise ValueError(f"--test_fraction must be 0 or more and below 1, got {self.test_fraction}")
+        _ = self.codes_for_missing
         if self.validation_fraction + self.test_fraction >= 1:
             raise ValueError("--validation_fraction and --test_fraction leave nothing to train on")
         if self.freeze_variable_embeddings and self.variable_embeddings_path is None:
             raise ValueError("--freeze_variable_embeddings needs --variable_embeddings_path")
+
+    @property
+    def codes_for_missing(self) -> tuple[float, ...]:
+        """The numbers of --missing_values."""
+        try:
+            return tuple(float(number) for number in (self.missing_values or "").split(",") if number.strip())
+        except ValueError as error:
+            raise ValueError(
+                f"--missing_values must be numbers separated by commas, got {self.missing_values!r}"
+            ) from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from seqvae.config.data import CacheSettings, LengthSettings, SourceSettings
-from seqvae.data.building.builder import build
+from seqvae.data.building.builder import Built, build, relabel
 from seqvae.data.dataset import SequenceSet, read_meta
 from seqvae.data.demo import write_demo
 from seqvae.data.description import DataDescription, FittedPreprocessing
 from seqvae.data.flat_file import META, checksum_of, described
-from seqvae.data.parquet.discovery import DataFiles, Fingerprint, find_files, fingerprint
+from seqvae.data.parquet.discovery import DataFiles, Fingerprint, find_files, fingerprint, usable_files
 from seqvae.errors import DataError, StorageError
 from seqvae.files import DISK_FULL, is_in_use, wait_for_lock
 from seqvae.text import counted
@@ -34,6 +34,18 @@ FORMAT = 6
 """Raise it when what lies in a cache changes: older caches are then built again."""
 NOT_IN_KEY = ("data_dir", "variable_embeddings_path", "freeze_variable_embeddings")
 """Options that a cache does not depend on, or that its name holds otherwise."""
+ABOUT_LABELS = ("label_path", "label_column", "allow_missing_labels")
+"""Options that only labels depend on: caches that differ in nothing else share their files."""
+ABOUT_COLUMNS = (
+    "kind",
+    "sequence_column",
+    "id_column",
+    "time_column",
+    "variable_column",
+    "value_column",
+    "feature_columns",
+)
+"""Options that a cache depends on by the columns that they lead to: a flag may name what is found anyway."""
 SIDE_FILES = ("label_path", "params_map_path", "tokenizer")
 """Options that may be files whose content a cache depends on."""
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOLCK)
@@ -91,7 +103,7 @@ def prepare_cache(
                 fingerprints.append(fingerprint(path))
             except DataError:
                 fingerprints.append(Fingerprint(str(path), -1, -1, ""))
-        request, files = _name_parts(source, data, fingerprints, preprocessing)
+        request, files, content = _name_parts(source, data, fingerprints, preprocessing)
         path = root / f"{request}-{files}"
         if why_unusable(path) is None:
             return path
@@ -106,7 +118,7 @@ def prepare_cache(
                     log.warning("the Parquet files have changed since their cache was built: building it again")
                 else:
                     log.info("building the cache %s (once)", path)
-                _build_into(path, data, source, fingerprints, preprocessing)
+                _build_into(path, data, source, fingerprints, preprocessing, content)
                 for one in older:  # a run that uses one goes on with the data that it began with
                     if not any(map(is_in_use, one.glob("*/"))):
                         with suppress(OSError):
@@ -123,16 +135,20 @@ def prepare_cache(
 
 def _name_parts(
     source: SourceSettings, data: DataFiles, fingerprints: list[Fingerprint], preprocessing: FittedPreprocessing | None
-) -> tuple[str, str]:
-    """Return <readable part>-<hash of the request>, and a hash of the files: a changed file changes the second alone."""
+) -> tuple[str, str, str]:
+    """Return <readable part>-<hash of the request>, a hash of the files (a changed file changes it alone), and a hash of both
+    without the options about labels and columns."""
     options = {key: value for key, value in asdict(source).items() if key not in NOT_IN_KEY}
     beside = [path for flag in SIDE_FILES if (path := getattr(source, flag)) and Path(path).is_file()]
     files = [list(one) for one in fingerprints] + [list(fingerprint(Path(path))) for path in beside]
     splits = {split: [str(path) for path in paths] for split, paths in data.by_split.items()}
     readable = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(str(source.data_dir)).name).strip("_")[:40] or "data"
-    known = [] if preprocessing is None else [asdict(preprocessing.description), preprocessing.pools_are_whole]
+    known = [] if preprocessing is None else [asdict(preprocessing.description), *preprocessing[1:]]
     request = _digest([FORMAT, str(Path(str(source.data_dir)).absolute()), options, *known])
-    return f"{readable}-{request}", _digest([files, splits])
+    lasting = {key: value for key, value in options.items() if key not in (*ABOUT_LABELS, *ABOUT_COLUMNS)}
+    without_labels = [one for one in files if source.label_path is None or one[0] != str(Path(source.label_path))]
+    content = _digest([FORMAT, lasting, without_labels, splits, *known])
+    return f"{readable}-{request}", _digest([files, splits]), content
 
 
 def _digest(value: Any) -> str:
@@ -145,21 +161,27 @@ def _build_into(
     source: SourceSettings,
     fingerprints: list[Fingerprint],
     preprocessing: FittedPreprocessing | None,
+    content: str,
 ) -> None:
     """Build a cache beside its place, and move it there once it is whole; the caller holds the lock."""
     for leftover in path.parent.glob(f".{path.name}.building-*"):  # of builders that were killed
         shutil.rmtree(leftover, ignore_errors=True)
     directory = Path(tempfile.mkdtemp(prefix=f".{path.name}.building-", dir=path.parent))
     try:
-        built = build(data, source, directory, preprocessing)
+        built = _relabelled(path, data, source, directory, content)
+        if built is None:
+            built = build(data, source, directory, preprocessing)
         number_of = {one.path: number for number, one in enumerate(fingerprints)}
         meta = {
             "format": FORMAT,
             "layout": built.layout.describe(),
+            "roles": asdict(built.layout),
+            "content": content,
             "columns": [column._asdict() for column in built.columns],
             "description": asdict(built.description),
             "splits": built.splits,
             "notes": built.notes,
+            "lasting_notes": built.lasting_notes,
             "bad_files": built.bad_files,
             "files": [one._asdict() for one in fingerprints],
             # Which of these the tables of sequences mean by 0, 1, ...
@@ -173,6 +195,30 @@ def _build_into(
         directory.rename(path)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _relabelled(path: Path, data: DataFiles, source: SourceSettings, directory: Path, content: str) -> Built | None:
+    """Return a cache that is made of another one of the same sequences, with labels of its own; None where there is no such."""
+    metas = {}
+    for twin in sorted(path.parent.glob(f"{path.name.rsplit('-', 2)[0]}-*")):
+        if twin != path and why_unusable(twin) is None and (meta := read_meta(twin)).get("content") == content:
+            metas[twin] = meta
+    if not metas:
+        return None
+    usable = usable_files(data, source)
+    if usable.layout.label is not None and usable.layout.form != "rows":
+        return None  # whether all rows of a sequence have one label shows only where they are all read
+    paths = [str(one) for of_split in usable.by_split.values() for one in of_split]
+    wanted = _digest({**asdict(usable.layout), "label": None, "label_names": ()})
+    for twin, meta in metas.items():
+        roles = _digest({**meta["roles"], "label": None, "label_names": ()})
+        if roles == wanted and [meta["files"][number]["path"] for number in meta["sources"]] == paths:
+            try:
+                return relabel(twin, meta, usable, source, directory)
+            except FileNotFoundError:  # it was replaced in the meantime
+                for half in directory.iterdir():
+                    shutil.rmtree(half)
+    return None
 
 
 def _remove(cache: Path) -> None:

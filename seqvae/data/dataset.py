@@ -23,7 +23,7 @@ import torch
 from seqvae.config.data import LengthSettings
 from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch
 from seqvae.data.description import Kind
-from seqvae.data.flat_file import META, map_flat
+from seqvae.data.flat_file import AS_READ, META, map_flat
 from seqvae.errors import DataError
 from seqvae.files import mark_in_use
 from seqvae.text import counted, some
@@ -167,6 +167,21 @@ class SequenceSet:
             columns = tuple(np.delete(column, repeated) for column in columns)
         events = [torch.from_numpy(column) for column in columns]
         return EventBatch(torch.from_numpy(gaps_BT), common[0], events[0], events[1], events[2], events[3], *common[1:])
+
+    def values_as_read(self, sequences_B: np.ndarray) -> np.ndarray:
+        """Return the values of these sequences in the data's own units, to the bit, as `gather` orders them: of vectors for each
+        real step, (T, D), of events (E,). Only where the cache was built to keep them."""
+        arrays, windows = self._arrays, self.windows
+        source_T = ranges(windows.starts_N[sequences_B], windows.lengths_N[sequences_B].astype(np.int64))
+        if self.kind == "vectors":
+            width = len(arrays["values"]) // int(arrays["offsets"][-1])
+            steps_TD: np.ndarray = arrays[AS_READ].reshape(-1, width)[source_T]
+            return steps_TD
+        first_event_T = arrays["event_offsets"][source_T]
+        values_E: np.ndarray = arrays[AS_READ][
+            ranges(first_event_T, arrays["event_offsets"][source_T + 1] - first_event_T)
+        ]
+        return values_E
 
     def ids(self, sequences_B: np.ndarray) -> list[int | str]:
         """Return the ids that the user knows these sequences by."""

@@ -45,6 +45,9 @@ class DataDescription:
     """Events, per name: the share of the training split's steps that hold it, half a step added for and against, so that none is
     0 or 1. Older checkpoints have none."""
 
+    robust: tuple[bool, ...] = ()
+    """Per name: tails are heavy, and mean and std are those of the values between two outer quantiles; (): of none."""
+
     time_unit: str = ""
     """Events: minutes, or the name of a numeric time column whose unit is the user's."""
 
@@ -67,3 +70,5 @@ class FittedPreprocessing(NamedTuple):
     description: DataDescription
     pools_are_whole: bool
     """Whether files that are no split are used whole; otherwise a share of them is held out, as it was for training."""
+    keeps_values: bool = False
+    """Whether values are kept as they were read, too: from normalised ones in float32 they do not come back to the bit."""

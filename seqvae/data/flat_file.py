@@ -6,6 +6,8 @@ a file's name, type, length and checksum.
 Shapes: S sequences, T steps of all sequences, S1 the beginnings of the sequences and the end of the last.
 """
 
+import os
+import shutil
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +25,8 @@ PIECE_ITEMS = 1 << 21
 RAW_TYPES = {"tokens": np.int32, "values": np.float64, "variables": np.int32}
 """How values lie on disk until the training split's vocabulary and moments are known."""
 FINAL_TYPES = {"gaps": np.float32}
+AS_READ = "values_as_read"
+"""The array of values in the data's own units, where they are kept beside the normalised ones."""
 
 
 class FlatWriter:
@@ -51,9 +55,10 @@ class FlatWriter:
 class SplitFiles:
     """One split of a cache while it is being built: flat files that grow, and a table of its sequences."""
 
-    def __init__(self, directory: Path, sources: Sequence[Path]) -> None:
+    def __init__(self, directory: Path, sources: Sequence[Path], *, keeps_values: bool = False) -> None:
         directory.mkdir()
         self.directory = directory
+        self.keeps_values = keeps_values
         self.sources = sources
         """The Parquet files, as the table numbers them."""
         self.sequences = self.steps = 0
@@ -113,14 +118,38 @@ class SplitFiles:
             with pa.memory_map(str(path)) as source:
                 self.table = pa.ipc.open_file(source).read_all()
 
+    def adopt(self, other: Path, entry: dict[str, Any]) -> None:
+        """Take over the files of the same sequences from another cache, all but labels; as links where the file system has them.
+
+        `entry`: what its meta.json says of the split.
+        """
+        self.sequences, self.steps = entry["counts"]["sequences"], entry["counts"]["steps"]
+        self.entries = {name: one for name, one in entry["arrays"].items() if name != "labels"}
+        self.table_entry = entry["table"]
+        for one in (self.table_entry, *self.entries.values()):
+            try:
+                os.link(other / one["file"], self.directory / one["file"])
+            except FileNotFoundError:
+                raise
+            except OSError:
+                shutil.copyfile(other / one["file"], self.directory / one["file"])
+        with pa.memory_map(str(self._table_path)) as source:
+            self.table = pa.ipc.open_file(source).read_all()
+
     def raw(self, name: str) -> tuple[Path, Any]:
         """Return path and type of an array that waits for its final form."""
         return self.directory / f"{name}.raw", RAW_TYPES[name]
 
     def finish(self, writer: FlatWriter) -> None:
-        """Note a final array, which `writer` has written, and remove the raw one that it replaces."""
-        self.entries[writer.path.stem] = writer.close()
-        writer.path.with_suffix(".raw").unlink(missing_ok=True)
+        """Note a final array, which `writer` has written, and remove the raw one that it replaces, or keep it by another name."""
+        name = writer.path.stem
+        self.entries[name] = writer.close()
+        raw = writer.path.with_suffix(".raw")
+        if name == "values" and self.keeps_values:
+            kept, dtype = raw.rename(raw.with_name(f"{AS_READ}.bin")), np.dtype(RAW_TYPES[name])
+            count = kept.stat().st_size // dtype.itemsize
+            self.entries[AS_READ] = {"file": kept.name, "dtype": dtype.str, "count": count, "crc32": checksum_of(kept)}
+        raw.unlink(missing_ok=True)
 
     def place_of(self, sequence: int) -> str:
         """Return file and row where a sequence begins, for messages."""

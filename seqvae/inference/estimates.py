@@ -9,7 +9,7 @@ Z latent dimensions.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -88,6 +88,16 @@ class PosteriorStatistics(NamedTuple):
     """How many posteriors the mutual information was estimated from."""
     decoder_use: Estimate | None
     """NLL with the z of another sequence of similar length minus NLL with its own; None: there is no other sequence."""
+    own_units: "InOwnUnits | None" = None
+    """The densities of values as the data have them; None: these are of what the network sees."""
+
+
+class InOwnUnits(NamedTuple):
+    """Readings of densities in the data's own units. A change of units moves them all alike, by a number of the data alone."""
+
+    elbo: Estimate
+    nll: Estimate
+    nll_per_step: Estimate
 
 
 def importance_weighted_nll(
@@ -129,9 +139,17 @@ def importance_weighted_nll(
 
 
 def posterior_statistics(
-    network: Network, batches: Iterable[Batch], *, seed: int = 0, autocast: torch.dtype | None = None
+    network: Network,
+    batches: Iterable[Batch],
+    *,
+    seed: int = 0,
+    autocast: torch.dtype | None = None,
+    nats_of_units: Callable[[Batch], Tensor] | None = None,
 ) -> PosteriorStatistics:
-    """Return the readings of all batches. Sequences of a batch should be of similar length: they exchange their latents."""
+    """Return the readings of all batches. Sequences of a batch should be of similar length: they exchange their latents.
+
+    `nats_of_units`: what the NLL of each sequence of a batch rises by in the data's own units.
+    """
     assert isinstance(network, nn.Module)
     posteriors, parts = AllPosteriors(MOST_POSTERIORS, seed), []
     with evaluating(network, autocast) as device:
@@ -149,12 +167,17 @@ def posterior_statistics(
             kl = gaussian_kl(posterior.mean, posterior.logvar).double() * posterior.mask[..., None]
             kl_BZ = kl.flatten(start_dim=1, end_dim=-2).sum(dim=1) if kl.dim() == 3 else kl
             posteriors.add(posterior.mean[posterior.mask].cpu(), posterior.logvar[posterior.mask].cpu())
-            parts.append([column[real_B].cpu() for column in (nll_B, output.steps_B, kl_BZ, loss_B)])
-    all_nll_N, all_steps_N, kl_NZ, loss_N = (torch.cat(column) for column in zip(*parts, strict=True))
+            units_B = torch.zeros_like(nll_B) if nats_of_units is None else nats_of_units(batch)
+            parts.append([column[real_B].cpu() for column in (nll_B, output.steps_B, kl_BZ, loss_B, units_B)])
+    all_nll_N, all_steps_N, kl_NZ, loss_N, units_N = (torch.cat(column) for column in zip(*parts, strict=True))
     mean_RZ, logvar_RZ = posteriors.chosen
     information = mutual_information(mean_RZ, logvar_RZ, torch.Generator().manual_seed(seed))
     nll_N, kl_N, steps_N = (tensor.numpy() for tensor in (all_nll_N, kl_NZ.sum(dim=1), all_steps_N))
     exchanged_N = loss_N[~loss_N.isnan()].numpy()
+    own_units = None
+    if nats_of_units is not None:
+        own_N = nll_N + units_N.numpy()
+        own_units = InOwnUnits(mean_of(-own_N - kl_N), mean_of(own_N), mean_of(own_N, steps_N))
     return PosteriorStatistics(
         sequences=len(nll_N),
         steps=int(steps_N.sum()),
@@ -167,6 +190,7 @@ def posterior_statistics(
         mutual_information=float(information),
         posteriors=len(mean_RZ),
         decoder_use=mean_of(exchanged_N) if len(exchanged_N) else None,
+        own_units=own_units,
     )
 
 

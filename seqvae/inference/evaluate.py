@@ -12,6 +12,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +23,7 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
 from seqvae.config.inference import EvaluateSettings
-from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch, predicted_steps
+from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch, padded_length, predicted_steps
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.description import UNKNOWN, DataDescription
 from seqvae.errors import harmless
@@ -75,6 +76,8 @@ class Weighted(NamedTuple):
     """Split and id of each sequence."""
     description: DataDescription
     """Without classes and the share of <unknown>: the units that the values were measured in."""
+    units_N: np.ndarray | None = None
+    """What the NLL of each sequence rises by in the data's own units; None for tokens, which have none."""
 
 
 def evaluate(
@@ -96,7 +99,10 @@ def evaluate(
     def batches() -> Iterator[Batch]:
         return (batch for _, batch in joined_batches(data, splits))
 
-    statistics = posterior_statistics(model.network, batches(), seed=seed, autocast=model.autocast)
+    units_of = None if model.description.kind == "tokens" else partial(nats_of_units, model.description)
+    statistics = posterior_statistics(
+        model.network, batches(), seed=seed, autocast=model.autocast, nats_of_units=units_of
+    )
     features = feature_errors(model, batches())
     # A network that was trained with labels compares with one that was not: classes are no units.
     units = repr(replace(model.description, classes=())).encode()
@@ -142,6 +148,7 @@ def weighted_nll(
     counts = shares(data, splits, sequences)
     lengths = [data.split(split).lengths_N.mean(dtype=np.float64) for split in splits]
     expected_steps = float(np.dot(lengths, counts))
+    units = []
 
     def with_progress() -> Iterator[Batch]:
         begun = logged = time.monotonic()
@@ -153,6 +160,7 @@ def weighted_nll(
                 minutes = max(0.0, (now - begun) * (expected_steps / steps - 1)) / 60
                 progress = f"{done:,} of {sum(counts):,} sequences, about {minutes:.1f} minutes left"
                 _log.info("importance weighting: %s", progress)
+            units.append(nats_of_units(model.description, batch).numpy())
             yield batch
             done, steps = done + len(batch.lengths_B), steps + int(batch.lengths_B.sum())
 
@@ -161,7 +169,21 @@ def weighted_nll(
     for split, count in zip(splits, counts, strict=True):
         names += [f"{split} {name}" for name in data.split(split).ids(nll.sequences_N[first : first + count])]
         first += count
-    return Weighted(nll, samples, tuple(names), replace(model.description, classes=(), unknown_share=0.0))
+    units_N = None if model.description.kind == "tokens" else np.concatenate(units)
+    return Weighted(nll, samples, tuple(names), replace(model.description, classes=(), unknown_share=0.0), units_N)
+
+
+def nats_of_units(description: DataDescription, batch: Batch) -> Tensor:
+    """Return what the NLL of each sequence rises by where values count in their own units, (B,) in float64: the logarithm of the
+    standard deviation of each value that was measured. Gaps of events are densities in the data's time as they are."""
+    rises_B = torch.zeros(len(batch.lengths_B), dtype=torch.float64, device=batch.lengths_B.device)
+    if isinstance(batch, TokenBatch):
+        return rises_B
+    log_std_V = torch.tensor(description.std, dtype=torch.float64, device=rises_B.device).log()
+    if isinstance(batch, VectorBatch):
+        return (batch.observed_BTD * log_std_V).sum(dim=(1, 2))
+    rises_E = log_std_V[batch.variables_E] * batch.has_value_E
+    return rises_B.index_add(0, batch.steps_E // padded_length(batch), rises_E)
 
 
 def append_record(run: Path | None, record: dict[str, Any]) -> None:
@@ -199,6 +221,13 @@ def _rows(statistics: PosteriorStatistics, weighted: Weighted | None, has_tokens
         bound = exp(-elbo.value * sequences / steps)
         estimate = Estimate(bound, bound * elbo.error * sequences / steps)
         rows.append(("perplexity, ELBO", estimate, "an upper bound; not in nats"))
+    if (own := statistics.own_units) is not None:
+        of = "values in their own units"
+        rows += [("ELBO, own units", own.elbo, of), ("NLL, own units", own.nll, of)]
+        rows.append(("NLL per step, own units", own.nll_per_step, of))
+        if weighted is not None and weighted.units_N is not None:
+            nll = weighted.nll._replace(nll_N=weighted.nll.nll_N + weighted.units_N)
+            rows.append(("IW-NLL, own units", nll.per_sequence, of))
     of = f"of N = {posteriors:,} posteriors: at most {math.log(posteriors):.2f}"
     rows += [
         ("active units", statistics.active_units, f"of {len(statistics.kl_per_dim)} dimensions"),

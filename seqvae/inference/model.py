@@ -43,7 +43,7 @@ from seqvae.inference.streaming import MADE_BY, all_splits, chosen_splits, new_f
 from seqvae.models.vae import SequenceVAE
 from seqvae.reports.run_files import BEST, LAST, PREVIOUS
 from seqvae.training.network import StoredNetwork, build_stored, read_network
-from seqvae.training.run_directory.checkpoint_file import damage_of, plain
+from seqvae.training.run_directory.checkpoint_file import ADDED_LATER, damage_of, plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -184,7 +184,8 @@ class Model:
     ) -> "pd.DataFrame":
         """Return vectors or events with missing values filled, each with its deviation; `draws`: latents to average over."""
         ImputeSettings(draws=draws)  # refuses impossible values
-        return _frame(tables.impute(self, *self._opened(data, split, reading), draws, variables, seed))
+        opened = self._opened(data, split, reading, keeps_values=self.description.kind != "tokens")
+        return _frame(tables.impute(self, *opened, draws, variables, seed))
 
     def evaluate(
         self,
@@ -217,11 +218,18 @@ class Model:
         return directory
 
     def _opened(
-        self, data: "Data | None", split: str | None, reading: Reading, label_column: str | None = None
+        self,
+        data: "Data | None",
+        split: str | None,
+        reading: Reading,
+        label_column: str | None = None,
+        *,
+        keeps_values: bool = False,
     ) -> tuple[SequenceDataModule, Sequence[str]]:
         """Return the data, and the splits to go through."""
         data_dir = None if data is None else path_of(data, reading.get("cache_dir") or self.settings["cache_dir"])
-        opened = open_data(self, DataChoices(data_dir=data_dir, split=split, **reading), label_column)
+        choices = DataChoices(data_dir=data_dir, split=split, **reading)
+        opened = open_data(self, choices, label_column, keeps_values=keeps_values)
         return opened, all_splits(opened) if split is None else chosen_splits(opened, split)
 
 
@@ -331,11 +339,13 @@ def read_exported(directory: Path) -> StoredNetwork:
 # --- Data --------------------------------------------------------------------------------------------------------------
 
 
-def open_data(model: Model, choices: DataChoices, label_column: str | None = None) -> SequenceDataModule:
+def open_data(
+    model: Model, choices: DataChoices, label_column: str | None = None, *, keeps_values: bool = False
+) -> SequenceDataModule:
     """Open the data of the training, or others read with the model's vocabulary and moments.
 
     `label_column`: have each sequence's label at hand, from this column of the data or of the label file; sequences without one
-    are kept.
+    are kept. `keeps_values`: have values at hand as they were read, to the bit; that takes a cache of its own.
     """
     description, settings = replace(model.description, classes=()), model.settings
     is_own = choices.data_dir is None
@@ -349,7 +359,7 @@ def open_data(model: Model, choices: DataChoices, label_column: str | None = Non
         chosen |= {"label_column": label_column, "allow_missing_labels": True}
     elif not is_own:  # labels are not needed, and these data may have none
         chosen = {"label_path": None, "label_column": None, "allow_missing_labels": True} | chosen
-    values = settings | chosen
+    values = ADDED_LATER | settings | chosen
     source = SourceSettings(**{each.name: values[each.name] for each in fields(SourceSettings)})
     lengths = LengthSettings(**{each.name: values[each.name] for each in fields(LengthSettings)})
     cache = CacheSettings(**{each.name: values[each.name] for each in fields(CacheSettings)})
@@ -362,7 +372,7 @@ def open_data(model: Model, choices: DataChoices, label_column: str | None = Non
             )
         tokenizer = None if source.tokenizer in ("words", "characters", "bytes") else source.tokenizer
         side_files = (source.params_map_path, source.variable_embeddings_path, source.label_path, tokenizer)
-        if all(path is None or Path(path).is_file() for path in side_files):
+        if not keeps_values and all(path is None or Path(path).is_file() for path in side_files):
             data = SequenceDataModule(source, lengths, cache)
             if replace(data.description, classes=(), unknown_share=description.unknown_share) == description:
                 return data
@@ -370,5 +380,7 @@ def open_data(model: Model, choices: DataChoices, label_column: str | None = Non
     source = replace(source, params_map_path=None, variable_embeddings_path=None, freeze_variable_embeddings=False)
     if label_column is None:
         source = replace(source, label_path=None, label_column=None)
-    preprocessing = FittedPreprocessing(description, pools_are_whole=not is_own)
+    if is_own and has_names and source.feature_columns is None:
+        source = replace(source, feature_columns=",".join(description.names))
+    preprocessing = FittedPreprocessing(description, not is_own, keeps_values)
     return SequenceDataModule(source, lengths, cache, preprocessing=preprocessing)

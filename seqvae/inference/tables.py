@@ -14,6 +14,8 @@ Shapes: B sequences of a batch, N samples, T steps, D features, V variables, E e
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +27,7 @@ from torch import Tensor
 from seqvae.config.inference import DrawingSettings, PathSettings, SampleSettings
 from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch, speaker
 from seqvae.data.datamodule import SequenceDataModule
+from seqvae.data.dataset import SequenceSet
 from seqvae.data.description import DataDescription
 from seqvae.errors import UsageError
 from seqvae.inference.streaming import SEQUENCE, evaluating, in_order, rows_of
@@ -161,7 +164,8 @@ def impute(
     variables: Sequence[str] | None,
     seed: int,
 ) -> Iterator[pa.Table]:
-    """Yield the data with missing values filled; `variables`: only these features or variables.
+    """Yield the data with missing values filled; `variables`: only these features or variables. The data were opened so that they
+    keep their values as read: those that were measured come out to the bit.
 
     Vectors have each feature beside its deviation (0: the value was there). Events have a row for each variable at each time,
     with `std` and whether the value was `measured`.
@@ -178,12 +182,20 @@ def impute(
     names = [description.names[place] for place in places]
     generator = torch.Generator(model.device).manual_seed(seed)
 
-    def compute(batch: Batch) -> pa.Table:
+    def compute(stored: SequenceSet, batch: Batch) -> pa.Table:
         assert not isinstance(batch, TokenBatch)
         filled = imputation.impute(model.network, batch, draws=draws, generator=generator)
         batch, filled = (move_data_to_device(each, torch.device("cpu")) for each in (batch, filled))
         mean_P, std_P = (each[places] for each in moments(description))
         value_BTP = filled.mean_BTD[..., places].double() * std_P + mean_P
+        measured_BTD = torch.zeros(filled.mean_BTD.shape, dtype=torch.float64)
+        as_read = torch.from_numpy(stored.values_as_read(batch.sequences_B.numpy()))
+        if isinstance(batch, VectorBatch):
+            measured_BTD[real_steps(batch.lengths_B, measured_BTD.shape[1])] = as_read
+        else:
+            assert isinstance(batch, EventBatch)
+            measured_BTD.flatten(0, 1)[batch.steps_E, batch.variables_E] = as_read
+        value_BTP = torch.where(filled.observed_BTD[..., places], measured_BTD[..., places], value_BTP)
         deviation_BTP = filled.std_BTD[..., places].double() * std_P
         if isinstance(batch, VectorBatch):
             columns: dict[str, Tensor] = {}
@@ -206,7 +218,11 @@ def impute(
             }
         )
 
-    return rows_of(data, splits, model, compute, cells_per_step=6 * len(places))
+    parts = (
+        rows_of(data, [split], model, partial(compute, data.split(split)), cells_per_step=6 * len(places))
+        for split in splits
+    )
+    return chain.from_iterable(parts)
 
 
 def _numbered(model: "Model", lengths_N: np.ndarray, draw: Callable[[slice], Batch]) -> Iterator[pa.Table]:

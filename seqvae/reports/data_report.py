@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import matplotlib
@@ -56,7 +57,9 @@ def data_page(name: str, found: Any, command: str, ink: Ink, most: int) -> list[
     columns = sorted(found.columns, key=lambda column: column.part is None)
     like_labels = [row.column for row in columns if row.part is None and row.column.lower() in LABEL_NAMES]
     of_columns = (
-        f"Labels are used only where --label_column names them: --label_column {like_labels[0]}." if like_labels else ""
+        f"Labels are used only where --label_column names them: --label_column {quote(like_labels[0])}."
+        if like_labels
+        else ""
     )
     of_splits = "mean, median, longest: steps of a sequence."
     if found.time:

@@ -10,12 +10,21 @@ BARS, PLAIN_BARS = " ▁▂▃▄▅▆▇█", " .:-=+*%#"
 MOST_FEATURES = 50
 HIGHER_IS_BETTER = {
     "ELBO": True,
+    "ELBO, own units": True,
     "IW-NLL": False,
+    "IW-NLL, own units": False,
     "IW-NLL per step": False,
     "perplexity": False,
     "perplexity, ELBO": False,
 }
 """Metrics of which one direction is better; of all others none is called the best."""
+OF_DENSITIES = {
+    "vectors": "ELBO and NLL are densities of normalised values, or of values in their own units where a row says so",
+    "events": (
+        "ELBO and NLL are densities of gaps in the data's time, and of normalised values, or of values in their own units where a "
+        "row says so"
+    ),
+}
 NAME_WIDTH = 24
 
 
@@ -47,7 +56,10 @@ def evaluation_lines(record: Mapping[str, Any], ink: Ink) -> list[str]:
         f"{record['sequences']:,} sequences, {record['steps']:,} steps ({record['kind']})"
     )
     lines = [*heading(record["checkpoint"], ink), *note(about, ink, mark="")]
-    lines += [*note("in nats per sequence unless another unit is named; ± one standard error", ink, mark=""), ""]
+    lines += note("in nats per sequence unless another unit is named; ± one standard error", ink, mark="")
+    if record["kind"] != "tokens":
+        lines += note(OF_DENSITIES[record["kind"]], ink, mark="")
+    lines.append("")
     readings = [["reading", "value", "error", "of"]]
     for row in record["rows"]:
         error = "" if row["error"] is None else f"± {measure(row['error'])}"

@@ -62,6 +62,7 @@ from seqvae.training.run_directory.resume import (
     OptimizerAsSet,
     Start,
     adopt_as_last,
+    as_it_began,
     go_back,
     identity_of,
     open_run,
@@ -408,7 +409,7 @@ def prepare_settings(settings: Settings) -> Settings:
     resolve_devices(settings.compute)  # raises an error where they are not there
     if is_first_process():
         refuse_unwritable(settings.run)
-    return filled_in(settings)
+    return filled_in(replace(settings, source=as_it_began(settings.source, settings.run)))
 
 
 def filled_in(settings: Settings) -> Settings:

@@ -30,8 +30,8 @@ from seqvae.errors import DataError, StorageError
 from tests.support.parquet_files import events_of, flip_bit, ids, labels, meds_table, tokens, write, write_splits
 
 ROOT = Path(__file__).parent.parent.parent
-COLUMNS = {"id": [1, 2, 3], "tokens": [[1, 2, 3], [4], [5, 6]]}
-OTHERS = {"id": [8, 9], "tokens": [[1], [2, 2]]}
+COLUMNS: dict[str, list] = {"id": [1, 2, 3], "tokens": [[1, 2, 3], [4], [5, 6]]}
+OTHERS: dict[str, list] = {"id": [8, 9], "tokens": [[1], [2, 2]]}
 
 
 @pytest.fixture
@@ -112,7 +112,46 @@ def test_a_label_file_belongs_to_what_a_cache_is_of(prepare, builds, tmp_path):
         path.write_text("id,label\n" + "".join(f"{one},{label}\n" for one in (1, 2, 3, 8, 9)))
         opened = open_cache(prepare(label_path=str(path)), LengthSettings())
         assert labels(opened.splits["train"], opened.description) == [label] * 3
+    assert len(builds) == 1
+
+
+def test_other_labels_and_names_of_columns_read_no_sequence_again(prepare, builds, directory, tmp_path):
+    for split, table in (("train", COLUMNS), ("valid", OTHERS)):
+        odd = [number % 2 for number in table["id"]]
+        write(directory / f"{split}.parquet", table | {"odd": odd, "word": [f"w{number}" for number in odd]})
+    path = tmp_path / "labels.csv"
+    path.write_text("id,label\n" + "".join(f"{one},{one}\n" for one in (1, 2, 3, 8, 9)))
+    wanted: list[tuple[dict[str, str], list[str] | None]] = [
+        ({"label_column": "odd"}, ["1", "0", "1"]),
+        ({"label_column": "word"}, ["w1", "w0", "w1"]),
+        ({"label_path": str(path)}, ["1", "2", "3"]),
+        ({"id_column": "id"}, None),
+        ({"id_column": "id", "sequence_column": "tokens", "kind": "tokens"}, None),
+        ({}, None),
+    ]
+    for flags, found in wanted:
+        opened = open_cache(prepare(**flags), LengthSettings())
+        assert tokens(opened.splits["train"]) == COLUMNS["tokens"]
+        assert ids(opened.splits["train"]) == COLUMNS["id"]
+        if found is not None:
+            assert labels(opened.splits["train"], opened.description) == found
+        else:
+            assert opened.description.classes == ()
+        unused = [name for name in ("odd", "word") if name != flags.get("label_column")]
+        assert f"columns that are not used: {', '.join(map(repr, unused))}" in opened.notes
+    assert len(builds) == 1
+    prepare(id_column="none", vocabulary_size=7)
     assert len(builds) == 2
+
+
+def test_a_cache_that_shares_its_files_outlives_the_other(prepare, builds, directory):
+    write(directory / "train.parquet", COLUMNS | {"odd": [1, 0, 1]})
+    write(directory / "valid.parquet", OTHERS | {"odd": [0, 1]})
+    first, second = prepare(), prepare(label_column="odd")
+    shutil.rmtree(first)
+    assert why_unusable(second) is None
+    assert prepare() == first
+    assert len(builds) == 1
 
 
 def test_equal_data_elsewhere_have_a_cache_of_their_own(prepare, builds, directory, tmp_path):

@@ -727,7 +727,7 @@ def test_a_feature_without_values_in_the_training_split_is_named(tmp_path, load)
     columns = {"id": [1, 1], "time": [0, 1], "x": [1.0, 2.0], "y": pa.nulls(2, pa.float64())}
     data = load(write_splits(tmp_path / "d", train=columns, valid={**columns, "id": [2, 2], "y": [1.0, 2.0]}))
     assert "warning: without any value in the training split: y" in data.notes
-    assert vectors(data.splits["valid"], data.description) == [[[1.0, 1.0], [2.0, 2.0]]]
+    assert vectors(data.splits["valid"], data.description) == [[[1.0, None], [2.0, None]]]
 
 
 # Real data

@@ -50,12 +50,18 @@ def write_data(directory: Path, kind: str, rename: Mapping[str, str]) -> Path:
 
 
 def make_checkpoint(
-    directory: Path, kind: str, model: ModelSettings = TINY, rename: Mapping[str, str] | None = None, **lengths: Any
+    directory: Path,
+    kind: str,
+    model: ModelSettings = TINY,
+    rename: Mapping[str, str] | None = None,
+    *,
+    robust_scaling: bool = True,
+    **lengths: Any,
 ) -> Path:
     """Write a run's directory with best.ckpt, and its data in `data/` beside it, with columns renamed."""
     data_dir = write_data(directory / "data", kind, rename or {})
     settings = TrainingSettings(
-        source=SourceSettings(data_dir=str(data_dir), tokenizer=TOKENIZER[kind]),
+        source=SourceSettings(data_dir=str(data_dir), tokenizer=TOKENIZER[kind], robust_scaling=robust_scaling),
         lengths=LengthSettings(**lengths),
         cache=CacheSettings(cache_dir=str(directory / "cache")),
         model=model,

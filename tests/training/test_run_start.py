@@ -10,13 +10,21 @@ import numpy as np
 import pytest
 import torch
 
+from seqvae.config.data import SourceSettings
 from seqvae.config.run import RunSettings
 from seqvae.errors import UsageError
 from seqvae.models.vae import SequenceVAE
 from seqvae.reports.run_files import BEST, LAST, PREVIOUS
 from seqvae.training.network import go_on_as_begun, load_weights, read_network, rebuild_network
 from seqvae.training.run_directory.checkpoint_file import differences, read_lazily
-from seqvae.training.run_directory.resume import Start, find_checkpoint, identity_of, open_run, refuse_other_run
+from seqvae.training.run_directory.resume import (
+    Start,
+    as_it_began,
+    find_checkpoint,
+    identity_of,
+    open_run,
+    refuse_other_run,
+)
 from tests.support.short_runs import DESCRIPTION, MODEL, short_module, train
 
 # Lightning 2.6.6 asks torch 2.13 in a way that torch calls deprecated.
@@ -241,6 +249,31 @@ def test_a_checkpoint_from_before_there_were_presence_rates_is_no_other_run():
     there = complete()
     there["description"] = {name: value for name, value in there["description"].items() if name != "presence_rates"}
     assert differences(there, complete(description={"presence_rates": (0.1,)})) == []
+
+
+def test_a_checkpoint_from_before_classes_had_names_is_no_other_run():
+    there, here = (complete(description={"classes": names}) for names in (["0", "1"], ("walk", "run")))
+    assert differences(there, here) == []
+    assert differences(here, complete(description={"classes": ("walk", "fall")})) == ["classes[1] run there, fall here"]
+
+
+def test_a_checkpoint_from_before_a_field_of_the_data_was_known_is_no_other_run():
+    there = complete()
+    del there["description"]["robust"]
+    assert differences(there, complete(description={"robust": (True,)})) == []
+
+
+@pytest.mark.parametrize(
+    ("written", "goes_on_by_quantiles"),
+    [("seed: 0\n", False), ("robust_scaling: false\n", False), ("robust_scaling: true\n", True), (": [", True)],
+)
+def test_a_run_goes_on_with_the_scale_of_its_beginning(written, goes_on_by_quantiles, tmp_path):
+    make_run(tmp_path / "a")
+    (tmp_path / "a" / "config.yaml").write_text(written)
+    by_name, by_path = settings(tmp_path), settings(tmp_path, None, tmp_path / "a" / "checkpoints" / LAST)
+    for run in (by_name, by_path):
+        assert as_it_began(SourceSettings(), run).robust_scaling == goes_on_by_quantiles
+    assert as_it_began(SourceSettings(), settings(tmp_path, "new")).robust_scaling
 
 
 def test_of_long_lists_the_first_difference_is_shown():

@@ -11,6 +11,7 @@ Shapes: R rows of a block, S sequences of a block, N sequences of a split.
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from seqvae.data.building.encoders import EventEncoder, TokenEncoder, VectorEnco
 from seqvae.data.building.finishing import finish_events, finish_labels, finish_tokens, finish_vectors
 from seqvae.data.description import DataDescription, FittedPreprocessing
 from seqvae.data.flat_file import SplitFiles
-from seqvae.data.parquet.discovery import POOL, ColumnRow, DataFiles, usable_files
+from seqvae.data.parquet.discovery import POOL, ColumnRow, DataFiles, UsableFiles, usable_files
 from seqvae.data.parquet.reader import (
     Block,
     BlockReader,
@@ -34,9 +35,11 @@ from seqvae.data.parquet.reader import (
 from seqvae.data.parquet.schema import Layout
 from seqvae.data.parquet.side_tables import ids_as_text, label_names, read_subject_splits
 from seqvae.errors import DataError
-from seqvae.text import counted
+from seqvae.text import counted, measure
 
 log = logging.getLogger(__name__)
+UNEVEN = 1.5
+"""Longest over shortest gap between two steps, above which times say more than an order does."""
 Encoder = TokenEncoder | VectorEncoder | EventEncoder
 
 
@@ -49,6 +52,8 @@ class Built(NamedTuple):
     """Per split: its arrays as `map_flat` reads them, the table of its sequences as a file, and its counts."""
     notes: tuple[str, ...]
     """What a user should know of these data, one sentence each."""
+    lasting_notes: tuple[str, ...]
+    """Those of them that other labels would leave as they are."""
     columns: tuple[ColumnRow, ...]
     files: Sequence[Path]
     """Those that were read, in the order by which the splits' tables number them."""
@@ -63,7 +68,8 @@ def build(
     known = None if preprocessing is None else preprocessing.description
     usable = usable_files(data, source)
     layout = usable.layout
-    reader = BlockReader([path for paths in usable.by_split.values() for path in paths], layout, source.bad_values)
+    every = [path for paths in usable.by_split.values() for path in paths]
+    reader = BlockReader(every, layout, source.bad_values, source.codes_for_missing)
     encoder = _make_encoder(reader, source, known)
     subjects = read_subject_splits(data.subject_splits) if data.subject_splits else None
     # The splits that the files lack, and the share of the training sequences (or the pool) that each gets by a hash of the id.
@@ -85,7 +91,8 @@ def build(
                 for split, keep_S in masks.items():
                     if keep_S.any():
                         if split not in splits:
-                            splits[split] = SplitFiles(directory / split, reader.files)
+                            keeps_values = preprocessing is not None and preprocessing.keeps_values
+                            splits[split] = SplitFiles(directory / split, reader.files, keeps_values=keeps_values)
                             stack.callback(splits[split].release)
                         kept = encoded.keep(keep_S)
                         rows = table.filter(pa.array(keep_S))
@@ -111,10 +118,11 @@ def build(
             finished = finish_events(splits, list(encoder.number_of), layout.time_unit, source, known)
         classes, label_notes = finish_labels(splits, layout, source)
     whole = "pool" if POOL in data.by_split else "training split"
-    notes = [*usable.notes]
-    notes += [f"{split}: {share:.0%} of the {whole}, by a hash of the sequence's id" for split, share in shares.items()]
+    notes = [f"{split}: {share:.0%} of the {whole}, by a hash of the sequence's id" for split, share in shares.items()]
     notes += [f"{counted(count, noun)} {what}" for (noun, what), count in reader.repairs.items()]
-    notes += [*repeated_ids, *finished.notes, *label_notes]
+    if isinstance(encoder, VectorEncoder):
+        notes += _note_on_times(encoder, layout)
+    notes += [*repeated_ids, *finished.notes]
     entries = {
         split: {
             "arrays": files.entries,
@@ -124,7 +132,63 @@ def build(
         for split, files in splits.items()
     }
     description = DataDescription(kind=layout.kind, classes=classes, **finished.description)
-    return Built(layout, description, entries, tuple(notes), usable.columns, reader.files, usable.bad_files)
+    every_note = (*usable.notes, *notes, *label_notes)
+    return Built(layout, description, entries, every_note, tuple(notes), usable.columns, reader.files, usable.bad_files)
+
+
+def relabel(twin: Path, meta: Mapping[str, Any], usable: UsableFiles, source: SourceSettings, directory: Path) -> Built:
+    """Write the files of a cache that differs from another, `twin`, in nothing but labels: no sequence is read again."""
+    layout = usable.layout
+    paths = [Path(meta["files"][number]["path"]) for number in meta["sources"]]
+    with ExitStack() as stack:
+        splits: dict[str, SplitFiles] = {}
+        for split, entry in meta["splits"].items():
+            files = splits[split] = SplitFiles(directory / split, paths)
+            stack.callback(files.release)
+            files.adopt(twin / split, entry)
+            if layout.label is not None:
+                files.table = _with_labels(files.table, paths, layout)
+        classes, label_notes = finish_labels(splits, layout, source)
+        entries = {
+            split: meta["splits"][split] | {"arrays": files.entries, "table": files.table_entry}
+            for split, files in splits.items()
+        }
+    description = DataDescription(**meta["description"] | {"classes": classes})
+    every_note = (*usable.notes, *meta["lasting_notes"], *label_notes)
+    lasting = tuple(meta["lasting_notes"])
+    return Built(layout, description, entries, every_note, lasting, usable.columns, paths, usable.bad_files)
+
+
+def _with_labels(table: pa.Table, paths: Sequence[Path], layout: Layout) -> pa.Table:
+    """Return the table of sequences, one a row, with the labels that stand in their files."""
+    files_N, rows_N = (table[name].to_numpy() for name in ("file", "row"))
+    labels_N = np.full(len(table), None, object)
+    alone = replace(layout, sequence=None, id=None, features=())
+    for number in np.unique(files_N).tolist():
+        mine = np.flatnonzero(files_N == number)
+        blocks = [block.columns["label"] for block in BlockReader(paths, alone)([paths[number]])]
+        column = pa.chunked_array(blocks).take(pa.array(rows_N[mine])).to_numpy(zero_copy_only=False)
+
+        def place(row: int, path: Path = paths[number], mine: np.ndarray = mine) -> str:
+            return f"{path}: row {rows_N[mine[row]]}: column {layout.label!r}"
+
+        labels_N[mine] = label_names(column, place, layout.label_names)
+    labels = pa.chunked_array([pa.array(labels_N, pa.large_string())])
+    return table.drop_columns([name for name in ("label",) if name in table.column_names]).append_column(
+        "label", labels
+    )
+
+
+def _note_on_times(encoder: VectorEncoder, layout: Layout) -> list[str]:
+    """Return what is lost of the times of vectors, which are taken as steps of equal length."""
+    shortest, longest = encoder.shortest_gap, encoder.longest_gap
+    if longest <= UNEVEN * shortest:
+        return []
+    unit = f" {layout.time_unit}" if layout.time_unit == "minutes" else ""
+    return [
+        f"steps are {measure(shortest)} to {measure(longest)}{unit} apart (column {layout.time!r}), but vectors keep only their "
+        f"order: --kind events keeps the times"
+    ]
 
 
 def _make_encoder(reader: BlockReader, source: SourceSettings, known: DataDescription | None) -> Encoder:
@@ -144,6 +208,7 @@ def _make_encoder(reader: BlockReader, source: SourceSettings, known: DataDescri
             source.vocabulary_size is not None and (layout.is_text or layout.kind != "tokens")
         ),
         ("--params_map_path", "vectors and events"): source.params_map_path is not None and layout.kind == "tokens",
+        ("--missing_values", "vectors and events"): source.missing_values is not None and layout.kind == "tokens",
     }
     for (flag, purpose), is_idle in idle.items():
         if is_idle:
@@ -182,7 +247,9 @@ def _assign(
     columns = {"id": ids_S, "file": files_S, "row": block.rows_R[rows_S]}
     if layout.label is not None:
         labels_S = block.columns["label"].take(rows).to_numpy(zero_copy_only=False)
-        texts_S = label_names(labels_S, lambda s: f"{reader.where(block, rows_S[s])}: column {layout.label!r}")
+        texts_S = label_names(
+            labels_S, lambda s: f"{reader.where(block, rows_S[s])}: column {layout.label!r}", layout.label_names
+        )
         columns["label"] = pa.array(texts_S, pa.large_string())
     table = pa.table(columns)
     if subjects is not None:
@@ -197,7 +264,7 @@ def _assign(
         return table, {split: split_S == split for split in ("train", "valid", "test")}
     if not shares:
         return table, {group: np.ones(len(rows_S), bool)}
-    if layout.form == "rows" and layout.id is None:
+    if layout.form == "rows" and (layout.id is None or layout.id_names_rows):
         # The name of the file and the row in it stand for an id: more files do not change them.
         names = hash_ids(pa.array([path.name for path in reader.files], pa.large_string()))
         ids_S = pa.array((names[files_S] ^ hash_ids(pa.array(columns["row"]))).view(np.int64))
@@ -232,7 +299,7 @@ def _refuse_missing_splits(
 def _check_ids(splits: Mapping[str, SplitFiles], layout: Layout, *, may_leak: bool) -> list[str]:
     """Refuse sequences that are in two splits; return notes on ids that several rows of one sequence each share, which is allowed
     but may not be meant."""
-    has_ids = layout.id is not None or layout.form == "files"
+    has_ids = (layout.id is not None and not layout.id_names_rows) or layout.form == "files"
     notes: list[str] = []
     hashes: dict[str, np.ndarray] = {}
     for split, files in splits.items():

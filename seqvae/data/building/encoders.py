@@ -87,6 +87,12 @@ class BlockCheck:
         """Return values as float64 (a copy), NaN where they are null: missing on purpose. `rows_of` finds the rows of flat
         indices."""
         values_X = np.array(array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), dtype=np.float64)
+        if len(self.reader.missing_values):
+            is_code_X = np.isin(values_X, self.reader.missing_values)
+            values_X[is_code_X] = np.nan
+            if count := int(is_code_X.sum()):
+                self.reader.repairs["value", "counted as missing (--missing_values)"] += count
+            array = pc.if_else(pa.array(is_code_X), pa.scalar(None, array.type), array) if count else array
         bad = np.flatnonzero(~(np.abs(values_X) <= LARGEST_VALUE) & ~np.asarray(array.is_null()))
         if len(bad) == 0:
             return values_X
@@ -256,6 +262,9 @@ class VectorEncoder:
     reader: BlockReader
     width: int
     """Values per step; of lists it is known with the first vector, and 0 before."""
+    shortest_gap: float = np.inf
+    longest_gap: float = 0.0
+    """Between the times of two steps of a sequence, in long tables; vectors keep the order of times alone."""
 
     def __call__(self, block: Block) -> Encoded:
         if self.reader.layout.form == "rows":
@@ -263,8 +272,12 @@ class VectorEncoder:
         starts_S, sequence_R = sequences_of(block)
         check = BlockCheck(self.reader, block, sequence_R, np.ones(len(starts_S), bool))
         if self.reader.layout.time is not None:
-            timeless = np.flatnonzero(~np.isfinite(block.numbers("time")))
+            time_R = block.numbers("time")
+            timeless = np.flatnonzero(~np.isfinite(time_R))
             check.leave_out(timeless, f"no time (null, NaN or infinite) in column {self.reader.layout.time!r}")
+            gaps = np.diff(time_R)[(sequence_R[1:] == sequence_R[:-1]) & check.keep_S[sequence_R[1:]]]
+            self.shortest_gap = min(self.shortest_gap, float(gaps.min(initial=np.inf)))
+            self.longest_gap = max(self.longest_gap, float(gaps.max(initial=0.0)))
         values_TD = np.empty((len(block.rows_R), self.width))
         for number, column in enumerate(self.reader.layout.features):
             values_TD[:, number] = check.numbers(block.columns[str(number)], column, lambda rows: rows)
@@ -327,7 +340,8 @@ class EventEncoder:
     variable number and a value (own units) per event.
 
     Within a step a variable stands once: repeated measurements at one time are replaced by their mean, and counted. A null
-    time is a static fact and belongs to the first step; a null value means that the event is present and carries none.
+    time is a static fact and belongs to the first step; a null value means that the event is present and carries none. In a
+    table with a column for each variable a null is nothing at all.
     """
 
     reader: BlockReader
@@ -338,13 +352,6 @@ class EventEncoder:
         layout = self.reader.layout
         starts_S, sequence_R = sequences_of(block)
         check = BlockCheck(self.reader, block, sequence_R, np.ones(len(starts_S), bool))
-
-        names = block.columns["variable"]
-        check.leave_out(np.flatnonzero(names.is_null()), f"a null in the variable column {layout.variable!r}")
-        variables_R = number_texts(pc.fill_null(names, ""), self.number_of)
-        values_R = np.full(len(names), np.nan)
-        if layout.value is not None:
-            values_R = check.numbers(block.columns["value"], layout.value, lambda rows: rows)
 
         time_R, static_R = block.numbers("time"), np.asarray(block.columns["time"].is_null())
         timed_R = np.abs(time_R) <= LARGEST_VALUE
@@ -357,6 +364,11 @@ class EventEncoder:
             null_R = np.isnan(key_R) & ~static_R
             check.leave_out(np.flatnonzero(null_R), f"a null in column {layout.set_index!r}")
             key_R = _filled_with_first(key_R, ~(static_R | null_R), starts_S, sequence_R)
+
+        row_R, variables_R, values_R = self._measurements(block, check)
+        sequence_R, key_R, time_R = sequence_R[row_R], key_R[row_R], time_R[row_R]
+        empty_S = np.bincount(sequence_R, minlength=len(starts_S)) == 0
+        check.leave_out(starts_S[empty_S], "a sequence without any value")
 
         # A step is what has one key; its events are in the order of their variables.
         order = np.lexsort((variables_R, key_R, sequence_R))
@@ -382,7 +394,7 @@ class EventEncoder:
         if len(backwards):
             step = int(backwards[0])
             raise DataError(
-                f"{self.reader.where(block, int(order[first_T[step]]))}: the set that column {layout.set_index!r} numbers "
+                f"{self.reader.where(block, int(row_R[order[first_T[step]]]))}: the set that column {layout.set_index!r} numbers "
                 f"here begins {-gaps_T[step]:g} before the set with the next smaller number (column {layout.time!r}). "
                 f"Number the sets in order of time, or leave that column out."
             )
@@ -393,6 +405,25 @@ class EventEncoder:
             np.bincount(step_R, minlength=len(first_T)).astype(np.int32),
             {"variables": variables_R, "values": values_R},
         ).keep(check.keep_S)
+
+    def _measurements(self, block: Block, check: BlockCheck) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the row, the variable's number and the value of each event of a block."""
+        layout = self.reader.layout
+        if layout.features:
+            numbers = number_texts(pa.array(layout.features, pa.large_string()), self.number_of)
+            columns = [
+                check.numbers(block.columns[str(place)], name, lambda rows: rows)
+                for place, name in enumerate(layout.features)
+            ]
+            values_RV = np.stack(columns, axis=1)
+            row_E, place_E = np.nonzero(~np.isnan(values_RV))
+            return row_E, numbers[place_E], values_RV[row_E, place_E]
+        names = block.columns["variable"]
+        check.leave_out(np.flatnonzero(names.is_null()), f"a null in the variable column {layout.variable!r}")
+        values_R = np.full(len(names), np.nan)
+        if layout.value is not None:
+            values_R = check.numbers(block.columns["value"], layout.value, lambda rows: rows)
+        return np.arange(len(names)), number_texts(pc.fill_null(names, ""), self.number_of), values_R
 
 
 def _filled_with_first(

@@ -1,8 +1,8 @@
 """The second pass of a cache build: from raw arrays to final ones, with what is known only from the whole training split.
 
 Tokens get their final ids in the smallest integer type; vectors and events are normalised, once and for all, by the
-training split's mean and standard deviation. Gaps stay as they are, and the moments of their logarithms are noted. Labels
-become the numbers of their classes.
+training split's mean and standard deviation; values of names of which that split has none become missing ones. Gaps stay as they
+are, and the moments of their logarithms are noted. Labels become the numbers of their classes.
 
 `known` is the data that a trained network understands, where the cache is built for one: its vocabulary and moments are then used.
 
@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from seqvae.config.data import SourceSettings
 from seqvae.data.building.encoders import Tokenizer, number_texts
+from seqvae.data.building.tails import OUTER, measure_tails
 from seqvae.data.description import UNKNOWN, DataDescription
 from seqvae.data.flat_file import FINAL_TYPES, OFFSETS, PIECE_ITEMS, SplitFiles, read_pieces
 from seqvae.data.parquet.schema import Layout
@@ -30,7 +31,10 @@ LARGEST_VOCABULARY = 2**24
 """Most token ids without --vocabulary_size: the weights of more fit hardly any machine, and one wrong id would require them."""
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 FAR_OUT = 10.0
-"""Standard deviations from the mean beyond which a value is counted as an outlier."""
+"""Standard deviations, as values are scaled, from the mean beyond which a value is counted as an outlier."""
+HEAVY = 3.0
+"""Standard deviation of all values over that of the values between the outer quantiles, above which tails are heavy: of a normal
+distribution it is 1.07, of an exponential one 1.13, of a log-normal one of 1 nat 1.4."""
 CONSTANT = 1e-12
 """A standard deviation below this share of the mean is rounding, not variation."""
 LEAST_LOG_GAP_STD = 0.1
@@ -188,8 +192,7 @@ def finish_vectors(
             notes.append(f"{split}: {missing_V.sum():,} of {counted(files.steps * width, 'value')} are missing")
     without = [names[v] for v in np.flatnonzero(scale.count_V == 0)]
     if without:
-        unused = "" if known is None else "; here they are not used"
-        notes.append(f"warning: without any value in the training split: {some(without)}{unused}")
+        notes.append(f"warning: without any value in the training split: {some(without)}")
     return Finished({"names": names} | scale.fields, counts, notes + scale.notes())
 
 
@@ -264,7 +267,7 @@ def _later_gaps(files: SplitFiles) -> Iterator[np.ndarray]:
 
 class Scale:
     """The moments of each of V names over the training split, by which values are normalised: those that a trained network knows,
-    those of --params_map_path, or else those of the pieces."""
+    those of --params_map_path, or else those of the pieces, where tails are heavy without the extreme ones."""
 
     def __init__(
         self, pieces: Pieces, names: tuple[str, ...], source: SourceSettings, known: DataDescription | None
@@ -272,16 +275,23 @@ class Scale:
         self._names = names
         self._far_V = np.zeros(len(names), np.int64)
         self._constant_V = np.zeros(len(names), bool)
+        self._tamed: list[str] = []
+        """Names with heavy tails: their scale, and what it would be with all values."""
+        self._codes: dict[float, np.ndarray] = {}
+        """Values that look like codes for what was not measured: how often they stand in each name, [V]; -1: they do not there."""
+        self._unlearned_V: dict[str, np.ndarray] = {}
+        """Per split: how many values each name has that count as missing, as training saw none of its values."""
         self.fields: dict[str, tuple[Any, ...]]
         """Fields of the DataDescription."""
         if known is not None:
-            self.fields = {"mean": known.mean, "std": known.std, "valued": known.valued}
+            self.fields = {"mean": known.mean, "std": known.std, "valued": known.valued, "robust": known.robust}
             self.count_V = np.array(known.valued, np.int64)
-            self._mean_V = np.array(known.mean)
-            # Values of names of which training saw none become NaN: the network has learned nothing about them.
-            self._std_V = np.where(known.valued, known.std, np.nan)
+            self._set_moments(np.array(known.mean), np.array(known.std))
             return
         self.count_V, mean_V, std_V = _measure(pieces, len(names))
+        tails = measure_tails(pieces, self.count_V)
+        self._codes = {code: np.where(of_V, 0, -1) for code, of_V in tails.codes.items()}
+        robust_V = np.zeros(len(names), bool)
         if source.params_map_path is not None:
             moments_of = read_params_map(source.params_map_path)
             valued = [name for name, count in zip(names, self.count_V, strict=True) if count > 0]
@@ -291,10 +301,21 @@ class Scale:
                     f"({some(missing)}). Add them."
                 )
             mean_V, std_V = np.array([moments_of.get(name, (0.0, 1.0)) for name in names]).T
+        elif source.robust_scaling:
+            inner_V = tails.inner_std_V
+            robust_V = (inner_V > CONSTANT * np.abs(tails.inner_mean_V)) & (std_V > HEAVY * inner_V)
+            self._tamed = [f"{names[v]} ({inner_V[v]:.4g}, not {std_V[v]:.4g})" for v in np.flatnonzero(robust_V)]
+            mean_V, std_V = np.where(robust_V, tails.inner_mean_V, mean_V), np.where(robust_V, inner_V, std_V)
         self._constant_V = std_V <= CONSTANT * np.abs(mean_V)
-        self._mean_V, self._std_V = mean_V, np.where(self._constant_V, 1.0, std_V)
-        arrays = {"mean": mean_V, "std": self._std_V, "valued": self.count_V > 0}
+        std_V = np.where(self._constant_V, 1.0, std_V)
+        arrays = {"mean": mean_V, "std": std_V, "valued": self.count_V > 0}
         self.fields = {name: tuple(array.tolist()) for name, array in arrays.items()}
+        self.fields["robust"] = tuple(robust_V.tolist()) if robust_V.any() else ()
+        self._set_moments(mean_V, std_V)
+
+    def _set_moments(self, mean_V: np.ndarray, std_V: np.ndarray) -> None:
+        """Scale by these moments. Values of names of which training saw none become NaN: no network learns anything of them."""
+        self._mean_V, self._std_V = mean_V, np.where(self.count_V > 0, std_V, np.nan)
 
     def normalise(self, raw_E: np.ndarray, names_E: np.ndarray, split: str) -> np.ndarray:
         """Return the values in standard deviations from the mean of their name; those that lie far out are counted."""
@@ -309,6 +330,12 @@ class Scale:
                 f"--params_map_path."
             )
         self._far_V += np.bincount(names_E[distance_E > FAR_OUT], minlength=len(self._names))
+        for code, counts_V in self._codes.items():
+            found_V = np.bincount(names_E[raw_E == code], minlength=len(self._names))
+            self._codes[code] = np.where(counts_V < 0, counts_V, counts_V + found_V)
+        unlearned_E = np.isnan(values_E) & ~np.isnan(raw_E)
+        counts_V = np.bincount(names_E[unlearned_E], minlength=len(self._names))
+        self._unlearned_V[split] = self._unlearned_V.get(split, 0) + counts_V
         return values_E
 
     def notes(self) -> list[str]:
@@ -316,6 +343,32 @@ class Scale:
         constant = [names[v] for v in np.flatnonzero(self._constant_V & (self.count_V > 0))]
         if constant:
             notes.append(f"warning: constant in the training split, left unscaled: {some(constant)}")
+        if self._codes:
+            shown = [
+                f"{_written(code)} in {some([f'{names[v]} ({counts_V[v]:,})' for v in np.flatnonzero(counts_V > 0)])}"
+                for code, counts_V in self._codes.items()
+            ]
+            they = "it means" if len(shown) == 1 else "they mean"
+            notes.append(
+                f"warning: repeated, and far from all other values: {'; '.join(shown)}. If {they} that nothing was measured: "
+                f"--missing_values {','.join(map(_written, self._codes))}"
+            )
+        if self._tamed:
+            low, high = OUTER
+            notes.append(
+                f"heavy tails: scaled by the values between their {low:.0%} and {high:.0%} quantiles alone "
+                f"(--no_robust_scaling: by all): {some(self._tamed)}"
+            )
+        for split, unlearned_V in self._unlearned_V.items():
+            if unlearned_V.any():
+                shown = [f"{names[v]} ({unlearned_V[v]:,})" for v in np.flatnonzero(unlearned_V)]
+                values, count = (
+                    counted(int(unlearned_V.sum()), "value"),
+                    "counts" if unlearned_V.sum() == 1 else "count",
+                )
+                notes.append(
+                    f"warning: {split}: {values} {count} as missing, as training saw no value of theirs: {some(shown)}"
+                )
         if far_V.sum():
             worst = [f"{names[v]} {far_V[v]:,}" for v in np.argsort(-far_V)[:5] if far_V[v]]
             lie = "lies" if far_V.sum() == 1 else "lie"
@@ -324,6 +377,16 @@ class Scale:
                 f"({', '.join(worst)}{', ...' if (far_V > 0).sum() > 5 else ''})"
             )
         return notes
+
+
+def _written(value: float) -> str:
+    """Return a number as a user would write it, also one that was stored with the digits of a float32.
+
+    >>> _written(-9999.0), _written(float(np.float32(-999.9)))
+    ('-9999', '-999.9')
+    """
+    single = np.float32(value)
+    return np.format_float_positional(single if float(single) == value else value, trim="-")
 
 
 def gap_moments(pieces: Callable[[], Iterator[np.ndarray]]) -> GapMoments:
@@ -416,8 +479,12 @@ def finish_labels(
         raise DataError(
             f"{where}: no sequence has a label there. Check the ids, or leave --label_path and --label_column out."
         )
-    classes = [names[code] for code in in_use]  # whole numbers in their order, then text in its order
-    classes.sort(key=lambda name: (0, int(name), "") if WHOLE.fullmatch(name) else (1, 0, name))
+    classes = [
+        names[code] for code in in_use
+    ]  # names of numbers and whole numbers in their order, then text in its order
+    number_named = {name: number for number, name in enumerate(layout.label_names)}
+    number_named |= {name: int(name) for name in classes if WHOLE.fullmatch(name) and name not in number_named}
+    classes.sort(key=lambda name: (name not in number_named, number_named.get(name, 0), name))
     code_C = [number_of[name] for name in classes]
     final_V = np.full(len(names) + 1, -1, np.int32)  # the last one stands for code -1
     final_V[code_C] = np.arange(len(classes))

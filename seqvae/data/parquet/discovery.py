@@ -11,6 +11,7 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,16 @@ import pyarrow.parquet as pq
 
 from seqvae.config.data import SourceSettings
 from seqvae.data.parquet.reader import BlockReader, read_batches
-from seqvae.data.parquet.schema import SKIP, STRAY_INDEX, Footer, Layout, check_schema, common_columns, detect_layout
+from seqvae.data.parquet.schema import (
+    SKIP,
+    STRAY_INDEX,
+    Footer,
+    Layout,
+    check_schema,
+    class_names,
+    common_columns,
+    detect_layout,
+)
 from seqvae.errors import DataError
 from seqvae.text import counted, some
 
@@ -365,7 +375,9 @@ def survey_files(source: SourceSettings, *, read_pages: bool) -> Survey | None:
 def _detect_and_check(footers: Sequence[Footer], source: SourceSettings) -> tuple[Layout, list[Footer], list[str]]:
     """Return the layout of all files together, those that have its columns, and why each of the others does not fit."""
     columns = common_columns(footers)
-    layout = detect_layout(columns, source)
+    layout = detect_layout(columns, source, len(footers))
+    if layout.label is not None:
+        layout = replace(layout, label_names=class_names(footers, layout.label))
     return layout, *_sift(footers, lambda footer: check_schema(footer, layout, columns))
 
 

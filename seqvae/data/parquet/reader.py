@@ -85,11 +85,17 @@ def concat_blocks(blocks: Sequence[Block]) -> Block:
 class BlockReader:
     """A reader of the columns of a layout from a list of files, with an account of what was wrong in them."""
 
-    def __init__(self, files: Sequence[Path], layout: Layout, bad_values: str = "error") -> None:
+    def __init__(
+        self, files: Sequence[Path], layout: Layout, bad_values: str = "error", missing_values: Sequence[float] = ()
+    ) -> None:
         self.files = files
         self.layout = layout
         self.bad_values = bad_values
         """The --bad_values."""
+        with np.errstate(over="ignore"):
+            singles = np.array(missing_values, np.float32).astype(np.float64)
+        self.missing_values = np.append(missing_values, singles[np.isfinite(singles)])
+        """The --missing_values, and what columns of float32 hold in their place."""
         self.repairs: Counter[tuple[str, str]] = Counter()
         """What was left out or changed: a noun, and the rest of a sentence about n of these."""
         self._stems_are_numbers = all(WHOLE_NUMBER.fullmatch(file.stem) for file in files)

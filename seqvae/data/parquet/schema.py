@@ -1,9 +1,11 @@
 """The role of each column: the schemas of Parquet files and the user's flags -> a Layout, and the check of each file against it.
 
-Detection looks at types first and at common names second; every role can be overruled by its flag.
+Detection looks at types first and at common names second, and where both leave an id open, at whether the first values of a column
+repeat; every role can be overruled by its flag.
 """
 
 import difflib
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,9 +15,12 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pyarrow.types as pat
 
 from seqvae.config.data import SourceSettings
+from seqvae.console import shell_word
 from seqvae.data.description import Kind
 from seqvae.errors import DataError
 from seqvae.text import counted
@@ -23,7 +28,22 @@ from seqvae.text import counted
 STRAY_INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 """Columns that pandas makes of an index without a name."""
 ID_NAMES = ("id", "ts_id", "subject_id", "sequence_id", "series_id", "patient_id", "stay_id", "user_id", "unique_id")
-TIME_NAMES = ("time", "minute", "minutes", "timestamp", "datetime", "hour", "hours", "seconds", "date", "t", "step")
+TIME_NAMES = (
+    "time",
+    "minute",
+    "minutes",
+    "timestamp",
+    "datetime",
+    "hour",
+    "hours",
+    "seconds",
+    "date",
+    "t",
+    "ts",
+    "step",
+)
+ID_ENDINGS = ("id", "no", "nr", "number", "uuid")
+"""Last words of columns that number things: Device No., Serial Number."""
 VARIABLE_NAMES = ("variable", "code", "parameter", "item")
 VALUE_NAMES = ("value", "numeric_value")
 SEQUENCE_NAMES = ("sequence", "tokens", "input_ids", "token_ids", "ids", "text", "frames", "values", "features")
@@ -33,6 +53,10 @@ NO_ID = "none"
 SET_NAME = "set_index"
 SHOWN_ROLES = ("time", "variable", "value", SET_NAME, "label")
 NEVER_FEATURES = ("label", "target", "class", "outcome", "index", "level_0")
+PEEK_ROWS = 10_000
+"""Rows of one file that are looked at where names leave it open which column is the id."""
+FEW_FILES = 3
+"""Up to one file for each split: then no file is a sequence of its own."""
 
 NUMBERS = ("integer", "float", "null")
 TOKEN_LISTS = ("list of integer", "list of null")
@@ -86,7 +110,11 @@ class Layout:
     features: tuple[str, ...] = ()
     label: str | None = None
     time_unit: str = ""
-    """Events: minutes where the column says so, else the column's name: the unit is then the user's."""
+    """Minutes where the time's column says so, else the column's name: the unit is then the user's."""
+    id_names_rows: bool = False
+    """The id was found by its values, which are all different: it names rows, but does not decide on splits."""
+    label_names: tuple[str, ...] = ()
+    """What the labels 0, 1, ... are called, where the files say so."""
 
     @property
     def roles(self) -> dict[str, str]:
@@ -117,7 +145,11 @@ class Layout:
             parts.append(f"id {self.id!r}" if self.id else "ids are row numbers")
         if self.features:
             shown = ", ".join(map(repr, self.features[:6])) + (", ..." if len(self.features) > 6 else "")
-            parts.append(f"{counted(len(self.features), 'feature')} ({shown})")
+            number = len(self.features)
+            what = (
+                f"{counted(number, 'variable')}, a column each" if self.kind == "events" else counted(number, "feature")
+            )
+            parts.append(f"{what} ({shown})")
         return ", ".join(parts)
 
 
@@ -218,16 +250,16 @@ def closest(name: str, names: Iterable[str]) -> str:
 
 class _Candidates:
     """The columns of all files, and for each role the column that its flag names, or else the first with a common name and a
-    type of the role."""
+    type of the role. Of time stamps a lone one is the time, whatever it is called."""
 
-    def __init__(self, columns: Mapping[str, Column], source: SourceSettings) -> None:
+    def __init__(self, columns: Mapping[str, Column], source: SourceSettings, files: int) -> None:
         every = {name: column.type for name, column in columns.items()}
         self.where = str(next(iter(columns.values())).path) if columns else str(source.data_dir)
         shown = [f"{name!r}: {kind}" for name, kind in list(every.items())[:20]]
         self.listing = ", ".join(shown) + (", ..." if len(every) > 20 else "") if shown else "it has none"
         self.source = source
         self.types = {name: kind for name, kind in every.items() if not STRAY_INDEX.fullmatch(name)}
-        self._every = every
+        self._columns = columns
         for flag in ("sequence_column", "id_column", "time_column", "variable_column", "value_column"):
             if (name := getattr(source, flag)) and (flag, name) != ("id_column", NO_ID):
                 self.require(name, f"--{flag}")
@@ -237,32 +269,143 @@ class _Candidates:
         self.id = None if source.id_column == NO_ID else self._pick("id", ID_NAMES)
         self.time, self.variable = self._pick("time", TIME_NAMES), self._pick("variable", VARIABLE_NAMES)
         self.value = self._pick("value", VALUE_NAMES)
-        self.text_times = [n for n, kind in self.types.items() if n.lower() in TIME_NAMES and is_text(kind)]
+        self.stamps = [name for name, kind in self.types.items() if is_time(kind) and name not in (self.id, self.label)]
+        """Columns of time stamps."""
+        if self.time is None and len(self.stamps) == 1:
+            self.time = self.stamps[0]
+        self.text_times = [n for n, kind in self.types.items() if plain_name(n) in TIME_NAMES and is_text(kind)]
         """Columns with the name of a time that hold text, which has no order."""
+        self.features = self._features()
+        if self.id is None and source.id_column is None and self._is_table():
+            self.id = self._id_of_table(files)
 
     def require(self, name: str, flag: str) -> None:
         """Refuse a flag that names no column; a stray index is a column where a flag names it."""
-        if name not in self._every:
-            close = closest(name, self._every)
+        if name not in self._columns:
+            close = closest(name, self._columns)
             raise DataError(f"{self.where}: {flag} {name!r} is not one of its columns ({self.listing}){close}")
-        self.types[name] = self._every[name]
+        self.types[name] = self._columns[name].type
+
+    @property
+    def is_table(self) -> bool:
+        """Whether rows are steps of sequences, by their columns or by the flags that were given."""
+        if self.source.id_column == NO_ID:
+            return self.time is not None and bool(self.features) and not self.unique_texts()
+        if self.time is None and self.text_times and self.features:
+            return not self.unique_texts(but=self.text_times[0])
+        if self.id is None or self._is_unique(self.id):
+            return False
+        return self.time is not None or (self.source.id_column is not None and bool(self.features))
+
+    def unique_texts(self, but: str | None = None) -> list[str]:
+        """Return the columns of text, except one, whose first values are all different."""
+        others = [name for name, kind in self.types.items() if is_text(kind) and name not in (but, self.label)]
+        return [name for name in others if self._is_unique(name)]
 
     def _pick(self, role: str, names: Iterable[str]) -> str | None:
         families, _ = ALLOWED[role]
         fitting = [name for name, kind in self.types.items() if family(kind) in families and name != self.label]
-        lowered = {name.lower(): name for name in reversed(fitting)}
-        return getattr(self.source, f"{role}_column") or next((lowered[n] for n in names if n in lowered), None)
+        given: str | None = getattr(self.source, f"{role}_column")
+        for form in (str.lower, plain_name):
+            found = {form(name): name for name in reversed(fitting)}
+            given = given or next((found[name] for name in names if name in found), None)
+        return given
+
+    def _features(self) -> tuple[str, ...]:
+        """Return the columns of numbers that make up a step of a long table."""
+        if self.source.feature_columns:
+            names = (name.strip() for name in self.source.feature_columns.split(","))
+            features = tuple(dict.fromkeys(name for name in names if name))
+            for name in features:
+                self.require(name, "--feature_columns")
+            return features
+        return tuple(
+            name
+            for name, kind in self.types.items()
+            if name not in (self.id, self.time, self.label)
+            and name.lower() not in (*NEVER_FEATURES, *ID_NAMES)
+            and family(kind) in ("integer", "float")
+        )
+
+    def _is_table(self) -> bool:
+        """Whether there is a time beside numbers, and nothing that would be a sequence in itself."""
+        has_lists = any(is_list(kind) for kind in self.types.values())
+        is_of_rows = self.source.sequence_column is not None or self.source.tokenizer is not None
+        return self.time is not None and bool(self.features) and not has_lists and not is_of_rows
+
+    def _id_of_table(self, files: int) -> str | None:
+        """Return the column that tells the sequences of a long table apart: whose name ends like a number's, or else the only
+        one of text, and whose values repeat. None: each file is a sequence."""
+        taken = (self.time, self.variable, self.value, self.label, SET_NAME)
+        fitting = [n for n, kind in self.types.items() if family(kind) in ALLOWED["id"][0] and n not in taken]
+        if self.source.feature_columns:
+            fitting = [name for name in fitting if name not in self.features]
+        seen = {name: self._seen(name) for name in fitting}
+        # Where files are many, a value that is the same throughout a file tells nothing that the file does not.
+        least = 1 if files <= FEW_FILES else 2
+        groups = [name for name, one in seen.items() if one and least <= one.distinct <= one.rows / 2]
+        numbered = [name for name in groups if is_numbered(name)]
+        texts = [name for name in groups if is_text(self.types[name]) and name not in self.text_times]
+        found = numbered or (texts if files <= FEW_FILES else [])
+        if len(found) > 1:
+            raise DataError(
+                f"{self.where}: several columns could name the sequence that a row belongs to ({', '.join(map(repr, found))}). "
+                f"Choose with --id_column {shell_word(found[0])}, or say --id_column {NO_ID} where each file is one sequence."
+            )
+        if found and not self.source.feature_columns:
+            self.features = tuple(name for name in self.features if name != found[0])
+        return found[0] if found else None
+
+    def _is_unique(self, name: str) -> bool:
+        seen = self._seen(name)
+        return seen is not None and seen.distinct == seen.rows > 1
+
+    def _seen(self, name: str) -> "_Seen | None":
+        """Look at the first values of a column; None where some are missing, or the file cannot be read (the build says why)."""
+        try:
+            with pq.ParquetFile(self._columns[name].path) as file:
+                batch = next(file.iter_batches(batch_size=PEEK_ROWS, columns=[name]), None)
+            if batch is None or batch.column(name).null_count:
+                return None
+            return _Seen(len(batch), int(pc.count_distinct(batch.column(name)).as_py()))
+        except (pa.ArrowException, OSError, UnicodeDecodeError):
+            return None
 
 
-def detect_layout(columns: Mapping[str, Column], source: SourceSettings) -> Layout:
-    """Return the layout of all files together; that some file lacks a column is found by `check_schema`."""
-    found = _Candidates(columns, source)
+class _Seen(NamedTuple):
+    """What the first values of a column show."""
+
+    rows: int
+    distinct: int
+
+
+def plain_name(name: str) -> str:
+    """Return a column's name without its unit and its punctuation.
+
+    >>> plain_name("ts (UTC)"), plain_name("Device No."), plain_name("Time[s]")
+    ('ts', 'device_no', 'time')
+    """
+    without_unit = re.sub(r"\s*[(\[].*?[)\]]", "", name)
+    return re.sub(r"[\W_]+", "_", without_unit.lower()).strip("_")
+
+
+def is_numbered(name: str) -> bool:
+    """Return whether a column is called like one that numbers things.
+
+    >>> is_numbered("Device No."), is_numbered("doc_id"), is_numbered("notes")
+    (True, True, False)
+    """
+    return plain_name(name).rpartition("_")[2] in ID_ENDINGS
+
+
+def detect_layout(columns: Mapping[str, Column], source: SourceSettings, files: int = 1) -> Layout:
+    """Return the layout of all `files` together; that some file lacks a column is found by `check_schema`."""
+    found = _Candidates(columns, source, files)
     of_events = source.variable_column or source.value_column
     of_rows, of_table = source.sequence_column, source.feature_columns
     time, variable, value = found.time, found.variable, found.value
     may_be_events = source.kind in ("auto", "events") and not (of_rows or of_table)
     if may_be_events and time and variable and (value or variable == "code"):
-        in_minutes = is_time(found.types[time]) or time.lower() in ("minute", "minutes")
         return Layout(
             kind="events",
             form="table" if found.id else "files",
@@ -272,27 +415,53 @@ def detect_layout(columns: Mapping[str, Column], source: SourceSettings) -> Layo
             value=value,
             set_index=SET_NAME if SET_NAME in found.types else None,
             label=found.label,
-            time_unit="minutes" if in_minutes else time,
+            time_unit=_time_unit(found, time),
         )
     if source.kind in ("auto", "tokens", "vectors") and not (of_events or of_table) and (layout := _rows_layout(found)):
         return layout
-    if source.kind in ("auto", "vectors") and not (of_events or of_rows) and (layout := _table_layout(found)):
+    is_wide = source.kind != "tokens" and not (of_events or of_rows)
+    if is_wide and (layout := _table_layout(found, "events" if source.kind == "events" else "vectors")):
         return layout
-    hints = [f"; {name!r} is text: convert it to time stamps or numbers" for name in found.text_times]
+    hints = [
+        f"; {name!r} is text: convert it to time stamps or numbers (pandas.to_datetime)" for name in found.text_times
+    ]
     hints += [
         f"; {name!r} holds lists of text: number their entries, or join them to one text a row for --tokenizer words"
         for name, kind in found.types.items()
         if family(kind) == "list of text"
     ]
+    if time is None and len(found.stamps) > 1:
+        shown = ", ".join(map(repr, found.stamps))
+        hints.append(f"; several could be the time ({shown}): choose with --time_column {shell_word(found.stamps[0])}")
     if variable and time and not value:
         hints.append(
             f"; {variable!r} looks like the variable of events, but their value is not found: name --value_column"
         )
     raise DataError(
         f"{found.where}: no {'sequences' if source.kind == 'auto' else source.kind} recognised in its columns "
-        f"({found.listing}){''.join(hints)}. Name them with --sequence_column, or --id_column, --time_column and "
-        f"--variable_column, --value_column or --feature_columns."
+        f"({found.listing}){''.join(hints)}.{_flags_that_name(found)}"
     )
+
+
+def _flags_that_name(found: _Candidates) -> str:
+    """Return the advice which flags to name columns with: those whose columns are not known yet."""
+    source = found.source
+    if found.text_times and not found.time:
+        return ""
+    if source.kind == "tokens":
+        return " Name their column with --sequence_column."
+    table = [] if found.id or source.id_column else ["--id_column"]
+    table += [] if found.time else ["--time_column"]
+    table += [] if found.features else ["--feature_columns, or --variable_column and --value_column"]
+    given = (source.id_column, source.time_column, source.variable_column, source.value_column, source.feature_columns)
+    if any(given) or found.time or source.kind == "events":
+        return f" Name them with {', '.join(table)}." if table else ""
+    return f" Name them with --sequence_column, or, where a row is a step, with {', '.join(table)}."
+
+
+def _time_unit(found: _Candidates, time: str) -> str:
+    """Return the unit of times: minutes, or for numbers of another unit, the column's name."""
+    return "minutes" if is_time(found.types[time]) or time.lower() in ("minute", "minutes") else time
 
 
 def _rows_layout(found: _Candidates) -> Layout | None:
@@ -304,8 +473,10 @@ def _rows_layout(found: _Candidates) -> Layout | None:
         candidates = [name for name, column in others.items() if is_list(column) and family(column) in families]
         if source.kind != "vectors":
             names_in_tables = (*TIME_NAMES, *VARIABLE_NAMES)
-            texts = [name for name, column in others.items() if is_text(column) and name.lower() not in names_in_tables]
-            if (source.tokenizer and texts) or (not candidates and not (found.id and found.time)):
+            texts = [n for n, kind in others.items() if is_text(kind) and plain_name(n) not in names_in_tables]
+            # Of several, what is called like a number or a label is not the text.
+            texts = [n for n in texts if not is_numbered(n) and n.lower() not in NEVER_FEATURES] or texts
+            if (source.tokenizer and texts) or (not candidates and not found.is_table):
                 candidates = texts
         if not candidates:
             return None
@@ -313,7 +484,8 @@ def _rows_layout(found: _Candidates) -> Layout | None:
         if not named:
             shown = ", ".join(map(repr, candidates))
             raise DataError(
-                f"{found.where}: several columns could be the sequence ({shown}); choose with --sequence_column."
+                f"{found.where}: several columns could be the sequence ({shown}); choose with --sequence_column "
+                f"{shell_word(candidates[0])} or another."
             )
         sequence = named[0]
     column = found.types[sequence]
@@ -331,29 +503,60 @@ def _rows_layout(found: _Candidates) -> Layout | None:
     if text and source.tokenizer is None:
         raise DataError(
             f"{found.where}: column {sequence!r} is text: say how to cut it with --tokenizer words, characters, bytes or "
-            f"the path of a tokenizer.json. If it names the sequences of a long table: --id_column {sequence}. If it names "
-            f"the variables of one: --kind events with --id_column, --time_column, --variable_column and --value_column."
+            f"the path of a tokenizer.json.{_other_uses(found, sequence)}"
         )
-    identity = found.id if found.id != sequence else None
-    return Layout(kind=kind, form="rows", sequence=sequence, is_text=text, id=identity, label=found.label)
+    identity, names_rows = found.id if found.id != sequence else None, False
+    if identity is None and source.id_column is None and len(unique := found.unique_texts(but=sequence)) == 1:
+        identity, names_rows = unique[0], True
+    return Layout(
+        kind=kind,
+        form="rows",
+        sequence=sequence,
+        is_text=text,
+        id=identity,
+        label=found.label,
+        id_names_rows=names_rows,
+    )
 
 
-def _table_layout(found: _Candidates) -> Layout | None:
-    """Return the layout of a long table with a column for each feature of a vector."""
-    if found.source.feature_columns:
-        names = (name.strip() for name in found.source.feature_columns.split(","))
-        features = tuple(dict.fromkeys(name for name in names if name))
-        for name in features:
-            found.require(name, "--feature_columns")
-    else:
-        features = tuple(
-            name
-            for name, kind in found.types.items()
-            if name not in (found.id, found.time, found.label)
-            and name.lower() not in (*NEVER_FEATURES, *ID_NAMES)
-            and family(kind) in ("integer", "float")
-        )
-    if not features or (found.id is None and found.time is None) or (found.time is None and found.text_times):
+def _other_uses(found: _Candidates, text: str) -> str:
+    """Return what else a column of text may be, where there are columns beside it that a long table has."""
+    source, uses = found.source, ""
+    if source.id_column is None and (found.time or found.text_times or found.features):
+        uses += f" If it names the sequences of a long table: --id_column {shell_word(text)}."
+    if source.variable_column is None and (found.time or found.text_times) and found.features:
+        uses += f" If it names the variables of one: --variable_column {shell_word(text)} --value_column "
+        uses += f"{shell_word(found.features[0])}."
+    return uses
+
+
+def _table_layout(found: _Candidates, kind: Literal["vectors", "events"]) -> Layout | None:
+    """Return the layout of a long table with a column for each feature of a vector, or for each variable of events."""
+    if not found.features or (found.id is None and found.time is None) or (found.time is None and found.text_times):
         return None
-    form: Literal["table", "files"] = "table" if found.id else "files"
-    return Layout(kind="vectors", form=form, id=found.id, time=found.time, features=features, label=found.label)
+    if kind == "events" and (found.time is None or (found.variable and not found.source.feature_columns)):
+        return None
+    return Layout(
+        kind=kind,
+        form="table" if found.id else "files",
+        id=found.id,
+        time=found.time,
+        set_index=SET_NAME if kind == "events" and SET_NAME in found.types else None,
+        features=tuple(name for name in found.features if kind == "vectors" or name != SET_NAME),
+        label=found.label,
+        time_unit=_time_unit(found, found.time) if found.time else "",
+    )
+
+
+def class_names(footers: Iterable[Footer], label: str) -> tuple[str, ...]:
+    """Return what the numbers in a column of labels stand for, where a file was written by the library `datasets`, which keeps the
+    names of a ClassLabel in the schema's metadata."""
+    for footer in footers:
+        try:
+            about = json.loads((footer.schema.metadata or {})[b"huggingface"])
+            names = about["info"]["features"][label]["names"]
+        except (KeyError, TypeError, ValueError):  # written by another program, or not a ClassLabel
+            continue
+        if isinstance(names, list) and all(isinstance(name, str) for name in names):
+            return tuple(names)
+    return ()

@@ -38,8 +38,11 @@ def read_labels(path: str, column: str | None, id_column: str | None) -> pd.Seri
     return pd.Series(names, ids, dtype=object)
 
 
-def label_names(values: np.ndarray, where: Callable[[int], str]) -> np.ndarray:
-    """Return class names as text, None where missing; numbers must be whole, as a label is a class."""
+def label_names(values: np.ndarray, where: Callable[[int], str], known: Sequence[str] = ()) -> np.ndarray:
+    """Return class names as text, None where missing; numbers must be whole, as a label is a class.
+
+    `known`: what the numbers 0, 1, ... stand for; -1 is then a missing label, and other numbers are names of their own.
+    """
     names = np.full(len(values), None, object)
     present = np.flatnonzero(~pd.isna(values))
     if np.issubdtype(values.dtype, np.number) or np.issubdtype(values.dtype, np.bool_):
@@ -50,7 +53,9 @@ def label_names(values: np.ndarray, where: Callable[[int], str]) -> np.ndarray:
                 f"{where(int(measures[0]))} holds {values[measures[0]]:g}, but a label must be a class: a whole number or "
                 f"text. Choose another with --label_column."
             )
-        names[present] = [str(int(number)) for number in numbers]
+        whole = numbers.astype(np.int64)
+        name_of: dict[int, str | None] = {-1: None, **dict(enumerate(known))} if known else {}
+        names[present] = [name_of.get(number, str(number)) for number in whole.tolist()]
     else:
         names[present] = [str(value) or None for value in values[present]]
     return names

@@ -35,7 +35,7 @@ MUST_BE_THE_SAME = (
     *("gradient_accumulation_steps", "seed"),
 )
 """The network's shape, and what goes into which batch. All else may be changed on purpose when a run goes on."""
-ADDED_LATER: dict[str, Any] = {"level_cost": False, "pad_grid": 0}
+ADDED_LATER: dict[str, Any] = {"level_cost": False, "pad_grid": 0, "robust_scaling": False, "missing_values": None}
 """Settings that older checkpoints lack, with the values that were in force then."""
 MEANING = ("kind", "symbols", "tokenizer", "names", "classes")
 """Fields of a description that say what ids and positions stand for. Weights of the same shapes would fit, and mean something
@@ -145,13 +145,13 @@ def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     # The share of <unknown> follows from the data, and older checkpoints have none: a run goes on with its own.
     described = [name for name in here["description"] if name in there["description"] and name != "unknown_share"]
     pairs += [(name.replace("_", " "), *(one["description"][name] for one in (there, here))) for name in described]
-    return sorted(_difference(name, old, new) for name, old, new in pairs if plain(old) != plain(new))
+    return sorted(_difference(name, old, new) for name, old, new in pairs if _differ(name, plain(old), plain(new)))
 
 
 def other_meanings(there: DataDescription, here: DataDescription) -> list[str]:
     """Return where ids and positions stand for something else."""
     pairs = [(name, getattr(there, name), getattr(here, name)) for name in MEANING]
-    return [_difference(name, old, new) for name, old, new in pairs if old != new]
+    return [_difference(name, old, new) for name, old, new in pairs if _differ(name, old, new)]
 
 
 def misfits(expected: dict[str, Tensor], there: dict[str, Tensor]) -> list[str]:
@@ -169,6 +169,13 @@ def misfits(expected: dict[str, Tensor], there: dict[str, Tensor]) -> list[str]:
 def plain(value: Any) -> Any:
     """Undo what JSON does to a value: lists were tuples."""
     return tuple(value) if isinstance(value, list) else value
+
+
+def _differ(name: str, old: Any, new: Any) -> bool:
+    """Return whether two values are unlike; numbers of classes and their names, which older checkpoints lack, are alike."""
+    if name == "classes" and len(old) == len(new) and all(one.isdecimal() for one in old):
+        return any(one.isdecimal() for one in new) and old != new
+    return bool(old != new)
 
 
 def _difference(name: str, old: Any, new: Any) -> str:

@@ -12,6 +12,7 @@ import tempfile
 import time
 import zlib
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -21,7 +22,9 @@ from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from seqvae.config.data import SourceSettings
 from seqvae.config.run import RunSettings
+from seqvae.config.yaml_files import read_settings_file
 from seqvae.errors import SettingsError, StorageError, UsageError
 from seqvae.files import AlreadyLocked, JsonLines, take_lock
 from seqvae.reports.run_files import (
@@ -129,6 +132,22 @@ def open_run(run: RunSettings, kind: str, held: ExitStack) -> Start:
         for event in decisions:
             JsonLines(directory / EVENTS).append(event)
     return Start(directory, checkpoint or named)
+
+
+def as_it_began(source: SourceSettings, run: RunSettings) -> SourceSettings:
+    """Return how a run reads its data where it goes on: by all values, where it began so or before there was --robust_scaling."""
+    places = [] if run.run_name is None else [Path(run.output_dir).expanduser() / run.run_name]
+    if run.resume not in ("auto", "never"):
+        named = Path(run.resume).expanduser().absolute()
+        places.insert(0, named if named.is_dir() else named.parent.parent)
+    for path in (place / CONFIG for place in places):
+        if path.is_file():
+            with suppress(UsageError):  # damaged; the checkpoint knows what its data were
+                began = {entry.name: entry.text for entry in read_settings_file(path, str(path))}
+                if began.get("robust_scaling", "false") == "false":
+                    return replace(source, robust_scaling=False)
+            break
+    return source
 
 
 def _make(directory: Path, held: ExitStack) -> Path:
