@@ -62,6 +62,7 @@ Written by `python -m benchmarks.flag_page` from the commands' own parsers; `--h
 """
 
 
+- Other tools' words are answered with ours: whoever types the `num_train_epochs` of Hugging Face is told `--max_epochs`.
 def main() -> None:
     PAGE.write_text(page(COMMANDS), encoding="utf-8")
     print(f"{PAGE.name} rewritten")
