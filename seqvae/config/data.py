@@ -191,7 +191,7 @@ class LoadingSettings:
     persistent_workers: bool = True
     """Keep worker processes from one epoch to the next."""
 
-    pin_memory: bool = False
+    pin_memory: bool = True
     """Page-locked batches, which copy to a GPU while it computes; without a GPU this changes nothing."""
 
     loader_timeout_seconds: float = 300

@@ -18,7 +18,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 
-from seqvae.config.training import TrainingSettings
+from seqvae.config.training import RATE_TOKENS, TrainingSettings
 from seqvae.config.yaml_files import to_flat_dict, to_yaml
 from seqvae.console import program, shell_word
 from seqvae.data.datamodule import SequenceDataModule
@@ -199,7 +199,7 @@ class _Run:
             module = TrainingModule(
                 self.network,
                 settings.objective,
-                replace(settings.optimizer, lr=plan.lr, scale_lr=False),
+                replace(settings.optimizer, lr=plan.lr, scale_lr=False, lr_base_tokens=RATE_TOKENS),
                 total_steps=plan.total_steps,
                 seed=settings.run.seed,
                 origin=self.origin,

@@ -78,7 +78,10 @@ def header_lines(
             f"{objective.kl_schedule} to {objective.beta:g} (--kl_schedule, --kl_warmup {objective.kl_warmup:g}{cycle})"
         )
     free_bits = resolve_free_bits(objective, model.latent_scope)
-    steps = plan.total_steps
+    steps, optimizer = plan.total_steps, settings.optimizer
+    scaled = (
+        f" ({optimizer.base_rate:.3g} at {optimizer.lr_base_tokens:,} tokens, --scale_lr)" if optimizer.scale_lr else ""
+    )
     reason = f" in place of {compute.precision}: {precision.reason}" if precision.reason else ""
     monitoring = [callback.describe(steps) for callback in callbacks if isinstance(callback, Describes)]
     first, *rest = data.summary()
@@ -91,7 +94,7 @@ def header_lines(
             "training",
             f"{steps:,} optimizer steps ({steps / plan.steps_per_epoch:.3g} epochs), each of {plan.tokens_per_step:,.0f} tokens "
             f"in {plan.sequences_per_step:,.3g} sequences on average; lr {plan.lr:.3g}"
-            f"{' (scaled)' if settings.optimizer.scale_lr else ''}, {settings.optimizer.lr_schedule}",
+            f"{scaled}, {optimizer.lr_schedule}",
         ),
         ("devices", f"{devices}, {precision.precision}{reason}"),
         ("monitoring", "; ".join(monitoring) or UNMONITORED),
