@@ -4,7 +4,7 @@ One frozen dataclass per theme. A field is a flag, its docstring the help text; 
 flags. Imports nothing heavy, since `--help` imports it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from seqvae.config.run import refuse_below
@@ -140,6 +140,17 @@ class CacheSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CacheChoices:
+    """Cache"""
+
+    cache_dir: str | None = None
+    """Where the converted data lie; default: seqvae in the user's cache directory."""
+
+    def __post_init__(self) -> None:
+        refuse_no_paths(self, "cache_dir")
+
+
+@dataclass(frozen=True, kw_only=True)
 class BatchSettings:
     """Batches"""
 
@@ -207,3 +218,10 @@ class LoadingSettings:
                 f"--loader_timeout_seconds must be 0 (wait forever) or more, at most {LONGEST_WAIT:,}, "
                 f"got {self.loader_timeout_seconds}"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManageCache:
+    """All settings of `seqvae cache`."""
+
+    cache: CacheChoices = field(default_factory=CacheChoices)

@@ -110,7 +110,7 @@ def prepare_cache(
                 for one in older:  # a run that uses one goes on with the data that it began with
                     if not any(map(is_in_use, one.glob("*/"))):
                         with suppress(OSError):
-                            _remove(one)
+                            remove_cache(one)
         return path
     except OSError as error:
         if error.errno in DISK_FULL:
@@ -169,13 +169,13 @@ def _build_into(
         text = json.dumps(meta | {"digest": _digest(meta)}, indent=1)
         (directory / META).write_text(text, encoding="utf-8")
         directory.chmod(0o755)
-        _remove(path)
+        remove_cache(path)
         directory.rename(path)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _remove(cache: Path) -> None:
+def remove_cache(cache: Path) -> None:
     """Remove a cache. Of a link, only the link goes: it may lead to anything."""
     if cache.is_symlink() or cache.is_file():
         cache.unlink()
