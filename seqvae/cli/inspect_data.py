@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.data import BatchSettings, CacheSettings, LengthSettings, SourceSettings
+from seqvae.config.flags import set_by_presets
 from seqvae.config.training import TrainingSettings
 from seqvae.config.yaml_files import values_of
 from seqvae.console import program, set_up_output, shell_word
@@ -102,6 +103,8 @@ def run(verb: str, words: Sequence[str]) -> ExitCode:
         return ExitCode.DATA
     lengths_N, accumulate = data.splits["train"].lengths_N, own.gradient_accumulation_steps
     limits = resolve_limits(lengths_N, batches, cap, accumulate)
+    if "batch_size" in set_by_presets(settings):  # which has its reasons
+        limits = limits._replace(hint="")
     cut = cut_batches(lengths_N, limits, bucketing=batches.bucketing, drop_last=batches.drop_last)
     if own.check_only:
         splits = (name for name in ("train", "valid", "test") if name in data.splits)

@@ -33,7 +33,7 @@ from typing import (
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, set_parsing_settings
 
 from seqvae.config.synonyms import answers_to
-from seqvae.config.yaml_files import read_settings_file, theme_of, values_of
+from seqvae.config.yaml_files import read_settings_file, theme_of, to_flat_dict, values_of
 from seqvae.errors import UsageError, did_you_mean
 from seqvae.files import why_no_path
 
@@ -121,6 +121,20 @@ class _Controls:
 def flags_of(schema: "type[DataclassInstance]") -> dict[str, Flag]:
     """Return all settings of a command by name, in the order of its groups."""
     return CommandLine(schema).flags
+
+
+def set_by_presets(settings: "DataclassInstance") -> set[str]:
+    """Return the settings that a preset decides, of those presets that these settings follow in all that they say.
+
+    However they were given: a run that resumes has them from its config.yaml.
+    """
+    values = {name: None if value is None else str(value).lower() for name, value in to_flat_dict(settings).items()}
+    decided: set[str] = set()
+    for path in PRESETS_DIR.glob("*.yaml"):
+        preset = {name: text for name, text, _ in read_settings_file(path, path.name) if name in values}
+        if all(values[name] == text for name, text in preset.items()):
+            decided |= preset.keys()
+    return decided
 
 
 def without_flags(words: Sequence[str], names: Collection[str]) -> list[str]:

@@ -199,7 +199,7 @@ def open_cache(path: Path, lengths: LengthSettings, in_memory: bool = False) -> 
             stored = counted(meta["splits"][name]["counts"]["sequences"], "sequence")
             done = CUT[how].format(cap=cap, windows=f"{len(split):,}")
             notes.append(
-                f"{name}: {over:,} of {stored} longer than {counted(cap, 'step')}: {done} (--long_sequences {how})"
+                f"{name}: {over:,} of {stored} longer than {counted(cap, description.unit)}: {done} (--long_sequences {how})"
             )
     counts = {name: split["counts"] for name, split in meta["splits"].items()}
     return SequenceData(path, description, splits, meta["layout"], tuple(notes), counts)

@@ -27,6 +27,7 @@ from seqvae.files import replace_file
 from seqvae.models.vae import SequenceVAE
 from seqvae.monitors import PosteriorMetricsMonitor, ThroughputMonitor
 from seqvae.reports.run_files import HEALTHY, command_line, environment, write_environment, write_facts
+from seqvae.text import folded, window_width
 from seqvae.training.callbacks.checkpoint import Checkpoints, ReportsHealth
 from seqvae.training.callbacks.compile import CompilerTrial
 from seqvae.training.callbacks.interrupt import StopOnSignal, TimeLimit, restore_signal_handlers
@@ -69,7 +70,7 @@ from seqvae.training.run_directory.resume import (
     refuse_unwritable,
 )
 from seqvae.training.schedules import Plan, plan_run
-from seqvae.training.trainer import UNITS, default_trainer_arguments, make_logger, make_previews
+from seqvae.training.trainer import default_trainer_arguments, make_logger, make_previews
 
 RECORDED_SHAPES, CPU_SHAPES = 8, 32
 """Shapes of batches. Each recorded graph takes memory of its own. On a CPU 32 shapes pad 0 to 4 % more, and the demo model passes
@@ -233,7 +234,7 @@ class _Run:
             self.directory / "metrics.csv",
             every_n_steps=run.log_every_n_steps,
             total_steps=self.plan.total_steps,
-            unit=UNITS[data.description.kind],
+            unit=data.description.unit,
             has_labels=len(data.description.classes) >= 2,
             time_limit=run.time_limit,
         )
@@ -307,7 +308,10 @@ class _Run:
             goes_on = f", goes on from {checkpoint.name}" if checkpoint else ""
             lines += [monitoring, ("run", f"{directory}{goes_on}"), ("to go on", self.resume_command)]
             write_facts(directory, facts_of(settings, self.data, self.plan, lines, self.resume_command))
-            print(harmless("\n".join(f"{name:<11} {text}" for name, text in lines)), flush=True)
+            width = window_width(sys.stdout)
+            for name, text in lines:  # a command stays in one piece, to be copied
+                line = harmless(f"{name:<11} {text}")
+                print(line if name in ("run", "to go on") else folded(line, width, indent=12), flush=True)
         if self.devices.nodes > 1:
             # Training begins when all processes are there. Until then nothing can be lost, and torch waits where no handler of
             # Python's is called: a signal ends the process at once.

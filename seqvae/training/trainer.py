@@ -21,9 +21,6 @@ from seqvae.errors import UsageError
 from seqvae.training.callbacks.previews import MOST_SEQUENCES, Previews
 from seqvae.training.distributed import Devices
 
-UNITS = {"tokens": "token", "vectors": "step", "events": "step"}
-"""The name of one step of a sequence."""
-
 PROJECT = "seqvae"
 """The project that loggers file runs under, where the environment names no other."""
 
