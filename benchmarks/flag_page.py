@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from seqvae.cli.inspect_data import InspectSettings
 from seqvae.cli.profile import ProfileOptimized
 from seqvae.cli.use_model import ACTIONS
+from seqvae.config.data import ManageCache
 from seqvae.config.flags import PRESETS_DIR, CommandLine
 from seqvae.config.inference import Evaluate
 from seqvae.config.training import OptimizedSettings, ReferenceSettings
@@ -43,6 +44,9 @@ COMMANDS = (
     Command("seqvae inspect", InspectSettings, "what Parquet files hold"),
     Command("seqvae evaluate", Evaluate, "what a trained model is worth", takes_words=True),
     *(Command(f"seqvae {name}", action.settings, action.summary, takes_words=True) for name, action in ACTIONS.items()),
+    Command(
+        "seqvae cache", ManageCache, "what the cache of converted data holds, and how to empty it", takes_words=True
+    ),
 )
 
 Meaning = tuple[str, str, tuple[type, ...], tuple[str, ...], str]
@@ -58,6 +62,7 @@ Written by `python -m benchmarks.flag_page` from the commands' own parsers; `--h
   `--no_bucketing`.
 - `null` unsets a value that may be unset (`--max_epochs null`). Where no default is given, the text says what happens then.
 - Flags win over `--config`, `--config` over `--preset`, `--preset` over the defaults, wherever they stand on the line.
+- Other tools' words are answered with ours: whoever types the `num_train_epochs` of Hugging Face is told `--max_epochs`.
 - `seqvae profile --command reference` has the defaults of `train_with_collapse_detection.py`.
 """
 

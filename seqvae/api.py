@@ -8,11 +8,12 @@ Errors are the one- or two-line messages of the commands, as exceptions below `S
 is needed.
 """
 
+import inspect
 import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from seqvae.config.flags import CommandLine
 from seqvae.config.training import OptimizedSettings, ReferenceSettings, TrainingSettings
+from seqvae.config.yaml_files import values_of
 from seqvae.console import library_output, named_command
 from seqvae.errors import CollapsedError, Stopped, UsageError, storage_error
 
@@ -68,6 +70,22 @@ def fit(
 
     with _errors_of_a_call(), library_output(), named_command("seqvae train --plain" if plain else "seqvae train"):
         return Run(train(settings, [*make_monitors(settings), *callbacks]).directory)
+
+
+def _signature_with_flags() -> inspect.Signature:
+    """Return the signature of `fit` with each flag by its name, which notebooks complete and `help` shows."""
+    *own, others = inspect.signature(fit).parameters.values()
+    flags = {
+        name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in ("preset", "config")
+    }
+    for group in values_of(OptimizedSettings()).values():
+        for setting in fields(group):
+            value = getattr(group, setting.name)
+            flags[setting.name] = flags["preset"].replace(name=setting.name, default=value, annotation=setting.type)
+    return inspect.Signature([*own, *flags.values(), others], return_annotation="Run")
+
+
+fit.__signature__ = _signature_with_flags()  # type: ignore[attr-defined]
 
 
 def load(

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from seqvae.errors import harmless
+from seqvae.text import folded, window_width
 
 CHATTY_LOGGERS = ("matplotlib", "lightning.pytorch", "lightning.fabric")
 """Loggers that are quietened: a run's header reports what they would."""
@@ -41,7 +42,7 @@ def say(line: str) -> None:
 
 class _HarmlessFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return harmless(super().format(record))
+        return folded(harmless(super().format(record)), window_width(sys.stderr))
 
 
 def _harmless_handler() -> logging.Handler:

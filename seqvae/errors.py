@@ -95,9 +95,9 @@ class Stopped(BaseException):
         return f"stopped by {'Ctrl-C' if self.number == signal.SIGINT else 'SIGTERM'}{self.message}"
 
 
-def did_you_mean(word: str, names: Iterable[str], prefix: str = "") -> str:
-    """Return `; did you mean ...?` where one of the names comes close, else an empty string."""
-    close = difflib.get_close_matches(word.lower(), list(names), n=1)
+def did_you_mean(word: str, names: Iterable[str], prefix: str = "", cutoff: float = 0.6) -> str:
+    """Return `; did you mean ...?` where one of the names has at least this share of letters in common, else an empty string."""
+    close = difflib.get_close_matches(word.lower(), list(names), n=1, cutoff=cutoff)
     return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 

@@ -5,9 +5,11 @@ headings for terminals are in `seqvae/reports/terminal.py`.
 """
 
 import math
+import os
 import re
+import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from rich.cells import cell_len
 
@@ -29,6 +31,27 @@ def visible(text: str) -> str:
     'pulse\\\\x1b[2J\\\\n'
     """
     return harmless(text).replace("\n", "\\n")
+
+
+def window_width(stream: TextIO) -> int | None:
+    """Return the columns of the terminal that a stream goes to; None: it goes elsewhere, where a line can be of any length."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):  # no terminal, or no file at all
+        return None
+
+
+def folded(text: str, width: int | None, indent: int = 2) -> str:
+    """Break lines between words where a terminal would break them within a number; None: leave them whole.
+
+    >>> print(folded("a loss of 1.2345 nats", 14))
+    a loss of
+      1.2345 nats
+    """
+    if width is None:
+        return text
+    fold = textwrap.TextWrapper(width, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False)
+    return "\n".join(fold.fill(line) for line in text.split("\n"))
 
 
 def clip(text: str, width: int) -> str:

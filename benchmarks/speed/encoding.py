@@ -83,7 +83,7 @@ def measure_speed(name: str, trained: "Model", directory: Path, rounds: int) -> 
 
     from seqvae.config.inference import DataChoices
     from seqvae.inference.model import open_data
-    from seqvae.inference.streaming import STEPS_AT_ONCE, cut_ascending, evaluating, windows, write_parquet
+    from seqvae.inference.streaming import STEPS_AT_ONCE, cut_ascending, evaluating, windows, write_tables
     from seqvae.inference.tables import encode
 
     data, split = open_data(trained, DataChoices()), SPLITS[name]
@@ -100,7 +100,7 @@ def measure_speed(name: str, trained: "Model", directory: Path, rounds: int) -> 
                 trained.network(batch)
 
     def encoding() -> None:
-        write_parquet(directory / "latents.parquet", encode(trained, data, [split]), {})
+        write_tables(directory / "latents.parquet", encode(trained, data, [split]), {})
 
     seconds = interleaved_seconds({"alone": network_alone, "encoding": encoding}, rounds)
     steps = int(lengths_N.sum())
@@ -119,7 +119,7 @@ def measure_memory(name: str, trained: "Model", directory: Path) -> list[dict[st
     """Encode the same split PASSES times into one file."""
     from seqvae.config.inference import DataChoices
     from seqvae.inference.model import open_data
-    from seqvae.inference.streaming import write_parquet
+    from seqvae.inference.streaming import write_tables
     from seqvae.inference.tables import encode
 
     data = open_data(trained, DataChoices())
@@ -134,7 +134,7 @@ def measure_memory(name: str, trained: "Model", directory: Path) -> list[dict[st
             held.append((rows, psutil.Process().memory_info().rss / 1e6))
 
     begin = time.perf_counter()
-    write_parquet(directory / "long.parquet", passes(), {})
+    write_tables(directory / "long.parquet", passes(), {})
     quarter = PASSES // 4
     (_, first), (last_rows, last) = held[quarter - 1], held[-1]
     return [

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.data import BatchSettings, CacheSettings, LengthSettings, SourceSettings
+from seqvae.config.flags import set_by_presets
 from seqvae.config.training import OptimizedSettings, OptimizerSettings, TrainingSettings
 from seqvae.config.yaml_files import values_of
 from seqvae.console import program, set_up_output, shell_word
@@ -123,6 +124,8 @@ def run(verb: str, words: Sequence[str]) -> ExitCode:
     module = make_data(settings.training)  # which cuts batches as a training on this machine does
     module.data = data
     limits, cut, accumulate = module.limits, module.cut, module.accumulate
+    if "batch_size" in set_by_presets(settings):  # which has its reasons
+        limits = limits._replace(hint="")
     found = inspect_cache(data, cap, limits, cut, accumulate=accumulate, most=own.rows or sys.maxsize)
     print("\n".join(data_page(settings.name, found, training_command(settings), ink, own.rows)))
     if own.plot:

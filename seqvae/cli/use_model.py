@@ -28,7 +28,8 @@ PROGRESS_SECONDS = 5
 _ABOUT_CHECKPOINTS = """
 
 CHECKPOINT is a .ckpt file, the directory of a run (its best checkpoint) or an export. Values come out in the data's own units,
-text as text, all of it as Parquet, written as it is computed: memory does not grow with the data."""
+text as text, as Parquet or, with an --output that ends in .csv, as CSV, written as it is computed: memory does not grow with the
+data."""
 
 
 class Action(NamedTuple):
@@ -66,7 +67,7 @@ ACTIONS = {
 
 
 def run(verb: str, words: Sequence[str]) -> None:
-    """Write what the action computes: a Parquet file, or the files of an export."""
+    """Write what the action computes: a Parquet or CSV file, or the files of an export."""
     action = ACTIONS[verb]
     names = " ".join(action.words)
     places, flags = split_positional(words, action.words, f"{program()} {names} [--flag value ...]")
@@ -85,7 +86,7 @@ def run(verb: str, words: Sequence[str]) -> None:
         refuse_foreign_directory,
         write_exported,
     )
-    from seqvae.inference.streaming import refuse_foreign_file, write_parquet
+    from seqvae.inference.streaming import refuse_foreign_file, write_tables
     from seqvae.reports.run_files import command_line
 
     output = Path(settings.output.output or action.output).expanduser()
@@ -102,7 +103,7 @@ def run(verb: str, words: Sequence[str]) -> None:
     say(repr(model))
     begin = time.perf_counter()
     about = {"command": command_line(sys.argv), "checkpoint": str(model.path)}
-    rows = write_parquet(output, _with_progress(computed_tables(model, settings, places[1:])), about)
+    rows = write_tables(output, _with_progress(computed_tables(model, settings, places[1:])), about)
     print(harmless(f"{output}: {rows:,} rows in {time.perf_counter() - begin:.1f} s ({verb})"))
 
 

@@ -4,7 +4,7 @@ One frozen dataclass per theme. A field is a flag, its docstring the help text; 
 flags. Imports nothing heavy, since `--help` imports it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from seqvae.config.run import refuse_below
@@ -157,6 +157,17 @@ class CacheSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CacheChoices:
+    """Cache"""
+
+    cache_dir: str | None = None
+    """Where the converted data lie; default: seqvae in the user's cache directory."""
+
+    def __post_init__(self) -> None:
+        refuse_no_paths(self, "cache_dir")
+
+
+@dataclass(frozen=True, kw_only=True)
 class BatchSettings:
     """Batches"""
 
@@ -209,7 +220,7 @@ class LoadingSettings:
     persistent_workers: bool = True
     """Keep worker processes from one epoch to the next."""
 
-    pin_memory: bool = False
+    pin_memory: bool = True
     """Page-locked batches, which copy to a GPU while it computes; without a GPU this changes nothing."""
 
     loader_timeout_seconds: float = 300
@@ -225,3 +236,10 @@ class LoadingSettings:
                 f"--loader_timeout_seconds must be 0 (wait forever) or more, at most {LONGEST_WAIT:,}, "
                 f"got {self.loader_timeout_seconds}"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManageCache:
+    """All settings of `seqvae cache`."""
+
+    cache: CacheChoices = field(default_factory=CacheChoices)

@@ -32,7 +32,8 @@ from typing import (
 
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, set_parsing_settings
 
-from seqvae.config.yaml_files import read_settings_file, theme_of, values_of
+from seqvae.config.synonyms import answers_to
+from seqvae.config.yaml_files import read_settings_file, theme_of, to_flat_dict, values_of
 from seqvae.errors import UsageError, did_you_mean
 from seqvae.files import why_no_path
 
@@ -44,6 +45,8 @@ Settings = TypeVar("Settings", bound="DataclassInstance")
 PRESETS_DIR = Path(__file__).parent / "presets"
 MAX_SHOWN = 200
 """Characters of a refused value that a message repeats."""
+NEAR = 0.75
+"""Share of letters that a misspelled name has in common with the one it is taken for; other tools' words reach 0.67 by chance."""
 _EPILOG = (
     "Flags win over --config, --config over --preset, --preset over the defaults, wherever they stand on the line. "
     "Hyphens do as well as underscores (--batch-size=4), and null unsets a value (--batch_size null).\n\n"
@@ -53,6 +56,7 @@ _EPILOG = (
 _TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a value"}
 _PLAIN_WORD = re.compile(r"[\w.+-]+")
 _MENTIONED_FLAG = re.compile(r"--(\w+)")
+_MENTIONED_VALUE = re.compile(r"--(\w+)(?: ([\w.:-]+))?")
 
 
 class Flag(NamedTuple):
@@ -124,6 +128,20 @@ class _Controls:
 def flags_of(schema: "type[DataclassInstance]") -> dict[str, Flag]:
     """Return all settings of a command by name, in the order of its groups."""
     return CommandLine(schema).flags
+
+
+def set_by_presets(settings: "DataclassInstance") -> set[str]:
+    """Return the settings that a preset decides, of those presets that these settings follow in all that they say.
+
+    However they were given: a run that resumes has them from its config.yaml.
+    """
+    values = {name: None if value is None else str(value).lower() for name, value in to_flat_dict(settings).items()}
+    decided: set[str] = set()
+    for path in PRESETS_DIR.glob("*.yaml"):
+        preset = {name: text for name, text, _ in read_settings_file(path, path.name) if name in values}
+        if all(values[name] == text for name, text in preset.items()):
+            decided |= preset.keys()
+    return decided
 
 
 def without_flags(words: Sequence[str], names: Collection[str]) -> list[str]:
@@ -233,7 +251,7 @@ class CommandLine(Generic[Settings]):
         for name, value in values.items():
             flag = self.flags.get(name) or (self.controls.get(name) if name in ("preset", "config") else None)
             if flag is None:
-                raise UsageError(f"{name} is no setting{did_you_mean(name, self.flags)}")
+                raise UsageError(f"{name} is no setting{self._advice_on(name, dashes='')}")
             text = str(value).lower() if isinstance(value, bool) else str(value)
             flag_values.append(FlagValue(flag, None if value is None else text, name))
         return flag_values
@@ -276,7 +294,7 @@ class CommandLine(Generic[Settings]):
                     raise UsageError(f"{place}: write `{positive.name}: false` instead of {name}")
                 if name in self.controls:
                     raise UsageError(f"{place}: {name} is no setting; give --{name} on the command line")
-                hint = did_you_mean(name, self.flags) or "; --help lists them"
+                hint = self._advice_on(name, dashes="") or "; --help lists them"
                 raise UsageError(f"{place}: {name} is not a setting here{hint}")
         return flag_values
 
@@ -297,9 +315,9 @@ class CommandLine(Generic[Settings]):
         """Name either a misspelled flag or a value too many."""
         typed, equals, _ = word.partition("=")
         name = typed.lstrip("-")
-        switches_off = [f"no_{flag.name}" for flag in self.flags.values() if flag.is_switch]
-        names = [*self.flags, *switches_off, *self.controls]
-        guess = did_you_mean(name, [one.replace("_", "-") for one in names] if "-" in name else names, "--")
+        guess = self._advice_on(name.replace("-", "_"))
+        if "-" in name:
+            guess = _MENTIONED_FLAG.sub(lambda mention: mention[0].replace("_", "-"), guess)
         if word.startswith("-") or (equals and guess):
             return f"{typed} is not a flag{guess or '; --help lists them'}"
         if not before:
@@ -308,6 +326,23 @@ class CommandLine(Generic[Settings]):
         if not last.takes_value:
             return f"{last.label} takes no value, got {word!r}"
         return f"{last.label} takes one value, got {last.text!r} and {word!r}: put quotes around spaces and patterns"
+
+    def _advice_on(self, name: str, dashes: str = "--") -> str:
+        """Return what to write in place of a name that this command does not have, as `; ...`; empty: there is no telling.
+
+        Either it is another tool's word, also one with a path before it (`trainer.max_epochs`), or a name is misspelled.
+        """
+        word = name.lower().rpartition(".")[2]
+        for answer in () if word in self.flags else answers_to(word):
+            if all(self._takes(*mentioned) for mentioned in _MENTIONED_VALUE.findall(answer)):
+                return f"; {'use ' if answer.startswith('--') else ''}{answer.replace('--', dashes)}"
+        switches_off = [f"no_{flag.name}" for flag in self.flags.values() if flag.is_switch]
+        return did_you_mean(word, [*self.flags, *switches_off, *self.controls] if dashes else self.flags, dashes, NEAR)
+
+    def _takes(self, name: str, value: str) -> bool:
+        """Return whether there is this flag or control, and, where it has choices, whether the value is one; empty: any value."""
+        flag = self.flags.get(name) or self.controls.get(name)
+        return flag is not None and (not value or not flag.choices or value in flag.choices)
 
 
 def _alternatives(name: str, hint: Any) -> tuple[tuple[type, ...], tuple[str, ...], bool]:

@@ -67,7 +67,8 @@ class OutputSettings:
     """Result"""
 
     output: str | None = None
-    """Parquet file to write (export: directory); default: named after the action, in the current directory."""
+    """File to write, CSV where it ends in .csv and else Parquet (export: directory); default: Parquet, named after the action, in
+    the current directory."""
 
     def __post_init__(self) -> None:
         refuse_no_paths(self, "output")

@@ -22,8 +22,7 @@ from seqvae.config.monitoring import (
 from seqvae.config.run import RunSettings, ValidationSettings, refuse_below
 
 RATE_TOKENS = 8_000
-"""Tokens of an optimizer step that --lr is stated for, where --scale_lr scales it."""
-
+"""Tokens of an optimizer step that the default rate is for."""
 DEFAULT_RATE = 3e-3
 
 
@@ -74,7 +73,10 @@ class OptimizerSettings:
     (1.2e-3 for 200)."""
 
     scale_lr: bool = False
-    """Take --lr for the rate at 8,000 tokens an optimizer step and scale it in proportion to what a step really holds."""
+    """Take --lr for the rate at --lr_base_tokens an optimizer step and scale it in proportion to what a step really holds."""
+
+    lr_base_tokens: int = RATE_TOKENS
+    """Tokens, steps of sequences, of the optimizer step that the --lr of --scale_lr was found for; it needs --scale_lr."""
 
     lr_schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """How the rate goes on after --warmup: down to 0 at the end of the run along a cosine or a line, or not at all."""
@@ -98,7 +100,9 @@ class OptimizerSettings:
         if self.lr is not None and not 0 < self.lr < float("inf"):
             raise ValueError(f"--lr must be above 0, got {self.lr}")
         refuse_below(0, self, "warmup", "weight_decay", "gradient_clip")
-        refuse_below(1, self, "gradient_accumulation_steps")
+        refuse_below(1, self, "gradient_accumulation_steps", "lr_base_tokens")
+        if self.lr_base_tokens != RATE_TOKENS and not self.scale_lr:
+            raise ValueError("--lr_base_tokens needs --scale_lr: without it --lr is the rate itself")
 
     def rate(self, tokens_per_step: float) -> float:
         """Return the highest learning rate in force.
@@ -106,10 +110,16 @@ class OptimizerSettings:
         The default goes with the fourth root of a small step's tokens: sets whose steps are of 80 tokens learnt best at a third of
         what is best for 8,000.
         """
-        share = tokens_per_step / RATE_TOKENS
         if self.scale_lr:
-            return (self.lr or DEFAULT_RATE) * share
-        return DEFAULT_RATE * min(1.0, share) ** 0.25 if self.lr is None else self.lr
+            return self.base_rate * tokens_per_step / self.lr_base_tokens
+        if self.lr is not None:
+            return self.lr
+        return DEFAULT_RATE * min(1.0, tokens_per_step / RATE_TOKENS) ** 0.25
+
+    @property
+    def base_rate(self) -> float:
+        """The rate that --scale_lr scales: --lr, or the default at RATE_TOKENS."""
+        return DEFAULT_RATE if self.lr is None else self.lr
 
 
 @dataclass(frozen=True, kw_only=True)

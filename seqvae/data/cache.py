@@ -122,7 +122,7 @@ def prepare_cache(
                 for one in older:  # a run that uses one goes on with the data that it began with
                     if not any(map(is_in_use, one.glob("*/"))):
                         with suppress(OSError):
-                            _remove(one)
+                            remove_cache(one)
         return path
     except OSError as error:
         if error.errno in DISK_FULL:
@@ -191,7 +191,7 @@ def _build_into(
         text = json.dumps(meta | {"digest": _digest(meta)}, indent=1)
         (directory / META).write_text(text, encoding="utf-8")
         directory.chmod(0o755)
-        _remove(path)
+        remove_cache(path)
         directory.rename(path)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -221,7 +221,7 @@ def _relabelled(path: Path, data: DataFiles, source: SourceSettings, directory: 
     return None
 
 
-def _remove(cache: Path) -> None:
+def remove_cache(cache: Path) -> None:
     """Remove a cache. Of a link, only the link goes: it may lead to anything."""
     if cache.is_symlink() or cache.is_file():
         cache.unlink()
@@ -245,7 +245,7 @@ def open_cache(path: Path, lengths: LengthSettings, in_memory: bool = False) -> 
             stored = counted(meta["splits"][name]["counts"]["sequences"], "sequence")
             done = CUT[how].format(cap=cap, windows=f"{len(split):,}")
             notes.append(
-                f"{name}: {over:,} of {stored} longer than {counted(cap, 'step')}: {done} (--long_sequences {how})"
+                f"{name}: {over:,} of {stored} longer than {counted(cap, description.unit)}: {done} (--long_sequences {how})"
             )
     counts = {name: split["counts"] for name, split in meta["splits"].items()}
     return SequenceData(path, description, splits, meta["layout"], tuple(notes), counts)

@@ -192,13 +192,14 @@ class SequenceDataModule(lightning.LightningDataModule):
             efficiency = padding_efficiency(lengths_N, looked_at, limits.pad_to)
         splits = self.data.splits
         others = ", ".join(f"{len(splits[name]):,} {name}" for name in ("valid", "test") if name in splits)
-        most = f"at most {limits.tokens_per_batch:,} steps"
+        unit = self.description.unit
+        most = f"at most {limits.tokens_per_batch:,} {unit}s"
         if limits.batch_size is not None:
             most += f" and {counted(limits.batch_size, 'sequence')}"
         workers = f"{counted(self.loading.workers, 'worker')} ({self.loading.worker_type})"
         return [
             self.data.layout,
-            f"{len(lengths_N):,} training sequences (mean {lengths_N.mean():.1f} steps, longest "
+            f"{len(lengths_N):,} training sequences (mean {lengths_N.mean():.1f} {unit}s, longest "
             f"{lengths_N.max():,}), {others}",
             f"{self.cut.batches:,} batches per epoch, {most}, padding efficiency {efficiency:.2f}, {workers}",
             *(note if note.startswith("warning: ") else f"note: {note}" for note in self.data.notes),

@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple
 
 Kind = Literal["tokens", "vectors", "events"]
 UNKNOWN = "<unknown>"
+UNITS: dict[Kind, str] = {"tokens": "token", "vectors": "time step", "events": "time step"}
+"""What people are told that a step of a sequence is: a word that nobody takes for an optimizer step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,11 @@ class DataDescription:
 
     classes: tuple[str, ...] = ()
     """What the labels 0, 1, ... stand for, where the data have labels."""
+
+    @property
+    def unit(self) -> str:
+        """The name of one step of a sequence."""
+        return UNITS[self.kind]
 
 
 class FittedPreprocessing(NamedTuple):

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     Data: TypeAlias = str | Path | pd.DataFrame | ArrowStream | Sequence[object]
 """Path, table, or list of sequences: of ints (tokens), of lists of floats (vectors), or of strings (which need a tokenizer)."""
 
+FRAMES = "frames"
+"""Folder of the files below the cache directory."""
 VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 """Types that polars exports and Parquet does not know."""
 
@@ -38,7 +40,7 @@ def path_of(data: "Data", cache_dir: str | None = None) -> str:
     table = _table_of(data)
     if not len(table):
         raise DataError("the data hold no rows. Wanted: one or more sequences.")
-    folder = Path(cache_dir or default_cache_dir()).expanduser() / "frames"
+    folder = Path(cache_dir or default_cache_dir()).expanduser() / FRAMES
     partial = folder / f".{os.getpid()}.partial"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,11 @@
 """The sequences of splits in batches that waste little, and what is computed of them as tables in the order of the data.
 
-In: opened data, names of splits, and a function from a batch to a table. Out: tables, and a Parquet file that is complete or
-absent. A window of sequences at a time is sorted by length, cut into batches, computed, and brought back into its order:
+In: opened data, names of splits, and a function from a batch to a table. Out: tables, and a Parquet or CSV file that is complete
+or absent. A window of sequences at a time is sorted by length, cut into batches, computed, and brought back into its order:
 memory is that of one window, however many sequences there are.
 """
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pc
 import pyarrow.parquet as pq
 import torch
 from lightning.fabric.utilities import move_data_to_device
@@ -181,17 +183,42 @@ def in_order(table: pa.Table, names: Mapping[str, pa.Array], first: int) -> pa.T
 # --- Files -------------------------------------------------------------------------------------------------------------
 
 
-def write_parquet(path: Path, tables: Iterable[pa.Table], about: Mapping[str, str]) -> int:
-    """Write each table as a row group, `about` into the file's metadata, and return the number of rows."""
+def write_tables(path: Path, tables: Iterable[pa.Table], about: Mapping[str, str]) -> int:
+    """Write tables one after the other and return the number of rows.
+
+    A path that ends in .csv becomes CSV. Any other becomes Parquet, each table a row group, with `about` in the file's metadata.
+    """
     rows = 0
     with new_file(path) as partial, ExitStack() as stack:
-        writer: pq.ParquetWriter | None = None
+        writer: pq.ParquetWriter | pc.CSVWriter | None = None
         for table in tables:
-            table = table.replace_schema_metadata({"made_by": MADE_BY, **about})
-            writer = writer or stack.enter_context(pq.ParquetWriter(partial, table.schema, compression="zstd"))
+            if is_csv(path):
+                table = without_lists(table)
+                writer = writer or stack.enter_context(pc.CSVWriter(str(partial), table.schema))
+            else:
+                table = table.replace_schema_metadata({"made_by": MADE_BY, **about})
+                writer = writer or stack.enter_context(pq.ParquetWriter(partial, table.schema, compression="zstd"))
             writer.write_table(table)
             rows += table.num_rows
     return rows
+
+
+def is_csv(path: Path) -> bool:
+    return path.suffix.lower() == ".csv"
+
+
+def without_lists(table: pa.Table) -> pa.Table:
+    """Return a table that CSV can hold: a list of fixed size becomes columns `mean_0`, `mean_1`, ..., any other list JSON."""
+    columns: dict[str, pa.Array] = {}
+    for name, values in zip(table.column_names, table.combine_chunks().columns, strict=True):
+        if pa.types.is_fixed_size_list(values.type):
+            numbers = values.combine_chunks().flatten().to_numpy().reshape(len(values), -1)
+            columns |= {f"{name}_{place}": pa.array(numbers[:, place]) for place in range(numbers.shape[1])}
+        elif pa.types.is_list(values.type):
+            columns[name] = pa.array([json.dumps(one) for one in values.to_pylist()], pa.string())
+        else:
+            columns[name] = values
+    return pa.table(columns)
 
 
 @contextmanager
@@ -214,6 +241,10 @@ def refuse_foreign_file(path: Path) -> None:
         raise UsageError(f"--output {path}: is a directory; give the name of a file")
     if not path.exists():
         return
+    if is_csv(path):
+        raise UsageError(
+            f"--output {path}: is there already, and CSV does not say whose it is; remove it, or choose another"
+        )
     try:
         maker = (pq.read_schema(path).metadata or {}).get(b"made_by")
     except (OSError, pa.ArrowException):

@@ -54,6 +54,7 @@ class SequenceVAE(nn.Module):
         self, description: DataDescription, settings: ModelSettings, pretrained: PretrainedVectors | None = None
     ) -> None:
         super().__init__()
+        self.kind, self.settings = description.kind, settings
         width = settings.width
         self.latent_per_step = settings.latent_scope == "step"
         match description.kind:
@@ -79,6 +80,17 @@ class SequenceVAE(nn.Module):
         self.begin_W = nn.Parameter(torch.randn(width))
         self.end_W = nn.Parameter(torch.randn(width), requires_grad=self.end_has_latent)
         self.dropped_W = nn.Parameter(torch.randn(width), requires_grad=self.word_dropout > 0)
+
+    def __repr__(self) -> str:
+        """Describe the network in a few lines; each part, such as `network.decoder`, shows its layers by itself."""
+        own = self.settings
+        sizes = {name: sum(one.numel() for one in part.parameters()) for name, part in self.named_children()}
+        parts = ", ".join(f"{name} {size / 1e3:,.0f} k" for name, size in sizes.items() if size)
+        return (
+            f"SequenceVAE of {self.kind}: {own.encoder} encoder, {own.decoder} decoder, width {own.width}, depth {own.depth}\n"
+            f"  {own.latent_size} latent dimensions for each {own.latent_scope}, {own.posterior} posterior\n"
+            f"  {sum(one.numel() for one in self.parameters()) / 1e6:.2f} M parameters: {parts}"
+        )
 
     def forward(self, batch: Batch, *, at_mean: bool = False) -> VAEOutput:
         """Encode a batch, draw z, or with `at_mean` take the posterior's mean for it, and compute the likelihood given z."""

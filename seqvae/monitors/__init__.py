@@ -55,3 +55,7 @@ def __getattr__(name: str) -> Any:
     if name not in _NEED_TORCH:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_NEED_TORCH[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

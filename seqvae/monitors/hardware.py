@@ -73,11 +73,15 @@ class Machine:
         return torch.cuda.max_memory_allocated(device) / GIB if device.type == "cuda" else None
 
     def gpu_utilisation(self, device: torch.device) -> float | None:
-        """Return the share of the last second, or less, in which the GPU was at work; torch needs a vendor's package for it."""
-        package = "amdsmi" if torch.version.hip else "pynvml"
-        if device.type != "cuda" or find_spec(package) is None:
+        """Return the share of the last second, or less, in which the GPU was at work; None where that cannot be known."""
+        if device.type != "cuda" or self.missing_package(device):
             return None
         return torch.cuda.utilization(device) / 100
+
+    def missing_package(self, device: torch.device) -> str:
+        """Return the package that has to be installed before torch can tell how busy this GPU is; empty: none has."""
+        package, module = ("amdsmi", "amdsmi") if torch.version.hip else ("nvidia-ml-py", "pynvml")
+        return package if device.type == "cuda" and find_spec(module) is None else ""
 
 
 def difference(now: Spent, before: Spent) -> Spent:

@@ -16,6 +16,7 @@ from seqvae.files import DISK_FULL, JsonLines, Patience
 from seqvae.monitors.drawing import PLOTS, Drawing, save_posteriors
 from seqvae.monitors.reading import NAME, Reading, describe_reading
 from seqvae.monitors.window import PosteriorWindow
+from seqvae.text import folded, window_width
 from seqvae.verdicts import VERDICTS, Verdict, describe_change, readable
 
 EVENTS = "events.jsonl"
@@ -59,12 +60,11 @@ class Publisher:
             )
             if not any(row.get("event") == NOT_PROBED for row in self._events.rows()):  # a resumed run has this event
                 self._event(NOT_PROBED, step, said=message)
-            print(f"posterior: {message}", flush=True)
+            _say(f"posterior: {message}")
         if stops and VERDICTS[in_force.name].is_collapse:
-            print(
+            _say(
                 f"posterior: {readable(in_force.name)} since step {in_force.since_step:,}; the run continues nevertheless, and "
-                "stops only if it collapses again after another verdict",
-                flush=True,
+                "stops only if it collapses again after another verdict"
             )
 
     def reading(self, reading: Reading, verdict: Verdict) -> None:
@@ -79,7 +79,7 @@ class Publisher:
         for logger in self.loggers:
             logger.log_metrics(metrics, step=reading.step)
         if self.verbose:
-            print(describe_reading(reading), flush=True)
+            _say(describe_reading(reading))
 
     def change(self, verdict: Verdict, before: str, step: int) -> None:
         """Publish the verdict, if it is another one than before."""
@@ -88,7 +88,7 @@ class Publisher:
         fields = verdict._asdict() | {"numbers": dict(verdict.numbers)}
         self._event("verdict", step, verdict=fields.pop("name"), was=before, **fields)
         was = None if before == "cannot_tell" else before
-        print(f"posterior: {describe_change(verdict, was, step)}", flush=True)
+        _say(f"posterior: {describe_change(verdict, was, step)}")
 
     def stopped(self, verdict: Verdict, step: int, saved: str) -> None:
         """Publish that the collapse ends the run."""
@@ -102,10 +102,10 @@ class Publisher:
     def end(self, verdict: Verdict | None) -> None:
         """Print how a run ends (None: no step of it returned a posterior); raise an error for lines that cannot be written."""
         if verdict is None:
-            print("posterior: nothing was read, since no training_step returned one", flush=True)
+            _say("posterior: nothing was read, since no training_step returned one")
         else:
             since = f"{readable(verdict.name)} since step {verdict.since_step:,}"
-            print(f"posterior: {since}: {verdict.evidence}", flush=True)
+            _say(f"posterior: {since}: {verdict.evidence}")
         self._readings.finish()
         self._events.finish()
 
@@ -145,3 +145,7 @@ class Publisher:
         if reason is not None and reason not in self._reported_failures:
             self._reported_failures.add(reason)
             print(f"posterior: figures cannot be drawn ({reason}); training continues without them", flush=True)
+
+
+def _say(line: str) -> None:
+    print(folded(line, window_width(sys.stdout)), flush=True)

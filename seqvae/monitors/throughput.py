@@ -6,6 +6,7 @@ In: how many steps each micro-batch had, from what `training_step` returns. Out:
 `throughput/...` in the Trainer's loggers. Between two reports nothing waits for a device.
 """
 
+import logging
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,8 @@ from seqvae.files import JsonLines
 from seqvae.monitors.callback import is_due, planned_steps
 from seqvae.monitors.contract import COUNTS_HELP, Counts, ReadCounts, check_counts, counts_of
 from seqvae.monitors.hardware import FlopCount, Machine, Spent, difference, has_compiled_parts, product_peak
+
+_log = logging.getLogger(__name__)
 
 NAME = "throughput.jsonl"
 DIGITS = 6
@@ -148,6 +151,8 @@ class ThroughputMonitor(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._peak = None
+        if trainer.is_global_zero and (package := self.machine.missing_package(trainer.strategy.root_device)):
+            _log.info("note: how busy the GPU is will not be measured, for want of a package: pip install %s", package)
         if self.measure_peak and not has_compiled_parts(pl_module):
             device = trainer.strategy.root_device
             with trainer.precision_plugin.forward_context():

@@ -24,7 +24,6 @@ from seqvae.profiling.find_batch import available_memory
 from seqvae.profiling.measured_run import ENDINGS, Lap, MeasuredRun, Recipe
 from seqvae.training.distributed import cpu_has_bf16_units
 from seqvae.training.fit import make_data, with_few_shapes
-from seqvae.training.trainer import UNITS
 
 RULE = "faster: by more than 2 %, and in three quarters of the rounds"
 LEAST_GAIN = 1.02
@@ -163,7 +162,7 @@ def advise(
     """Try changes and propose the best; `words` are what was typed behind `prog` for the recipe's settings."""
     begun = time.perf_counter()
     data = make_data(recipe.settings)
-    unit = f"{UNITS[data.description.kind]}s"
+    unit = f"{data.description.unit}s"
     with start(recipe) as base:
         contest = Contest(recipe, base, seconds_per_turn, rounds, start)
         ready, first = base.ready, contest.laps[0]

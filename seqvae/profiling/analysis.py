@@ -27,7 +27,7 @@ from seqvae.text import duration, measure, percent
 from seqvae.training.distributed import DTYPES
 from seqvae.training.fit import make_data, with_few_shapes
 from seqvae.training.schedules import Plan
-from seqvae.training.trainer import UNITS, Cadence, validation_cadence
+from seqvae.training.trainer import Cadence, validation_cadence
 
 TURNS = 5
 """Number of turns that medians and spreads are taken over."""
@@ -61,7 +61,7 @@ class _Measured(NamedTuple):
 
     @property
     def unit(self) -> str:
-        return UNITS[self.data.description.kind]
+        return self.data.description.unit
 
 
 def analyse(
@@ -102,7 +102,7 @@ def _begin(
     sample = len(data.val_dataloader())
     say(f"{recipe.name}: starting")
     run = stack.enter_context(start(recipe._replace(settings=limited)))
-    ready, unit = run.ready, UNITS[data.description.kind]
+    ready, unit = run.ready, data.description.unit
     model = f"{ready.parameters / 1e6:.2f} M parameters, {ready.precision}"
     portion = f"{ready.plan.tokens_per_step:,.0f} {unit}s to an optimizer step"
     say(f"{recipe.name}: {model}, {portion}; {warmup_iterations} of them to warm up")

@@ -71,6 +71,7 @@ SURVIVED = {
     "diverged": "came to NaN or infinity for good",
     "stopped": "was stopped, as its posterior had collapsed",
 }
+GPU_UNKNOWN = "not measured: pip install nvidia-ml-py (AMD: amdsmi)"
 OWN_SETTINGS = ("run_name", "output_dir", "resume")
 """Settings that differ between any two runs."""
 NOTABLE_WAIT, NOTABLE_PADDING, NOTABLE_OTHERS, LITTLE_OF_PEAK = 0.05, 0.10, 0.10, 0.3
@@ -253,11 +254,14 @@ def speed_rows(run: Run) -> list[tuple[str, str]]:
         "GPU": "gpu_utilisation",
         "share of the machine's peak": "share_of_peak",
     }
+    on_gpu = any(number(row, "gpu_peak_memory_gib") is not None for row in rows)
+    is_unknown = on_gpu and _typical(rows, "gpu_utilisation") is None
     memory = {"peak memory": "peak_memory_gib", "peak memory of the GPU": "gpu_peak_memory_gib"}
     found = [
         ("real steps per second", None if speed is None else brief(speed)),
         ("sequences per second", None if sequences is None else brief(sequences)),
         *((name, percent(value)) for name, of in shares.items() if (value := _typical(rows, of)) is not None),
+        ("GPU", GPU_UNKNOWN if is_unknown else None),
         *((name, f"{value:.2f} GiB") for name, of in memory.items() if (value := number(last, of)) is not None),
         ("time so far", None if seconds is None else duration(seconds)),
     ]
@@ -297,19 +301,38 @@ def bottleneck(run: Run) -> str:
 
 
 def evaluation_tables(run: Run) -> list[tuple[str, list[list[str]]]]:
-    """Return the newest evaluation of each checkpoint and split: a title and rows of name, value, error and note."""
-    newest = {(text(row, "checkpoint"), text(row, "split")): row for row in run.evaluations}
-    found = []
-    for (checkpoint, split), row in newest.items():
-        rows = [
+    """Return the newest evaluation of each checkpoint, step, data and split, and the newest probe of each label there.
+
+    Each is a title and rows of name, value, error and note.
+    """
+    newest: dict[tuple[object, ...], tuple[str, list[list[str]]]] = {}
+    for row in run.evaluations:
+        checkpoint, data, split = (text(row, name) for name in ("checkpoint", "data", "split"))
+        subject = (checkpoint, whole(row, "step"), data, split, text(row, "content"))
+        where = " on ".join(part for part in (checkpoint, f"the {split} split" if split else "") if part)
+        of, when = f" of {data}" if data else "", _time(row, "time")
+        title = f"{where or 'a checkpoint'}{of}{f', {when}' if when else ''}"
+        measured = [
             [text(one, "name"), _value(one, "value"), _value(one, "error"), text(one, "of")]
             for one in rows_in(row, "rows")
         ]
-        if rows:
-            where = " on ".join(part for part in (checkpoint, f"the {split} split" if split else "") if part)
-            when = _time(row, "time")
-            found.append((f"{where or 'a checkpoint'}{f', {when}' if when else ''}", rows))
-    return found
+        probe = row_in(row, "probe")
+        label = text(probe, "label")
+        probed = [_probe_row(one) for one in rows_in(probe, "rows")]
+        for key, heading, rows in (
+            ("", title, measured),
+            (label, f"{label}, {text(probe, 'metric')}: {title}", probed),
+        ):
+            if rows:
+                newest[(*subject, key)] = heading, rows
+    return list(newest.values())
+
+
+def _probe_row(row: Row) -> list[str]:
+    """Return a probe's name, score, no standard error, and the bounds of its 95 %."""
+    score, low, high = ([*numbers(row, "score"), None, None, None])[:3]
+    bounds = "" if low is None or high is None else f"95 %: {brief(low)} to {brief(high)}"
+    return [f"probe of {text(row, 'features')}", "" if score is None else brief(score), "", bounds]
 
 
 def differing_settings(run: Run) -> list[list[str]] | None:

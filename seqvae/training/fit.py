@@ -17,7 +17,7 @@ from lightning import Callback, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import nn
 
-from seqvae.config.training import TrainingSettings
+from seqvae.config.training import RATE_TOKENS, TrainingSettings
 from seqvae.config.yaml_files import to_flat_dict, to_yaml
 from seqvae.console import program, shell_word
 from seqvae.data.datamodule import SequenceDataModule
@@ -26,6 +26,7 @@ from seqvae.files import replace_file
 from seqvae.models.vae import SequenceVAE
 from seqvae.monitors import PosteriorMetricsMonitor, ThroughputMonitor
 from seqvae.reports.run_files import HEALTHY, command_line, environment, write_environment, write_facts
+from seqvae.text import folded, window_width
 from seqvae.training.callbacks.checkpoint import Checkpoints, ReportsHealth
 from seqvae.training.callbacks.compile import CompilerTrial
 from seqvae.training.callbacks.early_stopping import EarlyStopping
@@ -70,7 +71,7 @@ from seqvae.training.run_directory.resume import (
     refuse_unwritable,
 )
 from seqvae.training.schedules import Plan, has_full_kl_weight, plan_run
-from seqvae.training.trainer import UNITS, default_trainer_arguments, make_logger, make_previews
+from seqvae.training.trainer import default_trainer_arguments, make_logger, make_previews
 
 RECORDED_SHAPES, CPU_SHAPES = 8, 32
 """Shapes of batches. Each recorded graph takes memory of its own. On a CPU 32 shapes pad 0 to 4 % more, and the demo model passes
@@ -201,7 +202,7 @@ class _Run:
             module = TrainingModule(
                 self.network,
                 settings.objective,
-                replace(settings.optimizer, lr=plan.lr, scale_lr=False),
+                replace(settings.optimizer, lr=plan.lr, scale_lr=False, lr_base_tokens=RATE_TOKENS),
                 total_steps=plan.total_steps,
                 seed=settings.run.seed,
                 origin=self.origin,
@@ -235,7 +236,7 @@ class _Run:
             self.directory / "metrics.csv",
             every_n_steps=run.log_every_n_steps,
             total_steps=self.plan.total_steps,
-            unit=UNITS[data.description.kind],
+            unit=data.description.unit,
             valid_sequences=len(data.split("valid")),
             has_labels=len(data.description.classes) >= 2,
             time_limit=run.time_limit,
@@ -312,7 +313,10 @@ class _Run:
             lines += [monitoring, ("run", f"{directory}{goes_on}"), ("to go on", self.resume_command)]
             defaults = defaults_of(settings)
             write_facts(directory, facts_of(settings, self.data, self.plan, lines, self.resume_command, defaults))
-            print(harmless("\n".join(f"{name:<11} {text}" for name, text in lines)), flush=True)
+            width = window_width(sys.stdout)
+            for name, text in lines:  # a command stays in one piece, to be copied
+                line = harmless(f"{name:<11} {text}")
+                print(line if name in ("run", "to go on") else folded(line, width, indent=12), flush=True)
         if self.devices.nodes > 1:
             # Training begins when all processes are there. Until then nothing can be lost, and torch waits where no handler of
             # Python's is called: a signal ends the process at once.

@@ -5,6 +5,7 @@ In: settings, data and devices. Out: the Trainer's arguments; `seqvae/training/f
 
 import os
 from contextlib import nullcontext
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,9 +20,6 @@ from seqvae.data.datamodule import SequenceDataModule
 from seqvae.errors import UsageError
 from seqvae.training.callbacks.previews import MOST_SEQUENCES, Previews
 from seqvae.training.distributed import Devices
-
-UNITS = {"tokens": "token", "vectors": "step", "events": "step"}
-"""The name of one step of a sequence."""
 
 LEAST_STEPS = 25
 """Optimizer steps between two validations at a share of an epoch, at least. Epochs of small sets have 50: a set of 600 was
@@ -130,7 +128,15 @@ def make_logger(run: RunSettings, directory: Path) -> Logger | None:
         return TensorBoardLogger(place, name=folder, version="", default_hp_metric=False)
     if run.logger == "wandb":
         place.mkdir(parents=True, exist_ok=True)  # without it wandb silently takes a temporary directory
-        return WandbLogger(directory.name, place, project=os.environ.get("WANDB_PROJECT", PROJECT))
+        try:
+            logger = WandbLogger(directory.name, place, project=os.environ.get("WANDB_PROJECT", PROJECT))
+            _ = logger.experiment  # without a key it refuses here, and not at the first row of figures
+        except import_module("wandb.errors").Error as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+            raise UsageError(
+                f"--logger wandb: {reason}. Type `wandb login` once, or set WANDB_MODE=offline to keep the run on this machine"
+            ) from error
+        return logger
     tracking_uri = os.environ.get("MLFLOW_TRACKING_URI")
     if not tracking_uri:
         tracking_uri = (place / "mlruns").absolute().as_uri()

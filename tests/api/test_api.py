@@ -1,5 +1,6 @@
 """`seqvae.fit`, `seqvae.load` and what they return: the commands' words and numbers, for people who write Python."""
 
+import inspect
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from lightning import Callback
 
 import seqvae
 from seqvae.config.training import OptimizedSettings, ReferenceSettings
+from seqvae.config.yaml_files import to_flat_dict
 from seqvae.data.frames import path_of
 
 ROOT = Path(__file__).parent.parent.parent
@@ -350,6 +352,29 @@ def test_all_names_are_there_and_can_be_completed():
     assert all(getattr(seqvae, name) is not None for name in seqvae.__all__)
     with pytest.raises(AttributeError, match="no attribute 'fitt'"):
         _ = seqvae.fitt
+
+
+def test_the_monitors_can_be_completed_before_any_is_used():
+    code = "import seqvae.monitors as m; print(set(m.__all__) <= set(dir(m)))"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
+def test_the_flags_of_fit_can_be_completed_with_their_defaults():
+    parameters = inspect.signature(seqvae.fit).parameters
+    assert list(parameters)[:3] == ["data", "plain", "callbacks"]
+    assert {"preset", "config"} | to_flat_dict(OptimizedSettings()).keys() < parameters.keys()
+    assert parameters["gradient_accumulation_steps"].default == 2
+
+
+def test_a_network_describes_itself_in_a_few_lines(run):
+    lines = repr(run.model.network).splitlines()
+    assert len(lines) <= 4
+    assert max(map(len, lines)) <= 120
+    assert lines[0] == "SequenceVAE of tokens: transformer encoder, transformer decoder, width 16, depth 1"
+    assert "2 latent dimensions for each sequence" in lines[1]
+    assert len(repr(run.model).splitlines()) == 1
 
 
 @pytest.mark.parametrize("name", ["fit", "load", "Run", "SeqVAEError"])

@@ -47,6 +47,45 @@ def use(monkeypatch, *words: object) -> ExitCode | int:
     return main()
 
 
+# --- CSV -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", ["encode", "reconstruct", "sample", "impute"])
+def test_an_output_that_ends_in_csv_is_csv_with_the_same_values(run, action, tmp_path, monkeypatch):
+    if action == "impute" and open_model(str(run)).description.kind == "tokens":
+        return
+    for name in ("a.parquet", "a.csv"):
+        assert use(monkeypatch, action, run, "--output", tmp_path / name) == 0
+    whole, read = pd.read_parquet(tmp_path / "a.parquet"), pd.read_csv(tmp_path / "a.csv")
+    assert len(read) == len(whole)
+    for name, values in whole.items():
+        if name not in read:  # the latents
+            columns = [f"{name}_{place}" for place in range(len(values[0]))]
+            np.testing.assert_allclose(read[columns], np.stack(values), rtol=1e-6)
+        elif pd.api.types.is_numeric_dtype(values):
+            np.testing.assert_allclose(read[name].astype(float), values.astype(float), rtol=1e-6)
+        else:
+            assert read[name].fillna("").astype(str).tolist() == values.astype(str).tolist()
+
+
+def test_lists_of_any_length_are_json_in_csv(tmp_path, monkeypatch):
+    run = make_checkpoint(
+        tmp_path, "vectors", model=ModelSettings(width=16, depth=1, heads=2, latent_size=3, latent_scope="step")
+    )
+    for name in ("a.parquet", "a.csv"):
+        assert use(monkeypatch, "encode", run, "--output", tmp_path / name) == 0
+    read = pd.read_csv(tmp_path / "a.csv")["mean"].map(json.loads)
+    for one, other in zip(read, pd.read_parquet(tmp_path / "a.parquet")["mean"], strict=True):
+        np.testing.assert_allclose(np.array(one), np.stack(other), rtol=1e-6)
+
+
+def test_a_csv_that_is_there_is_never_overwritten(runs, tmp_path, monkeypatch, capsys):
+    (tmp_path / "a.csv").write_text("mine\n")
+    assert use(monkeypatch, "sample", runs["tokens"], "--output", tmp_path / "a.csv") == ExitCode.USAGE
+    assert "is there already, and CSV does not say whose it is; remove it, or choose another" in capsys.readouterr().err
+    assert (tmp_path / "a.csv").read_text() == "mine\n"
+
+
 # --- Latents ---------------------------------------------------------------------------------------------------------
 
 

@@ -475,7 +475,7 @@ def test_long_sequences_are_cut_as_requested_and_counted(tmp_path, load, how, st
     for id_, sequence in zip(ids(data.splits["train"]), tokens(data.splits["train"]), strict=True):
         found.setdefault(id_, []).append(sequence)
     assert found == wanted
-    assert f"train: 2 of 3 sequences longer than 2 steps: {done} (--long_sequences {how})" in data.notes
+    assert f"train: 2 of 3 sequences longer than 2 tokens: {done} (--long_sequences {how})" in data.notes
     assert not [note for note in data.notes if note.startswith("valid: ")]
     label_of: dict[int | str, str] = {1: "x", 2: "y", 3: "z"}
     assert labels(data.splits["train"], data.description) == [label_of[id_] for id_ in ids(data.splits["train"])]

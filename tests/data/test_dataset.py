@@ -366,7 +366,7 @@ def test_the_summary_says_what_will_run():
     assert layout == data.data.layout
     assert sequences.startswith("150 training sequences (mean ")
     assert sequences.endswith("60 valid")
-    assert batches.startswith("75 batches per epoch, at most 200 steps and 2 sequences, padding efficiency 0.9")
+    assert batches.startswith("75 batches per epoch, at most 200 tokens and 2 sequences, padding efficiency 0.9")
     assert hint.startswith("hint: --batch_size 2: the same memory holds")
 
 

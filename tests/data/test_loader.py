@@ -386,10 +386,10 @@ def test_more_workers_than_cores_are_honoured_with_a_hint(monkeypatch):
 
 
 @pytest.mark.parametrize("gpu", [True, False])
-def test_memory_is_pinned_only_where_there_is_a_gpu(gpu, monkeypatch):
+def test_memory_is_pinned_by_default_where_there_is_a_gpu(gpu, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
-    assert resolve_loading(LoadingSettings(pin_memory=True)).pin_memory is gpu
-    assert not resolve_loading(LoadingSettings()).pin_memory
+    assert resolve_loading(LoadingSettings()).pin_memory is gpu
+    assert not resolve_loading(LoadingSettings(pin_memory=False)).pin_memory
 
 
 @pytest.mark.parametrize("workers", [0, 2])

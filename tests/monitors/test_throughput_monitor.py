@@ -436,6 +436,18 @@ def test_the_utilisation_of_a_gpu_is_known_where_the_package_for_it_is_installed
     assert (Machine().gpu_utilisation(CPU), Machine().gpu_peak_memory_gib(CPU)) == (None, None)
 
 
+def test_a_run_on_a_gpu_says_which_package_its_utilisation_wants(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("seqvae.monitors.hardware.find_spec", lambda name: None)
+    assert Machine().missing_package(CPU) == ""
+    assert Machine().missing_package(torch.device("cuda", 1)) == "nvidia-ml-py"
+    monkeypatch.setattr(Machine, "missing_package", lambda self, device: "nvidia-ml-py")
+    caplog.set_level("INFO", "seqvae")
+    machine = ScriptedMachine()
+    monitor = ThroughputMonitor(measure_peak=False, machine=machine)
+    make_trainer(tmp_path, [monitor], max_steps=1).fit(Scripted(machine), ScriptedBatches(machine, 1))
+    assert "how busy the GPU is will not be measured, for want of a package: pip install nvidia-ml-py" in caplog.text
+
+
 # --- FLOPs ----------------------------------------------------------------------------------------------------------
 
 

@@ -120,9 +120,11 @@ def test_many_worker_processes_are_tried_as_one_thread():
     assert "--worker_type thread --num_workers 1" in flags_of_theme("loading", settings)
 
 
-def test_memory_is_pinned_for_a_gpu_alone():
-    assert flags_of_theme("transfer") == []
-    assert flags_of_theme("transfer", facts=FACTS._replace(device="cuda")) == ["--pin_memory"]
+def test_pinned_memory_is_tried_for_a_gpu_where_it_was_switched_off():
+    on_gpu, unpinned = FACTS._replace(device="cuda"), replace(PLAIN, loading=LoadingSettings(pin_memory=False))
+    assert flags_of_theme("transfer", unpinned) == []
+    assert flags_of_theme("transfer", unpinned, facts=on_gpu) == ["--pin_memory"]
+    assert flags_of_theme("transfer", facts=on_gpu) == []
 
 
 def test_compiling_is_tried_the_other_way_round():

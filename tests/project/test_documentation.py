@@ -33,8 +33,8 @@ from tests.support.documents import (
     text_of,
 )
 
-OF_OTHERS = {"nproc_per_node", "plain"}
-"""Flags of torchrun, and the one of `seqvae train` that is no setting."""
+OF_OTHERS = {"nproc_per_node", "plain", "query_gpu", "format", "shutdown"}
+"""Flags of torchrun, nvidia-smi and wsl, and the one of `seqvae train` that is no setting."""
 FROM_ELSEWHERE = {"venv", "pip"}
 """Modules that are not ours."""
 IN_RUNS = {

@@ -235,6 +235,32 @@ def test_the_newest_evaluation_of_each_checkpoint_and_split_is_a_table(tmp_path)
     assert "99.5</td>" in page
 
 
+def test_a_later_evaluation_hides_neither_a_probe_nor_the_numbers_on_other_data(tmp_path):
+    directory = make_run(tmp_path / "a")
+    rows = [{"name": "ELBO", "value": -31.5, "error": 0.25, "of": "9 sequences"}]
+    probe = {"label": "dead", "metric": "AUROC", "rows": [{"features": "means", "score": [0.8125, 0.775, 0.855]}]}
+    best = {"checkpoint": "best.ckpt", "step": 1000, "split": "test", "rows": rows}
+    write_rows(
+        directory / "evaluation.jsonl",
+        [
+            best | {"data": "other", "rows": [{"name": "ELBO", "value": -77.5}]},
+            best | {"data": "mine", "probe": probe | {"rows": [{"features": "means", "score": [0.5, 0.4, 0.6]}]}},
+            best | {"data": "mine", "probe": probe},
+            best | {"data": "mine", "probe": probe | {"label": "age"}},
+            best | {"data": "mine", "rows": [{"name": "ELBO", "value": -30.5}]},
+        ],
+    )
+    page = page_of(directory)
+    assert "dead, AUROC: best.ckpt on the test split of mine" in page
+    assert "age, AUROC: " in page
+    assert page.count("95 %: 0.775 to 0.855") == 2
+    assert "95 %: 0.400 to 0.600" not in page
+    assert "best.ckpt on the test split of other" in page
+    assert "77.5" in page
+    assert "30.5" in page
+    assert "31.5" not in page
+
+
 # --- What cannot break it -------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,8 @@
 """--logger: nothing for csv, a clear word where a package is missing, and values that really arrive where it is there."""
 
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -74,3 +76,23 @@ def test_wandb_keeps_an_offline_run_in_the_runs_directory(tmp_path, monkeypatch)
     assert (run.name, run.config["lr"], run.summary["loss"]) == ("first", 0.5, 1.0)
     wandb.finish()
     assert list((tmp_path / "first" / "wandb").glob("offline-run-*"))
+
+
+def test_wandb_without_a_key_is_refused_in_a_line_that_says_how_to_go_on(tmp_path, monkeypatch):
+    errors = ModuleType("wandb.errors")
+    errors.Error = type("Error", (Exception,), {})  # type: ignore[attr-defined]
+
+    class Keyless:
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+
+        @property
+        def experiment(self) -> None:
+            raise errors.Error("api_key not configured (no-tty). call wandb.login(key=[your_api_key])\nand more")
+
+    monkeypatch.setitem(sys.modules, "wandb", ModuleType("wandb"))
+    monkeypatch.setitem(sys.modules, "wandb.errors", errors)
+    monkeypatch.setattr("seqvae.training.trainer.find_spec", lambda package: True)
+    monkeypatch.setattr("seqvae.training.trainer.WandbLogger", Keyless)
+    with pytest.raises(UsageError, match=r"^--logger wandb: api_key not configured .* WANDB_MODE=offline") as refused:
+        make_logger(RunSettings(logger="wandb"), tmp_path / "first")
+    assert "\n" not in str(refused.value)

@@ -150,6 +150,28 @@ def test_a_run_that_breaks_off_leaves_its_bar_on_a_line_of_its_own(tmp_path, mon
     assert message == "what came of it"
 
 
+def test_on_a_terminal_a_line_ends_between_two_figures(tmp_path, monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")  # lines, and no bar
+    clock = Clock()
+    long = {name: torch.tensor(-123456.789) for name in (*VALIDATION, *LABEL_COLUMNS)}
+    trainer = fake_trainer(global_step=100_000, callback_metrics=long)
+    progress = Progress(
+        tmp_path / "m.csv", every_n_steps=1, total_steps=200_000, unit="time step", has_labels=True, now=clock
+    )
+    with terminal(columns=80) as window:
+        monkeypatch.setattr(sys, "stdout", window.stream)
+        progress.on_train_start(trainer, Scripted())
+        for _ in range(2):
+            clock.seconds += 1e-4
+            step_through(progress, trainer, 1)
+        progress.on_validation_end(trainer, Scripted())
+        *trained, validated, end = window.screen
+    assert (len(trained), end) == (2, "")
+    assert all(len(line) <= 80 for line in (*trained, validated))
+    assert trained[1].endswith("  kl 0.50 (weight 0.25)")
+    assert validated.endswith("elbo -123456.789  nll -123456.789")
+
+
 # --- Hook by hook ---------------------------------------------------------------------------------------------------
 
 

@@ -325,6 +325,20 @@ def test_the_rate_is_scaled_to_the_tokens_of_a_step(tmp_path, data_dir):
     assert plan.lr == pytest.approx(0.01 * plan.tokens_per_step / 8_000)
 
 
+def test_the_rate_is_scaled_from_the_users_own_base_and_the_header_names_both(tmp_path, data_dir, capsys):
+    settings = tiny_run(tmp_path, data_dir, max_steps=1)
+    settings = replace(settings, optimizer=OptimizerSettings(lr=5e-4, scale_lr=True, lr_base_tokens=6_400))
+    assert settings.optimizer.rate(12_800) == pytest.approx(1e-3)
+    fit(settings)
+    rate = plan_run(settings, make_data(settings), 1).lr
+    assert f"lr {rate:.3g} (0.0005 at 6,400 tokens, --scale_lr), cosine" in capsys.readouterr().out
+
+
+def test_a_base_that_nothing_is_scaled_from_is_refused():
+    with pytest.raises(ValueError, match=r"^--lr_base_tokens needs --scale_lr"):
+        OptimizerSettings(lr_base_tokens=4_000)
+
+
 def test_the_default_rate_is_lower_for_small_steps_and_never_higher():
     rates = [OptimizerSettings().rate(tokens) for tokens in (80, 500, 8_000, 64_000)]
     assert rates == pytest.approx([3e-3 * 0.01**0.25, 1.5e-3, 3e-3, 3e-3])

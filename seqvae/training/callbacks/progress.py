@@ -28,7 +28,7 @@ from rich.segment import Segment, Segments
 from torch import Tensor
 
 from seqvae.files import PatientFile, replace_file
-from seqvae.text import cells, clock
+from seqvae.text import cells, clock, window_width
 from seqvae.training.callbacks.nonfinite import NonFiniteError
 from seqvae.training.module import Sums, TrainingModule
 
@@ -170,11 +170,10 @@ class Progress(Callback):
         self._write(trainer, row)
         if self._bar is None:
             left = self._time_left(step)
-            self._print(
-                f"loss {row['loss']:.4f}  nll/{self.unit} {row['nll_per_step']:.4f}  kl {row['kl']:.2f} "
-                f"(weight {row['kl_weight']:.2f})  {row['steps_per_second']:,.0f} {self.unit}s/s{'  ' if left else ''}{left}",
-                step,
-            )
+            texts = [f"loss {row['loss']:.4f}", f"nll/{self.unit} {row['nll_per_step']:.4f}"]
+            texts += [f"kl {row['kl']:.2f} (weight {row['kl_weight']:.2f})"]
+            texts += [f"{row['steps_per_second']:,.0f} {self.unit}s/s", left]
+            self._print(texts, step)
 
     def on_validation_start(self, *_: Any) -> None:
         self._watch.pause()
@@ -200,16 +199,13 @@ class Progress(Callback):
             if validated != self._validated:  # else a run that was ended right behind it makes it again
                 self._write(trainer, row, ON_ALL if is_another_set and ends_run else "")
             self._newest |= row
-            labels = "".join(
-                f"  {name.removeprefix('valid_')} {row[name]:.3f}" for name in LABEL_COLUMNS if name in row
-            )
             total = self.valid_sequences
             on = f"all {total:,}" if validated[1] == total else f"{validated[1]:,}{f' of {total:,}' if total else ''}"
-            self._print(
-                f"validation on {on}: elbo {row['valid_elbo']:.3f}  nll {row['valid_nll']:.3f}  "
-                f"kl {row['valid_kl']:.2f}  nll/{self.unit} {row['valid_nll_per_step']:.4f}{labels}",
-                step,
-            )
+            texts = [f"validation on {on}: elbo {row['valid_elbo']:.3f}"]
+            texts += [f"nll {row['valid_nll']:.3f}", f"kl {row['valid_kl']:.2f}"]
+            texts += [f"{name.removeprefix('valid_')} {row[name]:.3f}" for name in LABEL_COLUMNS if name in row]
+            texts += [f"nll/{self.unit} {row['valid_nll_per_step']:.4f}"]
+            self._print(texts, step)
         self._validated = validated
         if not math.isfinite(row["valid_elbo"]):
             raise NonFiniteError(f"step {step:,}: the validation ELBO is {row['valid_elbo']}", first_step=step)
@@ -270,8 +266,13 @@ class Progress(Callback):
             self._bar.close()
             self._bar = None
 
-    def _print(self, text: str, step: int) -> None:
-        print(f"step {step:>{len(str(self.total_steps))}}/{self.total_steps}  {text}", flush=True)
+    def _print(self, texts: Sequence[str], step: int) -> None:
+        """Print a line: on a terminal as many of the texts as it has columns for, elsewhere all."""
+        shown = [f"step {step:>{len(str(self.total_steps))}}/{self.total_steps}", *(text for text in texts if text)]
+        width = window_width(sys.stdout)
+        while width is not None and len(shown) > 2 and cells("  ".join(shown)) > width:
+            shown.pop()
+        print("  ".join(shown), flush=True)
 
     def _time_left(self, step: int) -> str:
         """Return how long the run will still take at this session's pace, validations included, within --max_time.

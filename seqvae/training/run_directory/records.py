@@ -7,6 +7,7 @@ same file by itself.
 
 import logging
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
@@ -15,6 +16,7 @@ import numpy as np
 from lightning import Callback, Trainer
 from torch import nn
 
+from seqvae.config.flags import set_by_presets
 from seqvae.config.training import TrainingSettings
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.errors import DivergedError, harmless
@@ -22,7 +24,7 @@ from seqvae.files import JsonLines
 from seqvae.models.vae import SequenceVAE
 from seqvae.reports.run_files import EVENTS, LAST, read_events, utc_now
 from seqvae.reports.terminal import bin_edges
-from seqvae.text import clip, percent, visible
+from seqvae.text import clip, folded, percent, visible, window_width
 from seqvae.training.distributed import Devices, ResolvedPrecision, is_first_process
 from seqvae.training.objective import resolve_free_bits
 from seqvae.training.schedules import Plan
@@ -77,10 +79,15 @@ def header_lines(
             f"{objective.kl_schedule} to {objective.beta:g} (--kl_schedule, --kl_warmup {objective.kl_warmup:g}{cycle})"
         )
     free_bits = resolve_free_bits(objective, model.latent_scope)
-    steps = plan.total_steps
+    steps, optimizer, unit = plan.total_steps, settings.optimizer, data.description.unit
+    scaled = (
+        f" ({optimizer.base_rate:.3g} at {optimizer.lr_base_tokens:,} {unit}s, --scale_lr)"
+        if optimizer.scale_lr
+        else ""
+    )
     reason = f" in place of {compute.precision}: {precision.reason}" if precision.reason else ""
     monitoring = [callback.describe(steps) for callback in callbacks if isinstance(callback, Describes)]
-    first, *rest = data.summary()
+    first, *rest = summary_of(settings, data)
     return [
         ("data", first),
         *(("", line) for line in rest),
@@ -88,13 +95,19 @@ def header_lines(
         ("objective", f"negative ELBO; KL weight {weight}; {free_bits:g} nats of each dimension free (--free_bits)"),
         (
             "training",
-            f"{steps:,} optimizer steps ({steps / plan.steps_per_epoch:.3g} epochs), each of {plan.tokens_per_step:,.0f} tokens "
+            f"{steps:,} optimizer steps ({steps / plan.steps_per_epoch:.3g} epochs), each of {plan.tokens_per_step:,.0f} {unit}s "
             f"in {plan.sequences_per_step:,.3g} sequences on average; lr {plan.lr:.3g}"
-            f"{' (scaled)' if settings.optimizer.scale_lr else ''}, {settings.optimizer.lr_schedule}",
+            f"{scaled}, {optimizer.lr_schedule}",
         ),
         ("devices", f"{devices}, {precision.precision}{reason}"),
         ("monitoring", "; ".join(monitoring) or UNMONITORED),
     ]
+
+
+def summary_of(settings: TrainingSettings, data: SequenceDataModule) -> list[str]:
+    """Return the lines on the data, without hints at what a preset decided: it has its reasons."""
+    of_presets = tuple(f"hint: --{name} " for name in set_by_presets(settings))
+    return [line for line in data.summary() if not line.startswith(of_presets)]
 
 
 def facts_of(
@@ -124,7 +137,7 @@ def facts_of(
         for name, mean, std, remark in zip(description.names, description.mean, description.std, remarks, strict=True)
         if remark
     ]
-    layout, _, batches, *notes = data.summary()
+    layout, _, batches, *notes = summary_of(settings, data)
     lengths = {name: data.split(name).lengths_N for name in ("train", "valid", "test") if name in data.data.splits}
     edges = bin_edges(lengths["train"])
     return {
@@ -209,7 +222,7 @@ def result_of(
             f"{metrics['valid_sequences']:,.0f} sequences (NLL {metrics['valid_nll']:.3f}, KL {result.valid_kl:.3f}); "
             f"{events.directory / 'checkpoints' / LAST}"
         )
-        print(harmless(message), flush=True)
+        print(folded(harmless(message), window_width(sys.stdout)), flush=True)
         events.note(
             FINISHED,
             trainer.global_step,

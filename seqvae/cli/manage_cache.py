@@ -1,0 +1,67 @@
+"""`seqvae cache`: a table of the caches of converted data, and their removal."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from seqvae.cli.command_line import INFORMATION_FLAGS, parse_command_line
+from seqvae.config.data import ManageCache
+from seqvae.console import program
+from seqvae.errors import UsageError, did_you_mean
+
+ACTIONS = ("list", "clear")
+_ABOUT = """\
+Say what the cache of converted data holds, or empty it.
+
+    seqvae cache list                 # name, kind, sequences, size and origin of each cache
+    seqvae cache clear                # remove all of them, but those that a run has open
+    seqvae cache clear NAME NAME      # remove these
+
+A cache that was removed is built again when its data are next used. Data that came from memory (in the folder frames) have no
+other copy, and stay.
+"""
+
+
+def run(verb: str, words: Sequence[str]) -> None:
+    """Print the table of caches, or remove caches and say which."""
+    first_flag = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
+    before, flags = list(words[:first_flag]), words[first_flag:]
+    if INFORMATION_FLAGS.isdisjoint(flags):
+        usage = f"Usage: {program()} list, or {program()} clear [NAME ...]"
+        if not before:
+            raise UsageError(f"list or clear is missing. {usage}")
+        if before[0] not in ACTIONS:
+            raise UsageError(f"{before[0]!r} is neither list nor clear{did_you_mean(before[0], ACTIONS)}. {usage}")
+        if before[0] == "list" and len(before) > 1:
+            raise UsageError(f"{before[1]!r}: list takes no name. {usage}")
+    usage_line = f"seqvae {verb} list|clear [NAME ...]"
+    settings = parse_command_line(ManageCache, flags, prog=usage_line, description=_ABOUT, presets=None)
+
+    from seqvae.data.cache import default_cache_dir  # only now: pyarrow takes a while
+    from seqvae.data.frames import FRAMES
+    from seqvae.data.stored_caches import clear_caches, size_of, stored_caches
+    from seqvae.reports.terminal import grid, ink_for
+    from seqvae.text import counted, size, visible
+
+    root = Path(settings.cache.cache_dir or default_cache_dir()).expanduser()
+    if before[0] == "clear":
+        removed, left = clear_caches(root, before[1:])
+        freed = size(sum(one.size for one in removed))
+        print(visible(f"{root}: {counted(len(removed), 'cache')} removed, {freed} freed"))
+        for name in left:
+            print(visible(f"{name} stays: a run uses it, or is building it"))
+    else:
+        caches = stored_caches(root)
+        print(visible(f"{root}: {counted(len(caches), 'cache')}, {size(sum(one.size for one in caches))}"))
+        rows = [["cache", "kind", "sequences", "size", "built", "of"]]
+        for one in caches:
+            sequences = "-" if one.sequences is None else f"{one.sequences:,}"
+            name = f"{one.name} (in use)" if one.is_in_use else one.name
+            rows.append(
+                [visible(name), one.kind or "outdated", sequences, size(one.size), one.built, visible(one.data)]
+            )
+        if caches:
+            print("\n".join(grid(rows, ink_for(sys.stdout, os.environ), texts=(1, 5))))
+    if in_memory := size_of(root / FRAMES):
+        print(f"{FRAMES}: {size(in_memory)} of data that came from memory; no other copy of them is known")

@@ -1,0 +1,76 @@
+"""What a run says before it begins: one word for each thing, lines that fit, and no reproach for what a preset chose."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from seqvae.cli.command_line import parse_command_line
+from seqvae.config.data import CacheSettings, LengthSettings, SourceSettings
+from seqvae.config.flags import PRESETS_DIR, set_by_presets
+from seqvae.config.training import OptimizedSettings, TrainingSettings
+from seqvae.data.datamodule import SequenceDataModule
+from seqvae.text import folded
+from seqvae.training.distributed import resolve_devices, resolve_precision
+from seqvae.training.fit import make_data, make_monitors
+from seqvae.training.network import build_network
+from seqvae.training.run_directory.records import header_lines, summary_of
+from seqvae.training.schedules import plan_run
+from tests.support.trained_models import TINY, TOKENIZER, write_data
+
+
+def settings_for(directory: Path, kind: str) -> TrainingSettings:
+    return OptimizedSettings(
+        source=SourceSettings(data_dir=str(write_data(directory / "data", kind, {})), tokenizer=TOKENIZER[kind]),
+        lengths=LengthSettings(max_sequence_length=5),
+        cache=CacheSettings(cache_dir=str(directory / "cache")),
+        model=TINY,
+    )
+
+
+def header_of(settings: TrainingSettings, data: SequenceDataModule) -> list[tuple[str, str]]:
+    devices = resolve_devices(settings.compute)
+    network = build_network(data, settings.model, settings.compute, devices.world)
+    precision = resolve_precision(settings.compute.precision, devices.accelerator)
+    return header_lines(
+        settings, data, network, plan_run(settings, data, 1), devices, precision, make_monitors(settings)
+    )
+
+
+@pytest.mark.parametrize(("kind", "unit"), [("tokens", "tokens"), ("vectors", "time steps"), ("events", "time steps")])
+def test_a_position_has_one_name_and_a_step_without_one_is_an_optimizer_step(tmp_path, kind, unit):
+    settings = settings_for(tmp_path, kind)
+    header = dict(header_of(settings, make_data(settings)))
+    text = "\n".join(summary_of(settings, make_data(settings)))
+    counted = re.findall(r"[\d.,]+ ((?:\w+ )?(?:steps?|tokens?))\b", f"{text}\n{header['training']}")
+    assert set(counted) == {unit, "optimizer steps"}
+    assert f"of 40 sequences longer than 5 {unit}:" in text
+
+
+def test_the_header_fits_a_terminal_of_80_columns_without_breaking_a_number(tmp_path):
+    settings = settings_for(tmp_path, "events")
+    for name, text in header_of(settings, make_data(settings)):
+        line = f"{name:<11} {text}"
+        lines = folded(line, 80, indent=12).split("\n")
+        assert max(map(len, lines)) <= 80
+        assert " ".join(one.strip() for one in lines) == line.strip()
+
+
+@pytest.mark.parametrize("preset", sorted(path.stem for path in PRESETS_DIR.glob("*.yaml")))
+def test_a_preset_gets_no_hints_at_what_it_decided(tmp_path, preset, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    data_dir = str(write_data(tmp_path / "data", "vectors", {}))
+    words = ["--data_dir", data_dir, "--cache_dir", str(tmp_path / "cache")]
+
+    def hints(*more: str) -> list[str]:
+        settings = parse_command_line(OptimizedSettings, [*words, *more], prog="x", description="")
+        return [line for line in summary_of(settings, make_data(settings)) if line.startswith("hint: ")]
+
+    assert hints("--preset", preset) == []
+    assert len(hints("--batch_size", "2", "--num_workers", "4")) == 2
+
+
+def test_a_run_that_resumes_from_its_config_still_follows_its_preset():
+    settings = parse_command_line(OptimizedSettings, ["--preset", "memory_limited"], prog="x", description="")
+    assert {"batch_size", "num_workers"} <= set_by_presets(settings)
+    assert set_by_presets(OptimizedSettings()) == set()
