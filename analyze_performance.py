@@ -10,6 +10,9 @@ The flags of the training commands mean here what they mean there.
 """
 
 import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))  # which python -P leaves out
 
 from seqvae.cli.profile import run
 from seqvae.errors import run_command

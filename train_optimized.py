@@ -26,7 +26,10 @@ that it is measured against is train_with_collapse_detection.py.
 # How closely the posterior is watched stands in callbacks(), without and with --fast_detection.
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+sys.path.append(str(Path(__file__).parent))  # which python -P leaves out
 
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.training import OptimizedSettings, TrainingSettings

@@ -21,7 +21,10 @@ measured against, and the run to look at where something seems wrong.
 #   --limit_val_batches 1.0             on all of the validation data
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+sys.path.append(str(Path(__file__).parent))  # which python -P leaves out
 
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.training import ReferenceSettings, TrainingSettings

@@ -163,7 +163,7 @@ def _errors_of_a_call() -> Iterator[None]:
             raise KeyboardInterrupt(str(stop)) from stop
         signal.raise_signal(stop.number)  # with the caller's own handler
         raise
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
         if (reported := storage_error(error)) is not None:
             raise reported from error
         raise

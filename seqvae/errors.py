@@ -8,6 +8,7 @@ import atexit
 import difflib
 import errno
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -101,23 +102,51 @@ def did_you_mean(word: str, names: Iterable[str], prefix: str = "", cutoff: floa
     return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 
+NO_MEMORY = re.compile(
+    r"can't allocate memory"  # torch's allocator on a CPU
+    r"|Cannot allocate memory|std::bad_alloc"
+    r"|could not create a primitive(?! descriptor)"  # oneDNN, which compiles its kernels into memory of their own
+    r"|can't start new thread|Resource temporarily unavailable"  # Python's and C++'s threads, each of which has a stack
+)
+"""What a RuntimeError says where memory ran out."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory ran out: Python's own error, a GPU's, or that of torch's CPU allocator, which has no own type."""
-    return (
-        isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate" in str(error)
-    )
+    """Return whether memory ran out. Python and GPUs have a type for that, the system a number, libraries words of their own."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and NO_MEMORY.search(str(error)) is not None
 
 
-def storage_error(error: OSError) -> StorageError | None:
+def is_out_of_files(error: BaseException) -> bool:
+    """Return whether more files were to be opened than the system allows; shared memory and pipes count among them."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.EMFILE, errno.ENFILE)
+    return isinstance(error, RuntimeError) and "Too many open files" in str(error)
+
+
+def storage_error(error: Exception) -> StorageError | None:
     """Return an error of the operating system as one of storage, or None where it is about something else."""
+    said = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        said = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    if is_out_of_files(error):
+        return StorageError(
+            f"{said}. Raise the limit with `ulimit -n 4096`, or give fewer --num_workers, or --worker_type thread"
+        )
     full_or_failing = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE)
-    if error.errno not in (*full_or_failing, errno.EACCES, errno.EPERM, errno.EROFS):
+    denied = (errno.EACCES, errno.EPERM, errno.EROFS)
+    if not isinstance(error, OSError) or error.errno not in (*full_or_failing, *denied):
         return None
-    return StorageError(error.strerror if error.filename is None else f"{error.filename}: {error.strerror}")
+    return StorageError(said)
 
 
 def run_command(main: Callable[[], int | None], prog: str) -> int:
     """Run a command and return its exit code; a `main` that returns None is done."""
+    _discard_what_goes_nowhere()
+    os.environ["MPLBACKEND"] = "agg"  # commands draw into files; a name that matplotlib does not know ends its import
     try:
         try:
             with _signals_raised():
@@ -133,16 +162,27 @@ def run_command(main: Callable[[], int | None], prog: str) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more when it closes
         return ExitCode.OUTPUT_CLOSED
-    except OSError as error:
+    except (MemoryError, RuntimeError, OSError) as error:
+        if is_out_of_memory(error):
+            return _fail(prog, f"out of memory {error}".rstrip(), ExitCode.OUT_OF_MEMORY)
         if (reported := storage_error(error)) is None:
             raise
         return _fail(prog, str(reported), reported.exit_code)
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return _fail(prog, f"out of memory {error}".rstrip(), ExitCode.OUT_OF_MEMORY)
     except KeyboardInterrupt:
         return _fail(prog, "stopped by Ctrl-C", ExitCode.INTERRUPTED)
+
+
+def _discard_what_goes_nowhere() -> None:
+    """Open the null device for each standard stream that was closed from the start (`>&-`).
+
+    Python has None there, and the next file that is opened would get the stream's number, and with it what libraries and child
+    processes write. The system gives the lowest free number, so that in this order each stream gets its own.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, mode))
 
 
 @contextmanager

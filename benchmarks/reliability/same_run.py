@@ -27,7 +27,7 @@ def differences_of_runs(one: Path, other: Path) -> list[str]:
 
 
 def parts_of_run(run: Path) -> Parts:
-    """Return weights, optimizer and schedules, the rest of last.ckpt, and the rows of metrics.csv and posterior.jsonl."""
+    """Return weights, optimizer and schedules, the rest of last.ckpt, the rows of metrics.csv and posterior.jsonl, the previews."""
     parts: Parts = {"weights": {}, "optimizer": {}, "rest of last.ckpt": {}}
     part_of_key = {"state_dict": "weights", "optimizer_states": "optimizer", "lr_schedulers": "optimizer"}
     checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
@@ -37,6 +37,7 @@ def parts_of_run(run: Path) -> Parts:
     return parts | {
         "metrics.csv": flat(_numbered(metrics_of(run))),
         "posterior.jsonl": flat(_numbered(read_rows(readings) if readings.exists() else [])),
+        "samples": {path.name: path.read_bytes() for path in sorted((run / "samples").glob("step-*"))},
     }
 
 

@@ -143,14 +143,15 @@ class ComputeSettings:
     """Machines that train together; more than one needs --run_name."""
 
     strategy: str = "auto"
-    """How several processes share the work: auto or ddp; other names go to Lightning as they are."""
+    """How several processes share the work: auto or ddp; other names go to Lightning as they are, but for those that fork or
+    spawn, as ddp_spawn, ddp_fork and ddp_notebook do."""
 
     sync_batchnorm: bool = False
     """Take the statistics of --posterior batch_norm over all processes."""
 
     compile_model: bool = False
-    """Compile the network's layers and try them before the first step, which takes up to a minute. They are kept where that is
-    faster; a run that could not compile, or would be slower, goes on without."""
+    """Compile the network's layers before the first step, and keep them where that is faster. On a CPU one layer is tried first,
+    and the answer remembered for this machine; a run that could not compile, or would be slower, goes on without."""
 
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
     """How hard the compiler tries; max-autotune is for GPUs, and so is reduce-overhead."""
@@ -176,6 +177,11 @@ class ComputeSettings:
         refuse_below(1, self, "num_nodes")
         if not 0 < self.initial_loss_scale < float("inf"):
             raise ValueError(f"--initial_loss_scale must be above 0, got {self.initial_loss_scale}")
+        if any(way in self.strategy for way in ("spawn", "fork", "notebook")):
+            raise ValueError(
+                f"--strategy {self.strategy}: processes that are spawned or forked by a running one are not supported. Give "
+                "--strategy ddp, which starts the command once for each of --devices, or start it with torchrun"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,6 +79,19 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "seqvae"
 
 
+def cache_root(cache_dir: str | None) -> Path:
+    """Return the directory that caches lie in, which is made where it is not there."""
+    root = Path(cache_dir) if cache_dir else default_cache_dir()
+    try:
+        root = root.expanduser()
+        root.mkdir(parents=True, exist_ok=True)
+    except RuntimeError as error:
+        raise StorageError(f"{root}: there is no home directory. Choose a directory with --cache_dir.") from error
+    except OSError as error:
+        raise StorageError(f"{root}: cannot be written ({error.strerror}). Choose another --cache_dir.") from error
+    return root
+
+
 def prepare_cache(
     source: SourceSettings, cache: CacheSettings, preprocessing: FittedPreprocessing | None = None
 ) -> Path:
@@ -86,13 +99,8 @@ def prepare_cache(
 
     With `preprocessing`, the data are read as a trained network knows such data, and no split has to be there.
     """
-    root = Path(cache.cache_dir) if cache.cache_dir else default_cache_dir()
+    root = cache_root(cache.cache_dir)
     try:
-        root = root.expanduser()
-    except RuntimeError as error:
-        raise StorageError(f"{root}: there is no home directory. Choose a directory with --cache_dir.") from error
-    try:
-        root.mkdir(parents=True, exist_ok=True)
         if source.data_dir is None:
             demo = write_demo(root / "demo", "tokens" if source.kind == "auto" else source.kind)
             source = replace(source, data_dir=str(demo))

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from seqvae.data.cache import default_cache_dir
+from seqvae.data.cache import cache_root
 from seqvae.errors import DataError, StorageError
 
 if TYPE_CHECKING:
@@ -40,10 +40,10 @@ def path_of(data: "Data", cache_dir: str | None = None) -> str:
     table = _table_of(data)
     if not len(table):
         raise DataError("the data hold no rows. Wanted: one or more sequences.")
-    folder = Path(cache_dir or default_cache_dir()).expanduser() / FRAMES
+    folder = cache_root(cache_dir) / FRAMES
     partial = folder / f".{os.getpid()}.partial"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         pq.write_table(table, partial)
         path = folder / f"{hashlib.sha256(partial.read_bytes()).hexdigest()[:16]}.parquet"
         if path.exists():  # as it is: its time of change is part of what tells a cache from others

@@ -13,6 +13,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -25,6 +26,7 @@ from multiprocessing.reduction import ForkingPickler
 from multiprocessing.util import Finalize
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -35,7 +37,7 @@ from seqvae.config.data import LoadingSettings
 from seqvae.data.batch import Batch, Gathers
 from seqvae.data.batching import Limits, Plan, gather_batch
 from seqvae.data.dataset import UNREADABLE
-from seqvae.errors import DataError, SettingsError, StorageError, is_out_of_memory
+from seqvae.errors import DataError, SettingsError, StorageError, is_out_of_files, is_out_of_memory
 from seqvae.text import some
 
 log = logging.getLogger(__name__)
@@ -340,7 +342,7 @@ def attempt(make: Callable[[np.ndarray], Made], sequences_B: np.ndarray) -> Made
     except (BatchNotMade, DataError, SettingsError, StorageError):
         raise
     except Exception as error:  # of any type, as foreign code may gather; it is counted and reported, not swallowed
-        if is_out_of_memory(error):
+        if is_out_of_memory(error) or is_out_of_files(error):
             raise
         *_, (frame, line) = traceback.walk_tb(error.__traceback__)  # no traceback gets out of a worker process
         raise BatchNotMade(
@@ -412,6 +414,8 @@ class WorkerProcess:
                 self._connection.send(sequences_B)
                 made: Batch | Exception = self._connection.recv()
         except (EOFError, OSError) as error:
+            if is_out_of_files(error):
+                raise
             self._process.join(END_SECONDS)
             code = self._process.exitcode
             if code is None:
@@ -437,6 +441,12 @@ def _kill(process: Any) -> None:
         process.join(END_SECONDS)
 
 
+def _show_unless_of_system(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> None:
+    """Show an error of the thread that hands out shared memory, unless a pipe broke or found no room: the parent says that."""
+    if not isinstance(error, OSError):
+        sys.__excepthook__(kind, error, place)
+
+
 def _serve(make: MakeBatch, connection: Connection, parents_end: Connection) -> None:
     """Answer each request with its batch in shared memory, or with the error, which the parent raises."""
     # Ctrl-C and SIGTERM reach a whole process group: the parent finishes its step, then ends its workers.
@@ -444,6 +454,7 @@ def _serve(make: MakeBatch, connection: Connection, parents_end: Connection) -> 
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     parents_end.close()  # a copy; with it, the pipe would not end with the parent
     torch.set_num_threads(1)
+    sys.excepthook = _show_unless_of_system
     parent, handle = os.getppid(), multiprocessing.parent_process()
 
     def end_with_parent() -> None:

@@ -162,6 +162,8 @@ class ThroughputMonitor(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.throughput = None
+        if has_compiled_parts(pl_module):  # since the fit started
+            self._peak = None
         self._time = TrainingTime(self.machine)
         self._micro_batches = 0
         self._has_counted = False

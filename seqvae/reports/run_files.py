@@ -37,10 +37,6 @@ def environment(argv: Sequence[str], **more: Any) -> dict[str, Any]:
 
     `argv` is `sys.argv`; `more` is what this module cannot find out, in types of JSON.
     """
-    cpus = []
-    with suppress(OSError):  # Linux writes the processor's name as its maker does
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        cpus = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     packages = {}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
@@ -51,12 +47,21 @@ def environment(argv: Sequence[str], **more: Any) -> dict[str, Any]:
         "commit": commit_of(Path(__file__).parent.parent.parent),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cpu": cpus[0] if cpus else platform.processor() or platform.machine(),
+        "cpu": cpu_name(),
         "cpu_count": os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
         "packages": packages,
         **more,
     }
+
+
+def cpu_name() -> str:
+    """Return what this machine calls its processor."""
+    with suppress(OSError):  # Linux writes the name as its maker does
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        if names := [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]:
+            return names[0]
+    return platform.processor() or platform.machine()
 
 
 def write_environment(directory: Path, content: Mapping[str, Any]) -> None:

@@ -6,10 +6,12 @@ all processes know.
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 
@@ -78,11 +80,34 @@ def resolve_devices(compute: ComputeSettings) -> Devices:
         world, per_node = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
         return Devices(accelerator, per_node, world // per_node)
     available = torch.cuda.device_count() if accelerator == "cuda" else 1
-    if compute.devices == "auto":
-        return Devices(accelerator, available, compute.num_nodes)
-    if accelerator != "cpu" and compute.devices > available:
+    requested = available if compute.devices == "auto" else compute.devices
+    if accelerator != "cpu" and requested > available:
         raise UsageError(f"--devices {compute.devices}: this machine has {available} of them")
-    return Devices(accelerator, compute.devices, compute.num_nodes)
+    devices = Devices(accelerator, requested, compute.num_nodes)
+    refuse_other_tasks(devices)
+    if devices.world > 1 and hasattr(sys, "ps1"):
+        raise UsageError(
+            f"--devices {requested}: each process of a run starts the command again, which a notebook or an interactive session "
+            "has not. Type `seqvae train` with the same flags into a shell"
+        )
+    return devices
+
+
+def refuse_other_tasks(devices: Devices) -> None:
+    """Refuse what SLURM started, where it is not a task for each device: Lightning would say so when all data have been read."""
+    if "SLURM_NTASKS" not in os.environ or not SLURMEnvironment.detect():
+        return
+    try:
+        slurm = SLURMEnvironment()
+        if devices.world > 1:
+            slurm.validate_settings(devices.per_node, devices.nodes)
+    except (RuntimeError, ValueError) as error:
+        names = ("SLURM_NNODES", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
+        found = ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
+        raise UsageError(
+            f"SLURM's tasks ({found}) do not fit this run, which takes {devices}: give sbatch or srun --nodes {devices.nodes} "
+            f"--ntasks-per-node {devices.per_node} in place of --ntasks, or other --devices and --num_nodes"
+        ) from error
 
 
 class ResolvedPrecision(NamedTuple):

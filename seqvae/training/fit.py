@@ -28,7 +28,7 @@ from seqvae.monitors import PosteriorMetricsMonitor, ThroughputMonitor
 from seqvae.reports.run_files import HEALTHY, command_line, environment, write_environment, write_facts
 from seqvae.text import folded, window_width
 from seqvae.training.callbacks.checkpoint import Checkpoints, ReportsHealth
-from seqvae.training.callbacks.compile import CompilerTrial
+from seqvae.training.callbacks.compile import COMPILER_ANSWERS, Answers, CompilerTrial
 from seqvae.training.callbacks.early_stopping import EarlyStopping
 from seqvae.training.callbacks.interrupt import StopOnSignal, TimeLimit, restore_signal_handlers
 from seqvae.training.callbacks.memory import FlatMemory
@@ -243,7 +243,8 @@ class _Run:
         )
         callbacks: list[Callback] = [OptimizerAsSet(), self.progress, *self.callbacks, FlatMemory()]
         if self.settings.compute.compile_model:
-            callbacks.insert(0, CompilerTrial(data, self.plan.total_steps))
+            answers = Answers(data.data.path.parent / COMPILER_ANSWERS)
+            callbacks.insert(0, CompilerTrial(data, self.plan.total_steps, self.settings.compute.compile_mode, answers))
         if run.time_limit is not None:
             callbacks.append(TimeLimit(run.time_limit))
         if (patience := validation.early_stopping_patience) is not None:

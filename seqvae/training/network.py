@@ -20,7 +20,7 @@ from seqvae.models.embeddings import PretrainedVectors
 from seqvae.models.likelihoods import EventLikelihood, TokenLikelihood
 from seqvae.models.vae import SequenceVAE
 from seqvae.text import some
-from seqvae.training.callbacks.compile import compile_in_place
+from seqvae.training.callbacks.compile import remark_on_compiling
 from seqvae.training.run_directory.checkpoint_file import damage_of, misfits, other_meanings, plain, read_lazily
 
 _WEIGHTS = "network."
@@ -58,7 +58,7 @@ def make_ready(network: nn.Module, compute: ComputeSettings, accelerator: str = 
                 f"--gradient_checkpointing: {type(network).__name__} has no method use_gradient_checkpointing()"
             )
         use_gradient_checkpointing()
-    return compile_in_place(network, compute.compile_mode, accelerator) if compute.compile_model else ""
+    return remark_on_compiling(compute.compile_mode, accelerator) if compute.compile_model else ""
 
 
 class StoredNetwork(NamedTuple):

@@ -107,7 +107,9 @@ def make_previews(data: SequenceDataModule, seed: int) -> Previews:
     """Return the callback that shows what the network makes of a few validation sequences, which are chosen once."""
     split = data.split("valid")
     chosen = np.random.default_rng(seed).choice(len(split), min(MOST_SEQUENCES, len(split)), replace=False)
-    return Previews(data.description, batch=split.gather(np.sort(chosen)), seed=seed)
+    tokens = int(data.split("train").lengths_N.sum(dtype=np.int64))
+    batch = split.gather(np.sort(chosen))
+    return Previews(data.description, batch=batch, seed=seed, tokens_per_batch=tokens / data.cut.batches)
 
 
 def make_logger(run: RunSettings, directory: Path) -> Logger | None:

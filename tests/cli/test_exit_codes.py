@@ -12,6 +12,7 @@ import pytest
 from seqvae.errors import DataError, DivergedError, ExitCode, StorageError, UsageError, harmless, run_command
 
 ROOT = Path(__file__).parent.parent.parent
+MORE_FILES = "Raise the limit with `ulimit -n 4096`, or give fewer --num_workers, or --worker_type thread"
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,25 @@ ROOT = Path(__file__).parent.parent.parent
             5,
             "demo.py: out of memory [enforce fail] DefaultCPUAllocator: can't allocate memory\n",
         ),
+        (RuntimeError("could not create a primitive"), 5, "demo.py: out of memory could not create a primitive\n"),
+        (RuntimeError("std::bad_alloc"), 5, "demo.py: out of memory std::bad_alloc\n"),
+        (RuntimeError("can't start new thread"), 5, "demo.py: out of memory can't start new thread\n"),
+        (
+            RuntimeError("Resource temporarily unavailable"),
+            5,
+            "demo.py: out of memory Resource temporarily unavailable\n",
+        ),
+        (
+            OSError(errno.ENOMEM, "Cannot allocate memory"),
+            5,
+            "demo.py: out of memory [Errno 12] Cannot allocate memory\n",
+        ),
+        (OSError(errno.EMFILE, "Too many open files"), 6, f"demo.py: Too many open files. {MORE_FILES}\n"),
+        (
+            RuntimeError("unable to open shared memory object: Too many open files (24)"),
+            6,
+            f"demo.py: unable to open shared memory object: Too many open files (24). {MORE_FILES}\n",
+        ),
         (DivergedError("step 3: the loss is NaN"), 4, "demo.py: step 3: the loss is NaN\n"),
         (KeyboardInterrupt(), 130, "demo.py: stopped by Ctrl-C\n"),
     ],
@@ -42,7 +62,12 @@ def test_an_end_that_is_no_bug_is_a_code_and_a_line(capsys, error, code, line):
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("bug"), KeyError("bug"), RuntimeError("bug"), OSError(errno.EBUSY, "broken"), SystemExit(0)]
+    "error",
+    [
+        *(ValueError("bug"), KeyError("bug"), RuntimeError("bug"), OSError(errno.EBUSY, "broken"), SystemExit(0)),
+        RuntimeError("could not create a primitive descriptor for a matmul primitive"),
+        ValueError("std::bad_alloc"),
+    ],
 )
 def test_everything_else_is_left_alone(error):
     def main() -> None:
@@ -94,6 +119,33 @@ def test_a_reader_that_leaves_early_causes_no_noise():
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == ExitCode.OUTPUT_CLOSED
+
+
+@pytest.mark.skipif(os.name != "posix", reason="other shells have no such way")
+@pytest.mark.parametrize(
+    ("closed", "out", "err"),
+    [
+        (">&-", "", "demo.py: done\n"),
+        ("<&- >&-", "", "demo.py: done\n"),
+        ("2>&-", "said\nby a library", ""),
+        ("<&- >&- 2>&-", "", ""),
+    ],
+)
+def test_what_is_said_on_a_stream_that_is_closed_from_the_start_goes_nowhere(closed, out, err, tmp_path):
+    code = (
+        "import os, sys; from seqvae.errors import UsageError, run_command\n"
+        "def main():\n"
+        "    print('said', flush=True)\n"
+        "    with open('file', 'wb') as file:\n"
+        "        os.write(1, b'by a library')\n"
+        "    raise UsageError('done')\n"
+        "sys.exit(run_command(main, 'demo.py'))"
+    )
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", code]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=env)
+    assert (done.returncode, done.stdout, done.stderr) == (2, out, err)
+    assert (tmp_path / "file").read_bytes() == b""
 
 
 @pytest.mark.skipif(os.name != "posix", reason="other platforms have no such signals")

@@ -26,6 +26,7 @@ from seqvae.data.building.finishing import LEAST_LOG_GAP_STD, gap_moments
 from seqvae.data.cache import open_cache, prepare_cache, why_unusable
 from seqvae.data.dataset import cut_windows
 from seqvae.data.flat_file import read_pieces
+from seqvae.data.frames import path_of
 from seqvae.errors import DataError, StorageError
 from tests.support.parquet_files import events_of, flip_bit, ids, labels, meds_table, tokens, write, write_splits
 
@@ -325,6 +326,17 @@ def test_without_a_home_there_must_be_a_cache_dir(directory, monkeypatch):
     monkeypatch.setattr(Path, "expanduser", lambda self: (_ for _ in ()).throw(RuntimeError("no home")))
     with pytest.raises(StorageError, match=r"there is no home directory\. Choose a directory with --cache_dir"):
         prepare_cache(SourceSettings(data_dir=str(directory)), CacheSettings())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no such place")
+def test_a_home_that_cannot_be_written_is_named_with_the_flag_for_another_place(directory, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/proc/nowhere")  # where even root can make nothing
+    message = r"^/proc/nowhere/.cache/seqvae: cannot be written \(.*another --cache_dir"
+    with pytest.raises(StorageError, match=message):
+        prepare_cache(SourceSettings(data_dir=str(directory)), CacheSettings())
+    with pytest.raises(StorageError, match=message):
+        path_of([[1, 2, 3]])
 
 
 def test_the_default_is_in_the_users_cache_directory(directory, monkeypatch, tmp_path):

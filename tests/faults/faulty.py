@@ -178,6 +178,11 @@ def gather(what: str, at: int) -> None:
     put(SequenceSet, "gather", faulty)
 
 
+def few_files(most: int) -> None:
+    """So many files may be open at once."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
 def remove(path: str, hook: str, at: int) -> None:
     """A file or a directory goes while a run goes on."""
     there = Path(path)
@@ -199,6 +204,13 @@ def no_figures() -> None:
     from seqvae.monitors.drawing import Drawing
 
     put(Drawing, "start", lambda *_, **__: False)
+
+
+def often_shown() -> None:
+    """Previews come as often in a run of some thousand tokens as in a long one."""
+    from seqvae.training.callbacks import previews
+
+    previews.TOKENS_BETWEEN = 5000
 
 
 def in_hook(hook: str, at: int, act: Callable[[], Any]) -> None:
@@ -240,7 +252,7 @@ FAULTS: dict[str, Callable[..., None]] = {
     each.__name__: each
     for each in (
         *(send, kill, kill_while_saving, kill_between_names, nan, out_of_memory),
-        *(full_disk, impatient, gather, remove, wait, no_figures),
+        *(full_disk, impatient, gather, few_files, remove, wait, no_figures, often_shown),
     )
 }
 

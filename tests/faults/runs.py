@@ -69,7 +69,7 @@ class Place(NamedTuple):
     def start(
         self, name: str, *words: str, faults: Sequence[dict[str, Any]] = (), **popen: Any
     ) -> subprocess.Popen[str]:
-        put_in = json.dumps([{"fault": "no_figures"}, *faults])
+        put_in = json.dumps([{"fault": "no_figures"}, {"fault": "often_shown"}, *faults])
         places = ("--output_dir", self.directory / "runs", "--run_name", name)
         data = ("--data_dir", self.data, "--cache_dir", self.data / "cache")
         command = [

@@ -45,6 +45,15 @@ def test_a_run_is_refused_other_data_than_it_began_with(place: Place) -> None:
     assert "is of another run: data: content" in again.err.splitlines()[-1]
 
 
+def test_too_many_open_files_are_a_line_that_names_the_limit_and_the_flag(place: Place) -> None:
+    words = ("--worker_type", "process", "--num_workers", "16")
+    ended = place.train("a", *words, faults=[{"fault": "few_files", "most": 64}])
+    assert ended.code == 6
+    assert "Traceback" not in ended.err
+    assert "Too many open files" in ended.err.splitlines()[-1]
+    assert "`ulimit -n 4096`, or give fewer --num_workers" in ended.err.splitlines()[-1]
+
+
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 @pytest.mark.parametrize("what", ["raise", "hang", "die"])
 def test_a_loader_that_fails_once_is_started_again_where_it_was(

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,7 +120,7 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
 
 @on_posix
 def test_all_at_once_changes_nothing(undisturbed, read_only, tmp_path):
-    """Odd names, a clock that jumps, a read-only checkout and read-only data, no TMPDIR and no HOME."""
+    """Odd names, a clock that jumps, a read-only checkout and data, no TMPDIR, no HOME and no such backend of matplotlib."""
     before = {path: path.stat().st_mtime_ns for path in read_only.rglob("*")}
     done = run(
         tmp_path / f"out {ODD}",
@@ -128,10 +129,22 @@ def test_all_at_once_changes_nothing(undisturbed, read_only, tmp_path):
         checkout=read_only / "checkout",
         TMPDIR=str(tmp_path / "nowhere"),
         HOME=None,
+        MPLBACKEND="nowhere",
     )
     assert_equal(tmp_path / f"out {ODD}", undisturbed, done)
     assert (tmp_path / f"out {ODD}" / "runs" / ODD / "plots" / "timeline.png").exists()
     assert {path: path.stat().st_mtime_ns for path in read_only.rglob("*")} == before
+
+
+@on_posix
+@pytest.mark.parametrize("script", ["train_optimized.py", "train_with_collapse_detection.py", "analyze_performance.py"])
+def test_a_script_finds_its_package_where_python_does_not_look_beside_it(script, tmp_path):
+    """`-S`: nothing is installed, but what PYTHONPATH leads to."""
+    command = [sys.executable, "-S", "-P", str(ROOT / script), "--version"]
+    installed = {"PYTHONPATH": sysconfig.get_path("purelib")}
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | installed, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("seqvae ")
 
 
 @on_posix

@@ -33,8 +33,8 @@ from tests.support.documents import (
     text_of,
 )
 
-OF_OTHERS = {"nproc_per_node", "plain", "query_gpu", "format", "shutdown"}
-"""Flags of torchrun, nvidia-smi and wsl, and the one of `seqvae train` that is no setting."""
+OF_OTHERS = {"nproc_per_node", "nodes", "ntasks", "ntasks_per_node", "plain", "query_gpu", "format", "shutdown"}
+"""Flags of torchrun, SLURM, nvidia-smi and wsl, and the one of `seqvae train` that is no setting."""
 FROM_ELSEWHERE = {"venv", "pip"}
 """Modules that are not ours."""
 IN_RUNS = {
@@ -61,6 +61,7 @@ IN_RUNS = {
     *("analysis.json", "analysis.png", "trace.json", "plots", "samples", "checkpoints"),
     *("model.safetensors", "model.json", "latents.parquet", "reconstructed.parquet", "samples.parquet"),
     *("comparison.html", "between.parquet", "filled.parquet", "labels.csv", "collapse_caught.png"),
+    "compiled_layers.json",
 }
 """What commands write into a run's directory, or beside it."""
 OF_USERS = {

@@ -1,5 +1,7 @@
 """What a run computes on: what was requested, what there is, and what Lightning receives."""
 
+import sys
+
 import pytest
 import torch
 from lightning.pytorch.plugins import MixedPrecision
@@ -20,6 +22,7 @@ from seqvae.training.distributed import (
 from seqvae.training.trainer import validation_cadence
 
 LAUNCHERS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
+SLURM = ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_NNODES", "SLURM_JOB_NAME")
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +30,7 @@ def bare_machine(monkeypatch):
     """No GPU, no launcher."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    for name in (*LAUNCHERS, DECISION):
+    for name in (*LAUNCHERS, *SLURM, DECISION):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -70,6 +73,43 @@ def test_several_processes_average_gradients_and_other_strategies_pass_through()
     assert strategy.process_group_backend == "gloo"
     assert make_strategy("auto", Devices("cpu", 1, 1)) == "auto"
     assert make_strategy("fsdp", two) == "fsdp"
+
+
+@pytest.mark.parametrize("name", ["ddp_spawn", "ddp_fork", "ddp_notebook", "ddp_fork_find_unused_parameters_true"])
+def test_strategies_that_copy_a_running_process_are_refused_with_one_that_works(name):
+    with pytest.raises(ValueError, match=f"--strategy {name}: .*Give --strategy ddp, .*or start it with torchrun"):
+        ComputeSettings(strategy=name)
+
+
+def test_several_processes_are_refused_where_there_is_no_command_to_start_again(monkeypatch):
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    assert resolve_devices(ComputeSettings()).world == 1
+    with pytest.raises(UsageError, match=r"--devices 2: .* a notebook .*`seqvae train`"):
+        resolve_devices(ComputeSettings(devices=2))
+
+
+@pytest.mark.parametrize(
+    ("slurm", "devices"),
+    [
+        ({"SLURM_NTASKS": "4"}, 1),
+        ({"SLURM_NTASKS": "4"}, 4),
+        ({"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "4"}, 2),
+        ({"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "2"}, 2),
+    ],
+)
+def test_tasks_of_slurm_that_do_not_fit_are_refused_before_data_are_read(monkeypatch, slurm, devices):
+    for name, value in slurm.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(
+        UsageError, match=rf"SLURM_NTASKS=4.*--nodes 1 --ntasks-per-node {devices} in place of --ntasks"
+    ):
+        resolve_devices(ComputeSettings(devices=devices))
+
+
+def test_a_task_of_slurm_for_each_device_is_a_run(monkeypatch):
+    for name, value in {"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert resolve_devices(ComputeSettings(devices=2, num_nodes=2)).world == 4
 
 
 def test_the_graph_is_declared_static_where_a_batch_is_a_step_of_its_own():

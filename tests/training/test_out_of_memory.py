@@ -92,6 +92,14 @@ def test_outputs_of_parts_add_up():
     assert (int(whole["real_steps"]), whole["padded_steps"]) == (5, 6)
 
 
+@pytest.mark.parametrize("words", ["could not create a primitive", "std::bad_alloc", "can't start new thread", WORDS])
+def test_what_libraries_say_of_a_lack_of_memory_is_a_lack_of_memory(words):
+    def fails() -> None:
+        raise RuntimeError(words)
+
+    assert run_or_none_on_oom(fails) is None
+
+
 def test_what_failed_for_another_reason_is_not_tried_again():
     def fails() -> None:
         raise RuntimeError("shapes do not match")

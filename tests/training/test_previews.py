@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from seqvae.data.batch import Batch, EventBatch
 from seqvae.data.description import DataDescription
 from seqvae.models.vae import SequenceVAE
 from seqvae.reports.previews import preview_page
+from seqvae.training.callbacks import previews as module_of_previews
 from seqvae.training.callbacks.previews import MOST_FILES, Previews, beginning, draw_preview, preview_rows
 from seqvae.training.module import TrainingModule
 from tests.support.small_models import KINDS, NAMES, SMALL, make_batch
@@ -49,15 +51,6 @@ class Batches:
         return iter(self.batches)
 
 
-class Clock:
-    """Stands still until it is told."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def make_module(kind: str) -> TrainingModule:
     torch.manual_seed(0)
     network = SequenceVAE(DESCRIPTIONS[kind], SMALL)
@@ -65,13 +58,17 @@ def make_module(kind: str) -> TrainingModule:
 
 
 def make_previews(kind: str, **more: Any) -> Previews:
-    return Previews(DESCRIPTIONS[kind], batch=make_batch(kind, [6, 4, 2]), seed=0, **more)
+    usual: dict[str, Any] = {"batch": make_batch(kind, [6, 4, 2]), "seed": 0, "tokens_per_batch": 100.0}
+    return Previews(DESCRIPTIONS[kind], **usual | more)
 
 
 def end_validation(previews: Previews, module: TrainingModule, directory: Path, step: int, **of_trainer: Any) -> None:
     usual: dict[str, Any] = {
         "default_root_dir": str(directory),
         "global_step": step,
+        "max_steps": 1000,
+        "accumulate_grad_batches": 2,
+        "world_size": 1,
         "sanity_checking": False,
         "is_global_zero": True,
     }
@@ -114,7 +111,7 @@ def test_numbers_become_a_picture(kind, tmp_path):
 def test_names_that_look_like_formulas_are_drawn_as_they_are(tmp_path):
     names = ("$x", "a_{", "\x1b[2J")
     description = DataDescription(kind="vectors", names=names, mean=(0.0,) * 3, std=(1.0,) * 3)
-    previews = Previews(description, batch=make_batch("vectors", [4]), seed=0)
+    previews = Previews(description, batch=make_batch("vectors", [4]), seed=0, tokens_per_batch=100.0)
     end_validation(previews, make_module("vectors"), tmp_path, step=1)
     assert written(tmp_path) == ["step-0000001.png"]
 
@@ -156,31 +153,63 @@ def test_only_the_beginning_of_a_few_sequences_is_used(kind):
     assert torch.equal(cut.lengths_B, part.lengths_B)
 
 
-def test_a_validation_that_comes_too_soon_goes_without(tmp_path, monkeypatch):
-    clock, module = Clock(), make_module("tokens")
-    previews = make_previews("tokens", clock=clock)
+def shown_at(directory: Path) -> list[int]:
+    return [int(name.removeprefix("step-").removesuffix(".txt")) for name in written(directory)]
 
-    def take_two_seconds(*arguments: Any) -> None:
-        clock.now += 2
 
-    monkeypatch.setattr(
-        "seqvae.training.callbacks.previews.write_preview", lambda *arguments: steps.append(arguments[1])
-    )
-    monkeypatch.setattr("seqvae.training.callbacks.previews.draw_preview", take_two_seconds)
-    steps: list[int] = []
-    for step in range(6):
+def test_the_first_validation_of_each_stretch_of_the_run_is_shown_and_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(module_of_previews, "TOKENS_BETWEEN", 60 * 200)  # of 60 steps of two batches
+    previews, module = make_previews("tokens"), make_module("tokens")
+    for step in range(25, 150, 25):
         end_validation(previews, module, tmp_path, step)
-        clock.now += 40
-    assert steps == [0, 3]  # 2 seconds are 2 % of 100
-    end_validation(previews, module, tmp_path, 6, state=SimpleNamespace(fn=TrainerFn.VALIDATING))
-    assert steps == [0, 3, 6]  # what a run came to is shown in any case
+    assert shown_at(tmp_path) == [25, 75, 125]
+    end_validation(previews, module, tmp_path, 130, state=SimpleNamespace(fn=TrainerFn.VALIDATING))
+    assert shown_at(tmp_path) == [25, 75, 125, 130]
+
+
+@pytest.mark.parametrize(("tokens_per_batch", "shown"), [(1e6, 20), (1250.0, 5)])
+def test_a_run_has_twenty_previews_at_most_and_one_in_half_a_million_tokens(tokens_per_batch, shown, tmp_path):
+    previews, module = make_previews("tokens", tokens_per_batch=tokens_per_batch), make_module("tokens")
+    for step in range(10, 1000, 10):
+        end_validation(previews, module, tmp_path, step)
+    assert len(written(tmp_path)) == shown
+
+
+def test_a_run_that_was_killed_shows_the_same_as_one_that_was_not(tmp_path, monkeypatch):
+    module = make_module("tokens")
+    for name, sessions in {"whole": [(15, 240)], "killed": [(15, 135), (60, 150), (105, 240)]}.items():
+        (tmp_path / name).mkdir()
+        for first, end in sessions:
+            previews = make_previews("tokens", tokens_per_batch=1e6)
+            for step in range(first, end, 15):
+                end_validation(previews, module, tmp_path / name, step)
+    assert shown_at(tmp_path / "killed") == shown_at(tmp_path / "whole")
 
 
 def test_the_newest_stay(tmp_path):
-    module, previews = make_module("tokens"), make_previews("tokens", clock=Clock())
+    module, previews = make_module("tokens"), make_previews("tokens", tokens_per_batch=1e9)
     for step in range(MOST_FILES + 3):
-        end_validation(previews, module, tmp_path, 10 * step)
-    assert written(tmp_path) == [f"step-{10 * step:07}.txt" for step in range(3, MOST_FILES + 3)]
+        end_validation(previews, module, tmp_path, 100 * step)
+    assert written(tmp_path) == [f"step-{100 * step:07}.txt" for step in range(3, MOST_FILES + 3)]
+
+
+def test_where_originals_have_no_values_the_features_are_those_of_the_samples(tmp_path):
+    batch = make_batch("vectors", [6, 4])
+    nothing_BTD = torch.zeros_like(batch.observed_BTD)
+    missing = batch._replace(observed_BTD=nothing_BTD, values_BTD=batch.values_BTD * 0)
+    end_validation(make_previews("vectors", batch=missing), make_module("vectors"), tmp_path, step=1)
+    assert written(tmp_path) == ["step-0000001.png"]
+
+
+def test_data_without_any_values_have_no_picture(tmp_path):
+    description = replace(DESCRIPTIONS["events"], valued=(False, False, False))
+    batch = make_batch("events", [6, 4])
+    batch = batch._replace(values_E=batch.values_E * 0, has_value_E=torch.zeros_like(batch.has_value_E))
+    previews = Previews(description, batch=batch, seed=0, tokens_per_batch=100.0)
+    module = make_module("events")
+    module.network = SequenceVAE(description, SMALL)
+    end_validation(previews, module, tmp_path, step=1)
+    assert written(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -198,14 +227,14 @@ def test_sanity_checks_other_processes_and_diverged_networks_write_nothing(of_tr
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOTDIR])
 def test_what_cannot_be_written_is_said_once_and_leaves_nothing_behind(number, tmp_path, monkeypatch, capsys, caplog):
-    module, previews = make_module("vectors"), make_previews("vectors", clock=Clock())
+    module, previews = make_module("vectors"), make_previews("vectors", tokens_per_batch=1e9)
 
     def refuse(path: Path, *arguments: Any, **named: Any) -> None:
         path.write_bytes(b"half")
         raise OSError(number, "as the system says")
 
     monkeypatch.setattr("seqvae.training.callbacks.previews.write_preview_figure", refuse)
-    for step in (1, 2):
+    for step in (100, 200):
         end_validation(previews, module, tmp_path, step)
     assert (capsys.readouterr().out + caplog.text).count("as the system says") == 1
     assert written(tmp_path) == []

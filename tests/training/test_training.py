@@ -38,7 +38,7 @@ from seqvae.training.callbacks.progress import COLUMNS
 from seqvae.training.distributed import resolve_precision
 from seqvae.training.fit import defaults_of, fit, make_data, prepare_settings
 from seqvae.training.module import TRAINING, VALIDATION, TrainingModule, seed_noise
-from seqvae.training.network import make_ready, rebuild_network
+from seqvae.training.network import rebuild_network
 from seqvae.training.run_directory.checkpoint_file import read_lazily
 from seqvae.training.schedules import plan_run
 
@@ -482,21 +482,3 @@ def test_a_refusal_leaves_no_directory_behind(tmp_path, data_dir, change):
     with pytest.raises(UsageError, match=r"--(init_from|strategy|resume)"):
         fit(replace(settings, **groups))
     assert not (tmp_path / "demo").exists()
-
-
-class Uncompilable:
-    """In the place of torch.compile: what a machine without a compiler does."""
-
-    def __call__(self, *_: Any, **__: Any) -> Any:
-        def fail(*_: Any) -> None:
-            raise RuntimeError("InvalidCxxCompiler: no working C++ compiler")
-
-        return fail
-
-
-def test_where_nothing_compiles_one_line_says_so_and_the_network_stays(monkeypatch):
-    monkeypatch.setattr(torch, "compile", Uncompilable())
-    network = SequenceVAE(WORDS, TINY)
-    said = make_ready(network, ComputeSettings(compile_model=True))
-    assert said == "not compiled: torch.compile does not work here (InvalidCxxCompiler: no working C++ compiler)"
-    assert not any(module._compiled_call_impl for module in network.modules())

@@ -2,13 +2,13 @@
 
 In: a fixed validation batch. Out: `samples/step-<n>.txt` for tokens, `samples/step-<n>.png` for vectors and events: originals,
 their reconstructions from the posterior means, and sequences drawn from the prior. It draws with a generator of its own and
-leaves the network as it was: training goes on as without it.
+leaves the network as it was: training goes on as without it. Which validations are shown follows from their steps alone, so that
+a run that was killed and goes on leaves the same files as one that was not.
 """
 
 import math
-import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,13 +32,14 @@ MOST_SEQUENCES = 6
 MOST_COLUMNS = MOST_ROWS = 4
 """Sequences and features that a figure shows."""
 MOST_FILES = 20
+"""Files that are kept, and stretches of a run that each have one at most."""
+TOKENS_BETWEEN = 500_000
+"""Steps of sequences in a stretch at least: a preview takes as long as some thousand of them."""
 TITLES = {
     "tokens": "reconstructed from the posterior mean, the most likely token at each step",
     "vectors": "reconstructed from the posterior mean",
     "events": "values reconstructed from the posterior mean, at the times of the originals",
 }
-SHARE_OF_TIME = 0.02
-"""Share of the time that previews may take: a validation that comes too soon for that goes without."""
 
 
 class Shown(NamedTuple):
@@ -58,31 +59,36 @@ class Previews(lightning.Callback):
         *,
         batch: Batch,
         seed: int,
-        clock: Callable[[], float] = time.perf_counter,
+        tokens_per_batch: float,
     ) -> None:
-        """`batch` holds a few validation sequences; MOST_SEQUENCES of them and MOST_STEPS of each are used."""
+        """`batch` holds a few validation sequences; MOST_SEQUENCES of them and MOST_STEPS of each are used.
+
+        `tokens_per_batch`: the mean of training batches.
+        """
         self.description = description
         self.batch = beginning(batch, MOST_SEQUENCES, MOST_STEPS)
         self.seed = seed
-        self.clock = clock
-        self._not_before = -math.inf
+        self.tokens_per_batch = tokens_per_batch
+        self._tried_step = -1
+        """The step of the last preview of this session, written or not."""
         self._has_reported = False
         self._patience = Patience("samples")
 
     def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         if trainer.sanity_checking or not trainer.is_global_zero:
             return
-        started = self.clock()
+        directory = Path(trainer.default_root_dir) / "samples"
         is_end = trainer.state.fn == TrainerFn.VALIDATING  # the end of a run is always shown
-        if not is_end and started < self._not_before:
+        if not is_end and not self._is_due(trainer, directory):
             return
         if not math.isfinite(trainer.callback_metrics["valid_elbo"]):
             return  # there are no probabilities to draw from; Progress ends the session
         assert isinstance(pl_module, TrainingModule)
         assert isinstance(pl_module.network, SequenceVAE)
+        self._tried_step = trainer.global_step
         shown = draw_preview(pl_module.network, self.batch, self.description, self.seed)
         try:
-            write_preview(Path(trainer.default_root_dir) / "samples", trainer.global_step, shown, self.description)
+            write_preview(directory, trainer.global_step, shown, self.description)
         except OSError as error:  # a run is worth more than its pictures
             if error.errno in DISK_FULL:
                 if not self._patience.should_retry(str(error.strerror)):
@@ -92,8 +98,14 @@ class Previews(lightning.Callback):
                 self._has_reported = True
         else:
             self._patience.succeeded()
-        now = self.clock()
-        self._not_before = now + (now - started) / SHARE_OF_TIME
+
+    def _is_due(self, trainer: lightning.Trainer, directory: Path) -> bool:
+        """Return whether this is the first validation of its stretch of the run. The files say what was shown before: those of
+        later steps are of a session that was killed, or went astray."""
+        tokens_per_step = self.tokens_per_batch * trainer.accumulate_grad_batches * trainer.world_size
+        stretch = max(trainer.max_steps / MOST_FILES, TOKENS_BETWEEN / tokens_per_step)
+        step, shown = trainer.global_step, [self._tried_step, *files_by_step(directory)]
+        return max((one for one in shown if one < step), default=-1) // stretch < step // stretch
 
 
 def draw_preview(network: SequenceVAE, batch: Batch, description: DataDescription, seed: int) -> Shown:
@@ -112,7 +124,10 @@ def draw_preview(network: SequenceVAE, batch: Batch, description: DataDescriptio
 
 
 def write_preview(directory: Path, step: int, shown: Shown, description: DataDescription) -> None:
-    """Write the file of a step, whole or not at all; of older previews keep the newest."""
+    """Write the file of a step, whole or not at all, and none where there is nothing to draw; of older previews keep the newest."""
+    rows = [] if description.kind == "tokens" else preview_rows(shown, description)
+    if description.kind != "tokens" and not rows:
+        return
     directory.mkdir(exist_ok=True)
     path = directory / f"step-{step:07}.{'txt' if description.kind == 'tokens' else 'png'}"
     title = f"Step {step:,}: {TITLES[description.kind]}"
@@ -126,18 +141,31 @@ def write_preview(directory: Path, step: int, shown: Shown, description: DataDes
         else:
             is_timed = description.kind == "events"
             time_label = f"{description.time_unit} since the first step" if is_timed else "step"
-            write_preview_figure(partial, preview_rows(shown, description), title=title, time_label=time_label)
-    steps = {file: file.stem.removeprefix("step-") for file in directory.glob(f"step-*{path.suffix}")}
-    ours = [file for file, number in steps.items() if number.isdecimal()]
-    for old in sorted(ours, key=lambda file: int(steps[file]))[:-MOST_FILES]:
-        old.unlink(missing_ok=True)
+            write_preview_figure(partial, rows, title=title, time_label=time_label)
+    files = files_by_step(directory)
+    for old in sorted(files)[:-MOST_FILES]:
+        files[old].unlink(missing_ok=True)
+
+
+def files_by_step(directory: Path) -> dict[int, Path]:
+    """Return the previews in a directory by their steps."""
+    steps = {path: path.stem.removeprefix("step-") for path in directory.glob("step-*")}
+    return {int(step): path for path, step in steps.items() if step.isdecimal()}
 
 
 def preview_rows(shown: Shown, description: DataDescription) -> list[PreviewRow]:
-    """Return a row for each of the features that the originals have most values of, in the order of the data."""
+    """Return a row for each of the features that the originals have most values of, in the order of the data.
+
+    Where these originals have none, the samples count; where those have none either, there is no row.
+    """
     tracks = [[_tracks_of(record, description) for record in records[:MOST_COLUMNS]] for records in shown]
-    seen = Counter({name: sum(len(by_name[name].values) for by_name in tracks[0]) for name in description.names})
-    frequent = {name for name, values in seen.most_common(MOST_ROWS) if values}
+
+    def frequent_in(group: Sequence[dict[str, Track]]) -> set[str]:
+        values = Counter({name: sum(len(by_name[name].values) for by_name in group) for name in description.names})
+        return {name for name, count in values.most_common(MOST_ROWS) if count}
+
+    originals, _, samples = tracks
+    frequent = frequent_in(originals) or frequent_in(samples)
     names = [name for name in description.names if name in frequent]
     return [PreviewRow(name, *([by_name[name] for by_name in group] for group in tracks)) for name in names]
 
