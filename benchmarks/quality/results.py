@@ -32,7 +32,7 @@ from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.demo import TokenTruth, read_tokens, read_truth, write_demo
 from seqvae.errors import UsageError, run_command
 from seqvae.inference.estimates import Estimate, SequenceNLL, importance_weighted_nll, mean_of, posterior_statistics
-from seqvae.inference.streaming import batches_of
+from seqvae.inference.streaming import batches_of, paired_batches
 from seqvae.models.vae import SequenceVAE, VAEOutput
 from seqvae.training.fit import fit, make_data
 from seqvae.training.network import build_network, load_weights, rebuild_network
@@ -117,7 +117,7 @@ def run(settings: TrainingSettings, options: Options) -> dict[str, Any]:
     start = time.perf_counter()
     exact = importance_weighted_nll(network, chosen(data, options), samples=options.samples, autocast=options.autocast)
     evaluation_seconds = time.perf_counter() - start
-    statistics = posterior_statistics(network, batches_of(data, "test"))
+    statistics = posterior_statistics(network, paired_batches(data, ["test"]))
     cap, dimensions = math.log(statistics.posteriors), len(statistics.kl_per_dim)
     steps, perplexity = f"{int(exact.steps_N.sum()):,} steps", f"perplexity {exact.perplexity:.4g}"
     rows = [

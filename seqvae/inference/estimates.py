@@ -1,8 +1,8 @@
 """Exact numbers of a network on sequences: likelihood by importance weighting, and statistics of its posteriors.
 
-In: a network that turns a batch into a `VAEOutput` and has `nll_given_z`, and batches (`streaming.batches_of` makes them). Out:
-plain numbers in nats, with standard errors over sequences. The same seed gives the same numbers; the network's mode and torch's
-random numbers are left as they were.
+In: a network that turns a batch into a `VAEOutput` and has `nll_given_z`, and batches, alone or in pairs (`streaming` makes
+them). Out: plain numbers in nats, with standard errors over sequences. The same seed gives the same numbers; the network's mode
+and torch's random numbers are left as they were.
 
 Shapes: B sequences of a batch, N sequences of all batches, P posteriors of a batch, R posteriors that stand for all, S steps,
 Z latent dimensions.
@@ -18,9 +18,9 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 
 from seqvae.data.batch import Batch
-from seqvae.inference.streaming import evaluating
+from seqvae.inference.streaming import Pairs, evaluating
 from seqvae.models.vae import Posterior, VAEOutput, draw
-from seqvae.monitors.decoder_use import z_of_another
+from seqvae.monitors.decoder_use import repeated
 from seqvae.monitors.formulas import count_active, gaussian_kl, logmeanexp, mutual_information
 
 MOST_POSTERIORS = 16_384
@@ -33,6 +33,12 @@ class Network(Protocol):
     def __call__(self, batch: Batch) -> VAEOutput: ...
 
     def nll_given_z(self, batch: Batch, z: Tensor) -> Tensor: ...
+
+
+class EncodingNetwork(Network, Protocol):
+    """What it needs besides for the statistics of its posteriors."""
+
+    def encode(self, batch: Batch) -> Posterior: ...
 
 
 class Estimate(NamedTuple):
@@ -85,7 +91,10 @@ class PosteriorStatistics(NamedTuple):
     posteriors: int
     """How many posteriors the mutual information was estimated from."""
     decoder_use: Estimate | None
-    """NLL with the z of another sequence of similar length minus NLL with its own; None: there is no other sequence."""
+    """NLL with the z of another sequence, of like length and no window of the same one, minus NLL with its own; None: there is no
+    other sequence."""
+    without_partner: int
+    """Sequences that the decoder use leaves out, as all others are windows of the same one."""
 
 
 def importance_weighted_nll(
@@ -127,32 +136,35 @@ def importance_weighted_nll(
 
 
 def posterior_statistics(
-    network: Network, batches: Iterable[Batch], *, seed: int = 0, autocast: torch.dtype | None = None
+    network: EncodingNetwork, pairs: Iterable[Pairs], *, seed: int = 0, autocast: torch.dtype | None = None
 ) -> PosteriorStatistics:
-    """Return the readings of all batches. Sequences of a batch should be of similar length: they exchange their latents."""
+    """Return the readings of all sequences; those of the decoder's use from the partners that they come with."""
     assert isinstance(network, nn.Module)
     posteriors, parts = AllPosteriors(MOST_POSTERIORS, seed), []
     with evaluating(network, autocast) as device:
         torch.manual_seed(seed)
-        for batch in batches:
-            batch = move_data_to_device(batch, device)
+        for part, others, has_other in pairs:
+            batch, has_other_B = move_data_to_device(part.batch, device), torch.from_numpy(has_other).to(device)
             output = network(batch)
             posterior = Posterior(output.posterior_mean, output.posterior_logvar, output.posterior_mask)
             z = draw(posterior)
             nll_B = network.nll_given_z(batch, z).double()
             real_B = batch.lengths_B > 0
-            loss_B = torch.full_like(nll_B, math.nan)
-            if int(real_B.sum()) > 1:
-                loss_B = network.nll_given_z(batch, z_of_another(z, posterior.mask)).double() - nll_B
+            of_others = network.encode(move_data_to_device(others, device))
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+                other_z = draw(of_others)  # the other readings do not depend on it
+            if other_z.dim() == 3:
+                other_z = repeated(other_z, of_others.mask, z.shape[1])
+            lost_B = network.nll_given_z(batch, other_z).double() - nll_B
             kl = gaussian_kl(posterior.mean, posterior.logvar).double() * posterior.mask[..., None]
             kl_BZ = kl.flatten(start_dim=1, end_dim=-2).sum(dim=1) if kl.dim() == 3 else kl
             posteriors.add(posterior.mean[posterior.mask].cpu(), posterior.logvar[posterior.mask].cpu())
-            parts.append([column[real_B].cpu() for column in (nll_B, output.steps_B, kl_BZ, loss_B)])
-    all_nll_N, all_steps_N, kl_NZ, loss_N = (torch.cat(column) for column in zip(*parts, strict=True))
+            parts.append([column[real_B].cpu() for column in (nll_B, output.steps_B, kl_BZ, lost_B, has_other_B)])
+    all_nll_N, all_steps_N, kl_NZ, lost_N, has_other_N = (torch.cat(column) for column in zip(*parts, strict=True))
     mean_RZ, logvar_RZ = posteriors.chosen
     information = mutual_information(mean_RZ, logvar_RZ, torch.Generator().manual_seed(seed))
     nll_N, kl_N, steps_N = (tensor.numpy() for tensor in (all_nll_N, kl_NZ.sum(dim=1), all_steps_N))
-    exchanged_N = loss_N[~loss_N.isnan()].numpy()
+    exchanged_N = lost_N[has_other_N].numpy()
     return PosteriorStatistics(
         sequences=len(nll_N),
         elbo=mean_of(-nll_N - kl_N),
@@ -164,6 +176,7 @@ def posterior_statistics(
         mutual_information=float(information),
         posteriors=len(mean_RZ),
         decoder_use=mean_of(exchanged_N) if len(exchanged_N) else None,
+        without_partner=int((~has_other_N).sum()),
     )
 
 

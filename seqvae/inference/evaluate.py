@@ -37,11 +37,12 @@ from seqvae.inference.estimates import (
     posterior_statistics,
 )
 from seqvae.inference.probe import probe, refuse_no_probe, sums_by_variable
-from seqvae.inference.streaming import evaluating, joined_batches, shares
+from seqvae.inference.streaming import Part, evaluating, joined_batches, paired_batches, shares
 from seqvae.models.likelihoods import EventLikelihood, VectorLikelihood
 from seqvae.models.vae import SequenceVAE
 from seqvae.reports.__main__ import write_report
 from seqvae.reports.run_files import REPORT, command_line, utc_now
+from seqvae.text import counted
 
 if TYPE_CHECKING:
     from seqvae.inference.model import Model
@@ -93,18 +94,16 @@ def evaluate(
         weighted = weighted_nll(model, data, splits, settings.iw_samples, settings.iw_sequences, seed)
     measured_at = utc_now()
 
-    def batches() -> Iterator[Batch]:
-        return (batch for _, batch in joined_batches(data, splits))
-
-    statistics = posterior_statistics(model.network, batches(), seed=seed, autocast=model.autocast)
-    features = feature_errors(model, batches())
+    pairs = paired_batches(data, splits, seed=seed)
+    statistics = posterior_statistics(model.network, pairs, seed=seed, autocast=model.autocast)
+    features = feature_errors(model, joined_batches(data, splits))
     steps = sum(int(data.split(split).lengths_N.sum(dtype=np.int64)) for split in splits)
     steps += model.network.likelihood.extra_steps * statistics.sequences
     # A network that was trained with labels compares with one that was not: classes are no units.
     units = repr(replace(model.description, classes=())).encode()
     content = 0
-    for batch in batches():
-        for name, value in batch._asdict().items():
+    for part in joined_batches(data, splits):
+        for name, value in part.batch._asdict().items():
             if isinstance(value, Tensor) and name != "labels_B":
                 content = zlib.crc32(value.contiguous().numpy().tobytes(), content)
     folder = model.path.absolute().parent if model.run is None else model.run
@@ -145,7 +144,7 @@ def weighted_nll(
     def with_progress() -> Iterator[Batch]:
         begun = logged = time.monotonic()
         done, steps = 0, 0
-        for _, batch in joined_batches(data, splits, sequences=sequences, seed=seed):
+        for _, batch, _ in joined_batches(data, splits, sequences=sequences, seed=seed):
             now = time.monotonic()
             if now - logged > PROGRESS_EVERY_SECONDS and steps:
                 logged = now
@@ -204,7 +203,7 @@ def _rows(
     rows += [
         ("active units", statistics.active_units, f"of {len(statistics.kl_per_dim)} dimensions"),
         ("mutual information", statistics.mutual_information, of),
-        ("decoder use", statistics.decoder_use or math.nan, "what another's z costs"),
+        ("decoder use", statistics.decoder_use or math.nan, "what another's z costs, of like length"),
     ]
     return tuple(
         {"name": name, **value._asdict(), "of": of}
@@ -224,6 +223,10 @@ def _notes(
             f"the decoder ignores z: that of another sequence costs it {use.value:.3g} ± {use.error:.2g} nats, and the "
             f"rate of {statistics.rate.value:.3g} is paid for nothing"
         )
+    if (left_out := statistics.without_partner) == statistics.sequences:
+        yield "the decoder use is not known: there is no other sequence, or all are windows of a single one"
+    elif left_out:
+        yield f"the decoder use leaves out {counted(left_out, 'sequence')}: all others of the split are windows of the same one"
     if dead := size - statistics.active_units:
         yield f"{dead} of {size} latent dimensions are dead: their means vary by less than 0.01 over the data"
     if statistics.mutual_information > NEAR_CAP * cap:
@@ -264,13 +267,13 @@ class FeatureError(NamedTuple):
     """RMSE of the training mean in place of the model."""
 
 
-def feature_errors(model: "Model", batches: Iterable[Batch]) -> list[FeatureError]:
+def feature_errors(model: "Model", parts: Iterable[Part]) -> list[FeatureError]:
     """Return the errors of all features that were measured at least once; tokens have none."""
     if model.description.kind == "tokens":
         return []
     gram_55D = np.zeros((5, 5, len(model.description.names)))
     with evaluating(model.network, model.autocast) as device:
-        for batch in batches:
+        for _, batch, _ in parts:
             sums = _sums_per_sequence(model.network, move_data_to_device(batch, device))
             sums_5BD = torch.stack((torch.ones_like(sums[0]), *sums))
             gram_55D += torch.einsum("ibd,jbd->ijd", sums_5BD, sums_5BD).cpu().numpy()

@@ -73,7 +73,7 @@ class DecoderUse(NamedTuple):
 
 
 def decoder_use(module: Probeable, batch: Any, posterior: StepOutputs) -> DecoderUse:
-    """Compare each sequence's NLL with its own z to that with the z of the sequence before it.
+    """Compare each sequence's NLL with its own z to that with the z of another one of its batch.
 
     Padding has no part in it, and neither has a sequence that is alone in its batch.
     """
@@ -123,17 +123,20 @@ def real_sequences(mask: Tensor) -> Tensor:
 
 
 def z_of_another(z: Tensor, mask: Tensor) -> Tensor:
-    """Give each real sequence the z of the real one before it. Where steps have a z each, those of a shorter one repeat."""
+    """Give each real sequence the z of another real one: a random one, as neighbours may be of one class or of one recording."""
     real_R = real_sequences(mask).nonzero().squeeze(dim=1)
-    other_R = real_R.roll(1)
+    shuffled_R = real_R[torch.randperm(len(real_R), generator=torch.Generator().manual_seed(NOISE_SEED)).to(z.device)]
+    other_R = shuffled_R.roll(1)
     swapped = z.clone()
-    if z.dim() == 2:
-        swapped[real_R] = z[other_R]
-        return swapped
-    lengths_R1 = mask[other_R].sum(dim=1, keepdim=True)
-    steps_RS = torch.arange(z.shape[1], device=z.device) % lengths_R1
-    swapped[real_R] = z[other_R[:, None], steps_RS]
+    swapped[shuffled_R] = z[other_R] if z.dim() == 2 else repeated(z[other_R], mask[other_R], z.shape[1])
     return swapped
+
+
+def repeated(z_BSZ: Tensor, mask_BS: Tensor, steps: int) -> Tensor:
+    """Return (B, steps, Z): the z of each sequence's real steps, from the first again where they are too few."""
+    lengths_B1 = mask_BS.sum(dim=1, keepdim=True).clamp(min=1)
+    places_BT = torch.arange(steps, device=z_BSZ.device) % lengths_B1
+    return z_BSZ.gather(1, places_BT[..., None].expand(-1, -1, z_BSZ.shape[2]))
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from seqvae.data.batch import Batch, TokenBatch, VectorBatch
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.demo import TokenTruth, read_tokens, read_truth, write_demo
 from seqvae.inference.estimates import Estimate, importance_weighted_nll, mean_of, posterior_statistics
-from seqvae.inference.streaming import batches_of
+from seqvae.inference.streaming import Pairs, Part, batches_of
 from seqvae.models.vae import Posterior, VAEOutput, draw
 
 STEPS, LATENT = 3, 2
@@ -30,6 +30,9 @@ class Evaluable(nn.Module):
 
     def posterior(self, batch: Batch) -> Posterior:
         raise NotImplementedError
+
+    def encode(self, batch: Batch) -> Posterior:
+        return self.posterior(batch)
 
     def nll_given_z(self, batch: Batch, z: Tensor) -> Tensor:
         raise NotImplementedError
@@ -80,6 +83,16 @@ def vectors(sequences: int, seed: int = 0) -> VectorBatch:
         step_tokens=0,
         position=0,
     )
+
+
+def paired(*batches: VectorBatch) -> list[Pairs]:
+    """Give each sequence of a batch the next one for a partner; a single one has none."""
+    pairs = []
+    for batch in batches:
+        others = batch._replace(values_BTD=batch.values_BTD.roll(-1, dims=0))
+        count = len(batch.lengths_B)
+        pairs.append(Pairs(Part("test", batch, np.arange(count)), others, np.full(count, count > 1)))
+    return pairs
 
 
 class DemoProcess(Evaluable):
@@ -167,7 +180,7 @@ def test_a_latent_for_each_step_counts_where_the_step_is_real():
 def test_the_sequence_of_an_empty_batch_is_left_out():
     batch = vectors(3)._replace(lengths_B=torch.tensor([STEPS, 0, STEPS]))
     assert importance_weighted_nll(LinearGaussian(), [batch], samples=2).sequences_N.tolist() == [0, 2]
-    assert posterior_statistics(LinearGaussian(), [batch]).sequences == 2
+    assert posterior_statistics(LinearGaussian(), paired(batch)).sequences == 2
 
 
 def test_the_demo_s_own_process_reaches_its_entropy_from_above(demo: Path, data: SequenceDataModule):
@@ -189,7 +202,7 @@ def test_the_same_seed_gives_the_same_numbers_and_leaves_torchs_own_alone():
     expected = torch.rand(3)
     torch.manual_seed(1)
     one, same, other = (importance_weighted_nll(network, [batch], samples=3, seed=s).nll_N for s in (5, 5, 6))
-    assert posterior_statistics(network, [batch], seed=2) == posterior_statistics(network, [batch], seed=2)
+    assert posterior_statistics(network, paired(batch), seed=2) == posterior_statistics(network, paired(batch), seed=2)
     assert torch.equal(torch.rand(3), expected)
     assert np.array_equal(one, same)
     assert not np.array_equal(one, other)
@@ -215,7 +228,7 @@ def test_batches_hold_every_sequence_once_and_keep_to_their_budget(data: Sequenc
 
 
 def test_statistics_of_a_linear_gaussian_model_are_the_known_ones():
-    statistics = posterior_statistics(LinearGaussian(), [vectors(500, seed) for seed in range(8)])
+    statistics = posterior_statistics(LinearGaussian(), paired(*(vectors(500, seed) for seed in range(8))))
     covariance_ZZ = torch.linalg.inv(torch.eye(LATENT) + WEIGHT_TZ.T @ WEIGHT_TZ / NOISE**2)
     # Means vary by what the posterior leaves of the prior's variance: E KL = -1/2 sum log of the posterior's variances.
     expected_Z = -0.5 * covariance_ZZ.diagonal().log()
@@ -231,7 +244,7 @@ def test_statistics_of_a_linear_gaussian_model_are_the_known_ones():
 
 
 def test_a_decoder_that_ignores_its_latent_has_no_use():
-    statistics = posterior_statistics(PerStep(), [vectors(10)])
+    statistics = posterior_statistics(PerStep(), paired(vectors(10)))
     assert statistics.decoder_use == Estimate(0.0, 0.0)
     assert statistics.active_units == 0
     assert statistics.mutual_information == pytest.approx(0.0, abs=1e-6)
@@ -240,7 +253,8 @@ def test_a_decoder_that_ignores_its_latent_has_no_use():
 
 
 def test_a_single_sequence_says_nothing_of_the_decoder_s_use():
-    assert posterior_statistics(LinearGaussian(), [vectors(1)]).decoder_use is None
+    statistics = posterior_statistics(LinearGaussian(), paired(vectors(1)))
+    assert (statistics.decoder_use, statistics.without_partner) == (None, 1)
 
 
 def test_a_mean_per_step_weighs_sequences_by_their_steps():

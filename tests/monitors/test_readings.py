@@ -15,7 +15,13 @@ from seqvae.monitors.contract import check_step_outputs, step_outputs_of
 from seqvae.monitors.decoder_use import DecoderUse, decoder_use, posterior_of, z_of_another
 from seqvae.monitors.publish import Publisher
 from seqvae.monitors.reading import NAME, describe_reading, from_row, to_row
-from seqvae.monitors.window import MICRO_BATCHES, LastRows, PosteriorWindow, read, take_reading
+from seqvae.monitors.window import (
+    MICRO_BATCHES,
+    LastRows,
+    PosteriorWindow,
+    read,
+    take_reading,
+)
 from tests.support.tiny_vaes import TinyVAE, make_batches
 
 # --- The window -----------------------------------------------------------------------------------------------------
@@ -213,7 +219,7 @@ def test_a_reading_has_what_the_step_adds_and_none_for_what_is_missing():
 def test_the_error_of_a_decoder_use_of_one_sequence_is_not_known():
     window = PosteriorWindow(8)
     window.push(torch.ones(2, 1), torch.ones(2, 1))
-    use = DecoderUse(torch.tensor(3.0), torch.tensor(9.0), torch.tensor(1))
+    use = DecoderUse(*torch.tensor([3.0, 9.0, 1.0]))
     reading = take_reading(window, 1, 0, None, use)
     assert reading.decoder_use == 3.0
     assert reading.decoder_use_error is not None
@@ -441,14 +447,26 @@ def test_a_function_that_returns_no_step_outputs_is_refused(returned):
 
 def test_every_real_sequence_gets_the_z_of_another_real_one():
     mask_B = torch.tensor([True, False, True, True])
-    swapped = z_of_another(torch.arange(4.0)[:, None], mask_B)
-    assert swapped.flatten().tolist() == [3, 1, 0, 2]
+    swapped = z_of_another(torch.arange(4.0)[:, None], mask_B).flatten()
+    assert swapped[1] == 1
+    assert sorted(swapped.tolist()) == [0, 1, 2, 3]
+    assert all(swapped[place] != place for place in (0, 2, 3))
+
+
+def test_the_other_sequence_is_no_neighbour():
+    swapped_B = z_of_another(torch.arange(64.0)[:, None], torch.ones(64, dtype=torch.bool)).flatten()
+    apart_B = (swapped_B - torch.arange(64.0)).abs()
+    assert apart_B.min() > 0
+    assert (apart_B == 1).sum() < 8
+    assert apart_B.mean() > 10  # a third of 64, where partners are random
 
 
 def test_every_real_step_gets_a_real_step_of_another_sequence():
     z_BSZ = torch.tensor([[[10.0], [11.0], [12.0]], [[20.0], [-1.0], [-1.0]], [[30.0], [31.0], [-1.0]]])
     swapped_BS = z_of_another(z_BSZ, z_BSZ[..., 0] > 0).squeeze(dim=2)
-    assert swapped_BS.tolist() == [[30, 31, 30], [10, 11, 12], [20, 20, 20]]
+    repeated = {10: [10, 11, 12], 20: [20, 20, 20], 30: [30, 31, 30]}
+    assert sorted(swapped_BS.tolist()) == [*repeated.values()]
+    assert all(repeated[own] != given for own, given in zip(repeated, swapped_BS.tolist(), strict=True))
 
 
 def test_decoder_use_is_the_mean_difference_of_the_definition():
@@ -456,11 +474,11 @@ def test_decoder_use_is_the_mean_difference_of_the_definition():
     lost, squares, count = decoder_use(module, batch, posterior_of(module, batch))
     mean, logvar = module.posterior_of(batch)
     z = mean + (0.5 * logvar).exp() * torch.randn(mean.shape, generator=torch.Generator().manual_seed(0))
+    other_B = z_of_another(torch.arange(16)[:, None], torch.ones(16, dtype=torch.bool)).flatten().tolist()
     expected_B = torch.cat(
         [
-            module.nll_given_z(batch[i : i + 1], z[i - 1 : i] if i else z[-1:])
-            - module.nll_given_z(batch[i : i + 1], z[i, None])
-            for i in range(16)
+            module.nll_given_z(batch[i : i + 1], z[other, None]) - module.nll_given_z(batch[i : i + 1], z[i, None])
+            for i, other in enumerate(other_B)
         ]
     )
     torch.testing.assert_close(lost, expected_B.sum())
