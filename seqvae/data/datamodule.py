@@ -11,7 +11,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import lightning
 import numpy as np
@@ -43,9 +43,11 @@ from seqvae.errors import DataError, SettingsError
 from seqvae.text import counted
 
 log = logging.getLogger(__name__)
-PROBE_SEQUENCES, FEWEST_PROBE_SEQUENCES = 32, 8
+PROBE_BATCHES = 4
+"""Batches of a sample for monitors, one from each quarter of the sequences by length."""
+MOST_OF_PROBE_BATCH, LEAST_OF_PROBE_BATCH = 8, 2
 PROBE_STEPS = 1024
-"""How large a sample for monitors is: as many sequences as fit into these steps, padding included."""
+"""Steps of a sample for monitors, padding included; of long sequences more, where half of them would have to be cut short."""
 
 EFFICIENCY_BATCHES = 1000
 """Enough to tell two digits of the padding efficiency; all batches of ten million sequences would take a quarter of a second."""
@@ -252,15 +254,16 @@ class SequenceDataModule(lightning.LightningDataModule):
         return moved
 
     def probe_batches(self) -> list[Batch]:
-        """Return a small sample of the validation sequences, the same in every process and after a resume, in one batch.
+        """Return a small sample of the validation sequences in a few batches of like length, the same in all runs on these data.
 
         It is for monitors that evaluate the model on a few sequences again and again.
         """
         if "valid" not in self.data.splits:
             return []
         stored = self.split("valid")
-        chosen_B = choose_sample(stored.lengths_N, self.seed)
-        return [stored.gather(chosen_B)._replace(step_tokens=int(stored.lengths_N[chosen_B].sum()))]
+        sample = choose_sample(np.asarray(stored.lengths_N), stored.windows.owners_N)
+        batches = [stored.cropped(sample.most_steps).gather(chosen_B) for chosen_B in sample.batches]
+        return [batch._replace(step_tokens=int(batch.lengths_B.sum())) for batch in batches]
 
     def state_dict(self) -> dict[str, Any]:
         if "train" not in self._loaders:
@@ -311,15 +314,35 @@ def some_batches(plan: Plan, most: int, seed: int) -> Plan:
     return Plan(np.concatenate(batches), np.cumsum([0, *map(len, batches)]), np.arange(len(batches)))
 
 
-def choose_sample(lengths_N: np.ndarray, seed: int) -> np.ndarray:
-    """Choose sequences at random, short ones first, so that neighbours are of similar length.
+class Sample(NamedTuple):
+    """A small sample of sequences of all lengths."""
 
-    Where they are too long together, the longest are left out; from a set of long sequences, 8 of the shorter ones are taken.
+    most_steps: int
+    """Steps that longer sequences are cut to."""
+    batches: list[np.ndarray]
+    """The sequences of each batch, of like length."""
+
+
+def choose_sample(lengths_N: np.ndarray, owners_N: np.ndarray | None = None) -> Sample:
+    """Choose as many sequences from each quarter by length: in each, those that are next to a random one in length.
+
+    They are never windows of the same one, as long as there are others: `owners_N`, as in `Windows`. Nothing but the lengths and the
+    stored order decides. Half of the sequences are whole, or more.
     """
-    fewest = min(FEWEST_PROBE_SEQUENCES, len(lengths_N))
-    longest = max(PROBE_STEPS // FEWEST_PROBE_SEQUENCES, int(np.partition(lengths_N, fewest - 1)[fewest - 1]))
-    short_P = np.flatnonzero(lengths_N <= longest)
-    chosen_C = np.random.default_rng(seed).permutation(short_P)[:PROBE_SEQUENCES]
-    sorted_C = chosen_C[np.argsort(lengths_N[chosen_C], kind="stable")]
-    that_fit = np.count_nonzero(np.arange(1, len(sorted_C) + 1) * lengths_N[sorted_C] <= PROBE_STEPS)
-    return sorted_C[: max(that_fit, fewest)]
+    random = np.random.default_rng(0)
+    shuffled_C = random.permutation(len(lengths_N))
+    if owners_N is not None and owners_N[0] != owners_N[-1]:
+        firsts = np.unique(owners_N[shuffled_C], return_index=True)[1]
+        shuffled_C = shuffled_C[np.sort(firsts)]
+    fewest = PROBE_BATCHES * LEAST_OF_PROBE_BATCH
+    most_steps = max(PROBE_STEPS // fewest, int(np.median(lengths_N[shuffled_C])))
+    steps_N = np.minimum(lengths_N, most_steps)
+    order_C = shuffled_C[np.argsort(steps_N[shuffled_C], kind="stable")]
+    quarters = np.array_split(order_C, min(PROBE_BATCHES, max(1, len(order_C) // LEAST_OF_PROBE_BATCH)))
+    places = random.random(len(quarters))
+    for size in range(MOST_OF_PROBE_BATCH, LEAST_OF_PROBE_BATCH - 1, -1):
+        firsts_Q = [int(place * max(1, len(each) - size + 1)) for place, each in zip(places, quarters, strict=True)]
+        batches = [each[first : first + size] for first, each in zip(firsts_Q, quarters, strict=True)]
+        if sum(len(batch) * int(steps_N[batch[-1]]) for batch in batches) <= fewest * most_steps:
+            break
+    return Sample(most_steps, batches)

@@ -103,6 +103,13 @@ class SequenceSet:
         """The stored sequences: their ids, and where they came from."""
         return pa.ipc.open_file(pa.memory_map(str(self.directory / "sequences.arrow"))).read_all()
 
+    def cropped(self, most_steps: int) -> "SequenceSet":
+        """Return the same sequences, of which longer ones end after `most_steps`."""
+        windows = self.windows._replace(lengths_N=np.minimum(self.windows.lengths_N, most_steps))
+        cropped = object.__new__(SequenceSet)
+        vars(cropped).update(vars(self), windows=windows)  # the arrays are shared
+        return cropped
+
     def _owners(self, sequences_B: np.ndarray) -> np.ndarray:
         """Return the stored sequence that each is a part of."""
         owners_N = self.windows.owners_N

@@ -64,12 +64,22 @@ class OffersProbeBatches(Protocol):
         """Return the same few batches in every process and after a resume; some 32 sequences in all, two or more in each."""
 
 
+@runtime_checkable
+class CountsSteps(Protocol):
+    """What a module may offer besides: how much data a reading rests on."""
+
+    def steps_of(self, batch: Any) -> Tensor:
+        """Return how many steps each sequence has, (B,)."""
+
+
 class DecoderUse(NamedTuple):
     """Sums over sequences; a mean is divided after they are added up over batches and processes."""
 
     nll_lost: Tensor
     nll_lost_squared: Tensor
     sequences: Tensor
+    steps: Tensor
+    """0: the module does not say."""
 
 
 def decoder_use(module: Probeable, batch: Any, posterior: StepOutputs) -> DecoderUse:
@@ -95,7 +105,8 @@ def decoder_use(module: Probeable, batch: Any, posterior: StepOutputs) -> Decode
     counted_B = real_sequences(mask)
     counted_B = counted_B & (counted_B.sum() > 1)
     lost_B = torch.where(counted_B, nlls[1] - nlls[0], 0.0)
-    return DecoderUse(lost_B.sum(), lost_B.square().sum(), counted_B.sum())
+    steps_B = module.steps_of(batch) * counted_B if isinstance(module, CountsSteps) else torch.zeros_like(lost_B)
+    return DecoderUse(lost_B.sum(), lost_B.square().sum(), counted_B.sum(), steps_B.sum())
 
 
 def posterior_of(module: ComputesPosterior, batch: Any) -> StepOutputs:

@@ -146,6 +146,10 @@ class TrainingModule(lightning.LightningModule):
             "sequences": sums.sequences,
         }
 
+    def steps_of(self, batch: Batch) -> Tensor:
+        """Return how many steps each sequence has."""
+        return batch.lengths_B
+
     def kl_weight_at(self, step: int) -> float | None:
         """Return the scheduled weight of an optimizer step; None: --target_kl decides it during training."""
         if self.kl_weight.target_kl is not None:

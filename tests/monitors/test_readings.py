@@ -21,6 +21,7 @@ from seqvae.monitors.window import (
     PosteriorWindow,
     read,
     take_reading,
+    with_decoder_use,
 )
 from tests.support.tiny_vaes import TinyVAE, make_batches
 
@@ -210,8 +211,11 @@ def test_a_reading_has_what_the_step_adds_and_none_for_what_is_missing():
     assert (bare.kl_weight, bare.nll, bare.decoder_use) == (None, None, None)
     window.push(torch.ones(2, 1), torch.ones(2, 1), None, torch.tensor([3.0, 5.0]))
     lost_B = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    use = DecoderUse(lost_B.sum(), lost_B.square().sum(), torch.tensor(4))
+    use = DecoderUse(lost_B.sum(), lost_B.square().sum(), torch.tensor(4), torch.tensor(90))
     full = take_reading(window, 1, 0, torch.tensor(0.6), use)
+    assert (full.decoder_use_sequences, full.decoder_use_steps) == (4, 90)
+    unknown = with_decoder_use(bare, use._replace(steps=torch.tensor(0)))
+    assert (unknown.decoder_use, unknown.decoder_use_sequences, unknown.decoder_use_steps) == (2.5, 4, None)
     assert (full.kl_weight, full.nll, full.decoder_use) == (0.6, 4.0, 2.5)
     assert full.decoder_use_error == pytest.approx(float(lost_B.std() / 2), rel=1e-5)
 
@@ -219,7 +223,7 @@ def test_a_reading_has_what_the_step_adds_and_none_for_what_is_missing():
 def test_the_error_of_a_decoder_use_of_one_sequence_is_not_known():
     window = PosteriorWindow(8)
     window.push(torch.ones(2, 1), torch.ones(2, 1))
-    use = DecoderUse(*torch.tensor([3.0, 9.0, 1.0]))
+    use = DecoderUse(*torch.tensor([3.0, 9.0, 1.0, 0.0]))
     reading = take_reading(window, 1, 0, None, use)
     assert reading.decoder_use == 3.0
     assert reading.decoder_use_error is not None
@@ -228,7 +232,7 @@ def test_the_error_of_a_decoder_use_of_one_sequence_is_not_known():
 
 def test_windows_of_several_processes_are_read_as_one():
     apart, together = (PosteriorWindow(20), PosteriorWindow(20)), PosteriorWindow(40)
-    probes = [DecoderUse(*torch.tensor(sums)) for sums in ([6.0, 20.0, 2.0], [1.0, 9.0, 5.0])]
+    probes = [DecoderUse(*torch.tensor(sums)) for sums in ([6.0, 20.0, 2.0, 30.0], [1.0, 9.0, 5.0, 8.0])]
     for window, rows_NZ in zip(apart, torch.randn(2, 5, 3).unbind(), strict=True):
         for one in (window, together):
             one.push(rows_NZ, -rows_NZ.abs(), None, rows_NZ.sum(dim=1))
@@ -241,7 +245,7 @@ def test_windows_of_several_processes_are_read_as_one():
     for window, probe in zip(apart, probes, strict=True):
         take_reading(window, 9, 1, 0.5, probe, send)
     both = [take_reading(window, 9, 1, 0.5, gather=lambda _: torch.stack(sent)) for window in apart]
-    expected = take_reading(together, 9, 1, 0.5, DecoderUse(*torch.tensor([7.0, 29.0, 7.0])))
+    expected = take_reading(together, 9, 1, 0.5, DecoderUse(*torch.tensor([7.0, 29.0, 7.0, 38.0])))
     assert both == [expected, expected]
 
 
@@ -471,7 +475,7 @@ def test_every_real_step_gets_a_real_step_of_another_sequence():
 
 def test_decoder_use_is_the_mean_difference_of_the_definition():
     module, batch = TinyVAE().eval(), make_batches(1)[0]
-    lost, squares, count = decoder_use(module, batch, posterior_of(module, batch))
+    lost, squares, count, _ = decoder_use(module, batch, posterior_of(module, batch))
     mean, logvar = module.posterior_of(batch)
     z = mean + (0.5 * logvar).exp() * torch.randn(mean.shape, generator=torch.Generator().manual_seed(0))
     other_B = z_of_another(torch.arange(16)[:, None], torch.ones(16, dtype=torch.bool)).flatten().tolist()
@@ -491,7 +495,7 @@ def test_a_sequence_that_is_alone_has_nothing_to_exchange(padding):
     mask_B = torch.arange(1 + padding) == 0
     batch = torch.ones(1 + padding, 4)
     use = decoder_use(TinyVAE().eval(), batch, StepOutputs(torch.ones(1 + padding, 3), batch[:, :3], mask_B))
-    assert use == (0.0, 0.0, 0)
+    assert use == (0.0, 0.0, 0, 0)
 
 
 def test_padding_has_no_part_in_decoder_use():
