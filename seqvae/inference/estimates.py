@@ -1,8 +1,8 @@
 """Exact numbers of a network on sequences: likelihood by importance weighting, and statistics of its posteriors.
 
 In: a network that turns a batch into a `VAEOutput` and has `nll_given_z`, and batches, alone or in pairs (`streaming` makes
-them). Out: plain numbers in nats, with standard errors over sequences. The same seed gives the same numbers; the network's mode
-and torch's random numbers are left as they were.
+them). Out: plain numbers in nats, with standard errors over stored sequences, as the windows of one are not independent. The same
+seed gives the same numbers; the network's mode and torch's random numbers are left as they were.
 
 Shapes: B sequences of a batch, N sequences of all batches, P posteriors of a batch, R posteriors that stand for all, S steps,
 Z latent dimensions.
@@ -42,7 +42,7 @@ class EncodingNetwork(Network, Protocol):
 
 
 class Estimate(NamedTuple):
-    """A mean over sequences and its standard error."""
+    """A mean over sequences and its standard error, that over the stored sequences that they are parts of."""
 
     value: float
     error: float
@@ -59,14 +59,16 @@ class SequenceNLL(NamedTuple):
     """Numbers of these sequences in the split."""
     effective_N: np.ndarray
     """How many of the K samples carry the estimate, (sum w)^2 / sum w^2 of their weights; near 1 it is far from tight."""
+    owners_N: np.ndarray | None = None
+    """The stored sequences that these are parts of; None: each is whole."""
 
     @property
     def per_sequence(self) -> Estimate:
-        return mean_of(self.nll_N)
+        return mean_of(self.nll_N, owners_N=self.owners_N)
 
     @property
     def per_step(self) -> Estimate:
-        return mean_of(self.nll_N, self.steps_N)
+        return mean_of(self.nll_N, self.steps_N, self.owners_N)
 
     @property
     def perplexity(self) -> float:
@@ -77,6 +79,8 @@ class PosteriorStatistics(NamedTuple):
     """Readings of a network on a split; in nats, with the KL at weight 1."""
 
     sequences: int
+    owners: int
+    """The stored sequences that these are parts of; the errors are those over owners."""
     elbo: Estimate
     nll: Estimate
     """-log p(x | z) per sequence, with one z each."""
@@ -140,7 +144,7 @@ def posterior_statistics(
 ) -> PosteriorStatistics:
     """Return the readings of all sequences; those of the decoder's use from the partners that they come with."""
     assert isinstance(network, nn.Module)
-    posteriors, parts = AllPosteriors(MOST_POSTERIORS, seed), []
+    posteriors, parts, owners = AllPosteriors(MOST_POSTERIORS, seed), [], []
     with evaluating(network, autocast) as device:
         torch.manual_seed(seed)
         for part, others, has_other in pairs:
@@ -160,34 +164,48 @@ def posterior_statistics(
             kl_BZ = kl.flatten(start_dim=1, end_dim=-2).sum(dim=1) if kl.dim() == 3 else kl
             posteriors.add(posterior.mean[posterior.mask].cpu(), posterior.logvar[posterior.mask].cpu())
             parts.append([column[real_B].cpu() for column in (nll_B, output.steps_B, kl_BZ, lost_B, has_other_B)])
+            owners.append(part.owners_B[real_B.cpu().numpy()])
     all_nll_N, all_steps_N, kl_NZ, lost_N, has_other_N = (torch.cat(column) for column in zip(*parts, strict=True))
     mean_RZ, logvar_RZ = posteriors.chosen
     information = mutual_information(mean_RZ, logvar_RZ, torch.Generator().manual_seed(seed))
     nll_N, kl_N, steps_N = (tensor.numpy() for tensor in (all_nll_N, kl_NZ.sum(dim=1), all_steps_N))
-    exchanged_N = lost_N[has_other_N].numpy()
+    owners_N, exchanged_N = np.concatenate(owners), has_other_N.numpy()
+    use = mean_of(lost_N.numpy()[exchanged_N], owners_N=owners_N[exchanged_N]) if exchanged_N.any() else None
     return PosteriorStatistics(
         sequences=len(nll_N),
-        elbo=mean_of(-nll_N - kl_N),
-        nll=mean_of(nll_N),
-        nll_per_step=mean_of(nll_N, steps_N),
-        rate=mean_of(kl_N),
+        owners=len(np.unique(owners_N)),
+        elbo=mean_of(-nll_N - kl_N, owners_N=owners_N),
+        nll=mean_of(nll_N, owners_N=owners_N),
+        nll_per_step=mean_of(nll_N, steps_N, owners_N),
+        rate=mean_of(kl_N, owners_N=owners_N),
         kl_per_dim=tuple(kl_NZ.mean(dim=0).tolist()),
         active_units=int(count_active(posteriors.variance_of_means_Z)),
         mutual_information=float(information),
         posteriors=len(mean_RZ),
-        decoder_use=mean_of(exchanged_N) if len(exchanged_N) else None,
-        without_partner=int((~has_other_N).sum()),
+        decoder_use=use,
+        without_partner=int((~exchanged_N).sum()),
     )
 
 
-def mean_of(sums_N: np.ndarray, counts_N: np.ndarray | None = None) -> Estimate:
-    """Return the mean per sequence or, with counts_N, per step: the sum of all sums over the sum of all counts."""
+def mean_of(sums_N: np.ndarray, counts_N: np.ndarray | None = None, owners_N: np.ndarray | None = None) -> Estimate:
+    """Return the mean per sequence or, with counts_N, per step: the sum of all sums over the sum of all counts.
+
+    The error takes sequences of the same owner for one: the windows of a long sequence are alike.
+    """
     counts_N = np.ones(len(sums_N)) if counts_N is None else counts_N
     value = sums_N.sum() / counts_N.sum()
+    if owners_N is not None:
+        sums_N, counts_N = _by_owner(sums_N, owners_N), _by_owner(counts_N, owners_N)
     if len(sums_N) == 1:
         return Estimate(float(value), math.inf)
     scatter = (sums_N - value * counts_N).std(ddof=1)
     return Estimate(float(value), float(scatter / math.sqrt(len(sums_N)) / counts_N.mean()))
+
+
+def _by_owner(numbers_N: np.ndarray, owners_N: np.ndarray) -> np.ndarray:
+    """Add up the numbers of each owner; where each has one, they stay as they are."""
+    owners, place_N = np.unique(owners_N, return_inverse=True)
+    return numbers_N if len(owners) == len(numbers_N) else np.bincount(place_N, weights=numbers_N)
 
 
 def exp(nats: float) -> float:

@@ -141,11 +141,14 @@ def weighted_nll(
     lengths = [data.split(split).lengths_N.mean(dtype=np.float64) for split in splits]
     expected_steps = float(np.dot(lengths, counts))
 
+    owners = []
+
     def with_progress() -> Iterator[Batch]:
         begun = logged = time.monotonic()
         done, steps = 0, 0
-        for _, batch, _ in joined_batches(data, splits, sequences=sequences, seed=seed):
-            now = time.monotonic()
+        for part in joined_batches(data, splits, sequences=sequences, seed=seed):
+            batch, now = part.batch, time.monotonic()
+            owners.append(part.owners_B)
             if now - logged > PROGRESS_EVERY_SECONDS and steps:
                 logged = now
                 minutes = max(0.0, (now - begun) * (expected_steps / steps - 1)) / 60
@@ -155,6 +158,7 @@ def weighted_nll(
             done, steps = done + len(batch.lengths_B), steps + int(batch.lengths_B.sum())
 
     nll = importance_weighted_nll(model.network, with_progress(), samples=samples, seed=seed, autocast=model.autocast)
+    nll = nll._replace(owners_N=np.concatenate(owners))
     names, first = [], 0
     for split, count in zip(splits, counts, strict=True):
         names += [f"{split} {name}" for name in data.split(split).ids(nll.sequences_N[first : first + count])]
@@ -182,8 +186,9 @@ def _rows(
 ) -> tuple[dict[str, Any], ...]:
     """Return name, value, standard error and what it is of, row by row."""
     sequences, posteriors, elbo = statistics.sequences, statistics.posteriors, statistics.elbo
+    whole = counted(statistics.owners, "sequence")
     rows: list[tuple[str, Estimate | float, str]] = [
-        ("ELBO", elbo, f"{sequences:,} sequences"),
+        ("ELBO", elbo, whole if statistics.owners == sequences else f"{sequences:,} windows of {whole}"),
         ("NLL", statistics.nll, "-log p(x | z), one z each"),
         ("NLL per step", statistics.nll_per_step, f"{steps:,} steps"),
         ("rate", statistics.rate, "KL of q(z | x) from the prior"),
@@ -272,11 +277,24 @@ def feature_errors(model: "Model", parts: Iterable[Part]) -> list[FeatureError]:
     if model.description.kind == "tokens":
         return []
     gram_55D = np.zeros((5, 5, len(model.description.names)))
+    parts_of: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+    """By owner, of those that were cut into windows: the columns that were measured in each window, and its sums there."""
     with evaluating(model.network, model.autocast) as device:
-        for _, batch, _ in parts:
+        for _, batch, owners_B, is_whole_B in parts:
             sums = _sums_per_sequence(model.network, move_data_to_device(batch, device))
             sums_5BD = torch.stack((torch.ones_like(sums[0]), *sums))
-            gram_55D += torch.einsum("ibd,jbd->ijd", sums_5BD, sums_5BD).cpu().numpy()
+            whole_5BD = sums_5BD[:, torch.from_numpy(is_whole_B).to(device)]
+            gram_55D += torch.einsum("ibd,jbd->ijd", whole_5BD, whole_5BD).cpu().numpy()
+            for place in np.flatnonzero(~is_whole_B):
+                sums_5D = sums_5BD[:, place].cpu().numpy()
+                measured = np.flatnonzero(sums_5D[1])
+                parts_of.setdefault(int(owners_B[place]), []).append((measured, sums_5D[:, measured]))
+    for windows in parts_of.values():
+        total_5D = np.zeros(gram_55D.shape[1:])
+        for measured, sums_5M in windows:
+            total_5D[:, measured] += sums_5M
+        total_5D[0] = 1.0
+        gram_55D += total_5D[:, None] * total_5D
     found = []
     for place, (name, std) in enumerate(zip(model.description.names, model.description.std, strict=True)):
         gram_55 = gram_55D[..., place]
@@ -291,12 +309,12 @@ def feature_errors(model: "Model", parts: Iterable[Part]) -> list[FeatureError]:
 
 
 def _error_of_ratio(gram_55: np.ndarray, kind: int) -> float:
-    """Return the standard error of a sum over the count of values, both over sequences, as `mean_of` has it."""
-    sequences, count, ratio = gram_55[0, 0], gram_55[0, 1], gram_55[0, kind] / gram_55[0, 1]
-    if sequences < 2:
+    """Return the standard error of a sum over the count of values, both over owners, as `mean_of` has it."""
+    owners, count, ratio = gram_55[0, 0], gram_55[0, 1], gram_55[0, kind] / gram_55[0, 1]
+    if owners < 2:
         return math.inf
     scatter = max(0.0, gram_55[kind, kind] - 2 * ratio * gram_55[kind, 1] + ratio**2 * gram_55[1, 1])
-    return math.sqrt(scatter * sequences / (sequences - 1)) / float(count)
+    return math.sqrt(scatter * owners / (owners - 1)) / float(count)
 
 
 def _sums_per_sequence(network: SequenceVAE, batch: Batch) -> tuple[Tensor, ...]:
@@ -344,4 +362,5 @@ def paired_difference(one: Weighted | None, other: Weighted | None) -> Estimate 
     ours, theirs = np.argsort(one.names, kind="stable"), np.argsort(other.names, kind="stable")
     if not np.array_equal(one.nll.steps_N[ours], other.nll.steps_N[theirs]):
         return None
-    return mean_of(one.nll.nll_N[ours] - other.nll.nll_N[theirs])
+    owners_N = None if one.nll.owners_N is None else one.nll.owners_N[ours]
+    return mean_of(one.nll.nll_N[ours] - other.nll.nll_N[theirs], owners_N=owners_N)

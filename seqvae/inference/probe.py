@@ -128,7 +128,7 @@ def _collect(
 ) -> _Side:
     parts: dict[str, list[np.ndarray]] = {"latents": [], "means": [], "rest": []}
     labels, owners = [], []
-    for _, batch, owners_B in joined_batches(data, splits, sequences=MOST_SEQUENCES, seed=seed):
+    for _, batch, owners_B, _ in joined_batches(data, splits, sequences=MOST_SEQUENCES, seed=seed):
         assert batch.labels_B is not None, "the data were opened with labels"
         labels.append(batch.labels_B.numpy())
         owners.append(owners_B)

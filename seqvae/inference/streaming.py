@@ -99,6 +99,8 @@ class Part(NamedTuple):
     batch: Batch
     owners_B: np.ndarray
     """int64, the stored sequence that each is a part of: with --long_sequences split one may have many. No two splits share one."""
+    is_whole_B: np.ndarray
+    """Whether no other sequence of the split has the same owner."""
 
 
 class Pairs(NamedTuple):
@@ -115,9 +117,14 @@ def joined_batches(
 ) -> Iterator[Part]:
     """Yield batches of several splits; `sequences`: how many in all, chosen at random."""
     for number, (split, share) in enumerate(zip(splits, shares(data, splits, sequences), strict=True)):
-        if share:
-            for batch in batches_of(data, split, sequences=share, seed=seed):
-                yield Part(split, batch, (number << 48) + owners_of(data.split(split), batch.sequences_B.numpy()))
+        if not share:
+            continue
+        owners_N = data.split(split).windows.owners_N
+        windows_S = None if owners_N is None else np.bincount(owners_N)
+        for batch in batches_of(data, split, sequences=share, seed=seed):
+            owners_B = owners_of(data.split(split), batch.sequences_B.numpy())
+            is_whole_B = np.ones(len(owners_B), np.bool_) if windows_S is None else windows_S[owners_B] == 1
+            yield Part(split, batch, (number << 48) + owners_B, is_whole_B)
 
 
 def paired_batches(

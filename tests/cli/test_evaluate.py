@@ -144,7 +144,7 @@ def test_splits_go_together(runs):
     assert shares(data, both, None) == [9, 12]
     assert shares(data, both, 7) == [3, 4]
     assert chosen_splits(data, None) == ("test",)
-    found = [(split, int(number)) for split, batch in joined_batches(data, both) for number in batch.sequences_B]
+    found = [(split, int(number)) for split, batch, *_ in joined_batches(data, both) for number in batch.sequences_B]
     assert sorted(found) == [("test", number) for number in range(12)] + [("valid", number) for number in range(9)]
     with pytest.raises(UsageError, match="twice"):
         chosen_splits(data, "test+test")
@@ -272,6 +272,18 @@ def test_the_difference_is_paired_by_id(runs):
     assert paired_difference(one, weighted([5.0, 0.0, 1.5], ("c", "a", "d"), (3, 1, 2))) is None
     assert paired_difference(one, weighted([5.0, 0.0, 1.5], ("c", "a", "b"), (9, 1, 2))) is None
     assert paired_difference(one, None) is None
+
+
+def test_the_error_of_a_difference_is_that_over_the_sequences_that_windows_are_cut_from(runs):
+    description = open_model(str(runs["vectors"])).description
+
+    def weighted(nll: list[float]) -> Weighted:
+        counts = np.ones(4, np.int64)
+        measured = SequenceNLL(np.array(nll), counts, np.arange(4), np.ones(4), np.array([0, 0, 1, 1]))
+        return Weighted(measured, 5, ("a", "a", "b", "b"), description)
+
+    difference = paired_difference(weighted([3.0, 3.0, 5.0, 5.0]), weighted([1.0, 1.0, 1.0, 1.0]))
+    assert difference == (3.0, 1.0)
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------

@@ -91,7 +91,8 @@ def paired(*batches: VectorBatch) -> list[Pairs]:
     for batch in batches:
         others = batch._replace(values_BTD=batch.values_BTD.roll(-1, dims=0))
         count = len(batch.lengths_B)
-        pairs.append(Pairs(Part("test", batch, np.arange(count)), others, np.full(count, count > 1)))
+        part = Part("test", batch, np.arange(count), np.ones(count, np.bool_))
+        pairs.append(Pairs(part, others, np.full(count, count > 1)))
     return pairs
 
 
@@ -255,6 +256,32 @@ def test_a_decoder_that_ignores_its_latent_has_no_use():
 def test_a_single_sequence_says_nothing_of_the_decoder_s_use():
     statistics = posterior_statistics(LinearGaussian(), paired(vectors(1)))
     assert (statistics.decoder_use, statistics.without_partner) == (None, 1)
+
+
+def test_the_error_over_windows_is_that_of_a_bootstrap_over_the_sequences_they_are_cut_from():
+    generator = np.random.default_rng(0)
+    windows_O = generator.integers(1, 20, 300)
+    owners_N = generator.permutation(np.repeat(np.arange(300), windows_O))
+    nll_N = 5 * generator.normal(size=300)[owners_N] + generator.normal(size=len(owners_N))
+    steps_N = generator.integers(5, 10, len(owners_N))
+    sums_3O = np.stack([np.bincount(owners_N, weights=part) for part in (nll_N, steps_N, np.ones(len(owners_N)))])
+    drawn_3R = sums_3O[:, generator.integers(0, 300, (4000, 300))].sum(axis=2)
+    per_sequence, per_step = mean_of(nll_N, owners_N=owners_N), mean_of(nll_N, steps_N, owners_N)
+    assert per_sequence.error == pytest.approx((drawn_3R[0] / drawn_3R[2]).std(), rel=0.08)
+    assert per_step.error == pytest.approx((drawn_3R[0] / drawn_3R[1]).std(), rel=0.08)
+    assert per_sequence.error > 2.5 * mean_of(nll_N).error
+    assert (per_sequence.value, per_step.value) == (mean_of(nll_N).value, mean_of(nll_N, steps_N).value)
+
+
+def test_the_error_over_whole_sequences_is_the_same_to_the_bit_whatever_their_order():
+    generator = np.random.default_rng(0)
+    nll_N, steps_N, owners_N = generator.normal(size=50), generator.integers(1, 9, 50), generator.permutation(50)
+    assert mean_of(nll_N, owners_N=owners_N) == mean_of(nll_N)
+    assert mean_of(nll_N, steps_N, owners_N) == mean_of(nll_N, steps_N)
+
+
+def test_the_windows_of_a_single_sequence_have_no_error_that_could_be_known():
+    assert mean_of(np.array([1.0, 3.0]), owners_N=np.array([7, 7])) == Estimate(2.0, math.inf)
 
 
 def test_a_mean_per_step_weighs_sequences_by_their_steps():
