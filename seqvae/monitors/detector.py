@@ -120,13 +120,17 @@ class Detector:
         schedule: KLSchedule | None = None,
         *,
         can_probe: bool = True,
+        advises_flags: bool = False,
     ) -> None:
-        """`window_size` is in readings. `can_probe`: decoder use can be read; without, `decoder_ignores_z` is not offered."""
+        """`window_size` is in readings. `can_probe`: decoder use can be read; without, `decoder_ignores_z` is not offered.
+        `advises_flags`: advice names the flags of the training commands; else it is in words.
+        """
         self.thresholds = thresholds
         """None: the defaults, those for sequences or those for steps."""
         self.window_size = window_size
         self.schedule = schedule or KLSchedule()
         self.can_probe = can_probe
+        self.advises_flags = advises_flags
         self.verdict = Verdict("cannot_tell", 0, "there is no reading yet")
         self.points: list[Point] = []
         """What is remembered of the last readings, oldest first."""
@@ -209,6 +213,7 @@ class Detector:
             is_steered=self.schedule.is_steered,
             is_cyclical=self._is_cyclical,
             has_been_healthy=self._has_been_healthy,
+            as_flags=self.advises_flags,
         )
         self.verdict = Verdict(
             finding.name, since_step, finding.evidence, advice, finding.numbers, finding.dead_by_step

@@ -605,6 +605,14 @@ def test_advice_names_flags_that_the_training_commands_have(name):
             parse_command_line(TrainingSettings, words[1].split(), prog="test", description="")
 
 
+@pytest.mark.parametrize("name", VERDICTS)
+def test_advice_for_other_modules_names_no_flag_and_covers_the_same_remedies(name):
+    for situation in SITUATIONS:
+        flags, words = (advice_on(name, **situation, active=4, as_flags=as_flags) for as_flags in (True, False))
+        assert len(words) == len(flags)
+        assert not any("--" in line or "{" in line for line in words)
+
+
 @pytest.mark.parametrize("name", [name for name, kind in VERDICTS.items() if kind.is_alarm])
 def test_every_alarm_comes_with_advice(name):
     assert all(advice_on(name, **situation, active=4) for situation in SITUATIONS)
