@@ -194,7 +194,11 @@ class Detector:
             why = f"the last {self._unupheld} readings were not {readable(before)}, and do not agree on anything else"
             self._pronounce(Finding("cannot_tell", f"{why}: {finding.evidence}", finding.numbers), step)
         elif before == "cannot_tell":
+            trained, least = step - self._early_until, VERDICTS[finding.name].patience.under_full_weight
             why = f"perhaps {readable(finding.name)}, but not for long enough (since step {self._pending.since_step:,})"
+            if trained < least:
+                few = f"only {trained:,} of the {least:,} steps under the full KL weight that it takes to tell"
+                why = f"perhaps {readable(finding.name)}, but trained for {few}"
             self._pronounce(Finding("cannot_tell", why, finding.numbers), self.verdict.since_step)
         return self.verdict
 
@@ -262,7 +266,8 @@ class Detector:
             )
             longest = LONGEST_ONCE_HEALTHY if self._has_been_healthy else LONGEST_PATIENCE
             steps = max(least, min(steps, longest * total_steps))
-        return pending.readings >= patience.readings and step - since_step >= steps
+        is_trained = step - self._early_until >= patience.under_full_weight
+        return is_trained and pending.readings >= patience.readings and step - since_step >= steps
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that later verdicts depend on, in types of JSON."""
