@@ -35,7 +35,7 @@ from seqvae.data.batching import (
     spread_out,
 )
 from seqvae.data.cache import SequenceData, open_cache, prepare_cache
-from seqvae.data.dataset import SequenceSet, origin_of
+from seqvae.data.dataset import SequenceSet, origin_of, same_content
 from seqvae.data.description import DataDescription, FittedPreprocessing
 from seqvae.data.loader import BatchLoader, resolve_loading, rounds
 from seqvae.data.parquet.side_tables import read_variable_embeddings
@@ -48,6 +48,8 @@ PROBE_BATCHES = 4
 MOST_OF_PROBE_BATCH, LEAST_OF_PROBE_BATCH = 8, 2
 PROBE_STEPS = 1024
 """Steps of a sample for monitors, padding included; of long sequences more, where half of them would have to be cut short."""
+PROBE_CANDIDATES = 2048
+"""Sequences that such a sample is chosen from: neighbours in length are then alike, and all are looked at in 0.1 s."""
 
 EFFICIENCY_BATCHES = 1000
 """Enough to tell two digits of the padding efficiency; all batches of ten million sequences would take a quarter of a second."""
@@ -256,13 +258,20 @@ class SequenceDataModule(lightning.LightningDataModule):
     def probe_batches(self) -> list[Batch]:
         """Return a small sample of the validation sequences in a few batches of like length, the same in all runs on these data.
 
-        It is for monitors that evaluate the model on a few sequences again and again.
+        It is for monitors that evaluate the model on a few sequences again and again, and let those of a batch exchange their
+        latents. So no two are windows of one sequence, or of the same content, unless all are.
         """
         if "valid" not in self.data.splits:
             return []
         stored = self.split("valid")
-        sample = choose_sample(np.asarray(stored.lengths_N), stored.windows.owners_N)
-        batches = [stored.cropped(sample.most_steps).gather(chosen_B) for chosen_B in sample.batches]
+        candidates_C = np.random.default_rng(0).permutation(len(stored))[:PROBE_CANDIDATES]
+        owners_N = stored.windows.owners_N
+        alike_C = same_content(stored, candidates_C) if owners_N is None else owners_N[candidates_C]
+        firsts = np.sort(np.unique(alike_C, return_index=True)[1])
+        if len(firsts) > 1:
+            candidates_C = candidates_C[firsts]
+        sample = choose_sample(np.asarray(stored.lengths_N)[candidates_C])
+        batches = [stored.cropped(sample.most_steps).gather(candidates_C[chosen_B]) for chosen_B in sample.batches]
         return [batch._replace(step_tokens=int(batch.lengths_B.sum())) for batch in batches]
 
     def state_dict(self) -> dict[str, Any]:
@@ -323,23 +332,17 @@ class Sample(NamedTuple):
     """The sequences of each batch, of like length."""
 
 
-def choose_sample(lengths_N: np.ndarray, owners_N: np.ndarray | None = None) -> Sample:
+def choose_sample(lengths_N: np.ndarray) -> Sample:
     """Choose as many sequences from each quarter by length: in each, those that are next to a random one in length.
 
-    They are never windows of the same one, as long as there are others: `owners_N`, as in `Windows`. Nothing but the lengths and the
-    stored order decides. Half of the sequences are whole, or more.
+    Sequences come in random order. The same lengths make the same choice. Half of the sequences are whole, or more.
     """
-    random = np.random.default_rng(0)
-    shuffled_C = random.permutation(len(lengths_N))
-    if owners_N is not None and owners_N[0] != owners_N[-1]:
-        firsts = np.unique(owners_N[shuffled_C], return_index=True)[1]
-        shuffled_C = shuffled_C[np.sort(firsts)]
     fewest = PROBE_BATCHES * LEAST_OF_PROBE_BATCH
-    most_steps = max(PROBE_STEPS // fewest, int(np.median(lengths_N[shuffled_C])))
+    most_steps = max(PROBE_STEPS // fewest, int(np.ceil(np.median(lengths_N))))
     steps_N = np.minimum(lengths_N, most_steps)
-    order_C = shuffled_C[np.argsort(steps_N[shuffled_C], kind="stable")]
-    quarters = np.array_split(order_C, min(PROBE_BATCHES, max(1, len(order_C) // LEAST_OF_PROBE_BATCH)))
-    places = random.random(len(quarters))
+    order_N = np.argsort(steps_N, kind="stable")
+    quarters = np.array_split(order_N, min(PROBE_BATCHES, max(1, len(order_N) // LEAST_OF_PROBE_BATCH)))
+    places = np.random.default_rng(0).random(len(quarters))
     for size in range(MOST_OF_PROBE_BATCH, LEAST_OF_PROBE_BATCH - 1, -1):
         firsts_Q = [int(place * max(1, len(each) - size + 1)) for place, each in zip(places, quarters, strict=True)]
         batches = [each[first : first + size] for first, each in zip(firsts_Q, quarters, strict=True)]

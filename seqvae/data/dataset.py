@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import torch
 
 from seqvae.config.data import LengthSettings
-from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch
+from seqvae.data.batch import Batch, EventBatch, Gathers, TokenBatch, VectorBatch, checksum_of
 from seqvae.data.description import Kind
 from seqvae.data.flat_file import META, map_flat
 from seqvae.errors import DataError
@@ -219,6 +219,11 @@ def cut_windows(offsets_S1: np.ndarray, settings: LengthSettings) -> Windows:
     within_N = ranges(np.zeros(len(full_S), np.int64), windows_S) * stride
     lengths_N = np.minimum(full_S[owners_N] - within_N, cap)
     return Windows(starts_S[owners_N] + within_N, lengths_N.astype(np.int32), owners_N, over)
+
+
+def same_content(sequences: Gathers, chosen_N: np.ndarray) -> np.ndarray:
+    """Return a number for each of the chosen sequences, int64, which those of the same content share."""
+    return np.array([checksum_of(sequences.gather(chosen_N[n : n + 1])) for n in range(len(chosen_N))], np.int64)
 
 
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:

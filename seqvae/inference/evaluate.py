@@ -22,7 +22,7 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
 from seqvae.config.inference import EvaluateSettings
-from seqvae.data.batch import Batch, TokenBatch, VectorBatch
+from seqvae.data.batch import Batch, TokenBatch, VectorBatch, checksum_of
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.description import DataDescription
 from seqvae.errors import harmless
@@ -103,9 +103,7 @@ def evaluate(
     units = repr(replace(model.description, classes=())).encode()
     content = 0
     for part in joined_batches(data, splits):
-        for name, value in part.batch._asdict().items():
-            if isinstance(value, Tensor) and name != "labels_B":
-                content = zlib.crc32(value.contiguous().numpy().tobytes(), content)
+        content = checksum_of(part.batch, without=("labels_B",), begin=content)
     folder = model.path.absolute().parent if model.run is None else model.run
     source = data.source.data_dir
     record: dict[str, Any] = {
@@ -285,7 +283,7 @@ def feature_errors(model: "Model", parts: Iterable[Part]) -> list[FeatureError]:
             sums_5BD = torch.stack((torch.ones_like(sums[0]), *sums))
             whole_5BD = sums_5BD[:, torch.from_numpy(is_whole_B).to(device)]
             gram_55D += torch.einsum("ibd,jbd->ijd", whole_5BD, whole_5BD).cpu().numpy()
-            for place in np.flatnonzero(~is_whole_B):
+            for place in np.flatnonzero(~is_whole_B).tolist():
                 sums_5D = sums_5BD[:, place].cpu().numpy()
                 measured = np.flatnonzero(sums_5D[1])
                 parts_of.setdefault(int(owners_B[place]), []).append((measured, sums_5D[:, measured]))

@@ -56,8 +56,8 @@ def probe(model: "Model", data: SequenceDataModule, label: str, splits: Sequence
     refuse_no_probe(data, label, splits)
     classes, tokens_V = data.description.classes, None
     if model.description.kind == "tokens":
-        parts = joined_batches(data, ["train"], sequences=MOST_SEQUENCES, seed=seed)
-        tokens_V = frequent_tokens((part.batch for part in parts), model.description.vocabulary_size)
+        trained_on = joined_batches(data, ["train"], sequences=MOST_SEQUENCES, seed=seed)
+        tokens_V = frequent_tokens((part.batch for part in trained_on), model.description.vocabulary_size)
     train, test = (_collect(model, data, names, tokens_V, seed) for names in (["train"], splits))
     for side, name in ((train, "training split"), (test, f"{' and '.join(splits)} split")):
         if len(np.unique(side.classes_N)) < 2:

@@ -19,7 +19,7 @@ from torch import nn
 
 from seqvae.data.batch import Batch
 from seqvae.data.datamodule import SequenceDataModule
-from seqvae.data.dataset import SequenceSet
+from seqvae.data.dataset import SequenceSet, same_content
 from seqvae.errors import StorageError, UsageError
 from seqvae.files import replace_file
 from seqvae.monitors.decoder_use import undisturbed
@@ -130,13 +130,18 @@ def joined_batches(
 def paired_batches(
     data: SequenceDataModule, splits: Sequence[str], *, sequences: int | None = None, seed: int = 0
 ) -> Iterator[Pairs]:
-    """Yield the batches of `joined_batches`, each sequence with its partner (see `partners`) out of all of its split."""
+    """Yield the batches of `joined_batches`, each sequence with its partner (see `partners`) out of all of its split.
+
+    A partner is no window of the same sequence, or, where sequences are whole, is not of the same content.
+    """
     found: dict[str, np.ndarray] = {}
     for part in joined_batches(data, splits, sequences=sequences, seed=seed):
         stored = data.split(part.split)
         if part.split not in found:
-            owners_N = owners_of(stored, np.arange(len(stored)))
-            found = {part.split: partners(np.asarray(stored.lengths_N), owners_N, seed)}
+            owners_N = stored.windows.owners_N
+            # The latent of a sequence of the same content is no other one.
+            alike_N = same_content(stored, np.arange(len(stored))) if owners_N is None else owners_N
+            found = {part.split: partners(np.asarray(stored.lengths_N), alike_N, seed)}
         sequences_B = part.batch.sequences_B.numpy()
         others_B = found[part.split][sequences_B]
         yield Pairs(part, stored.gather(np.where(others_B >= 0, others_B, sequences_B)), others_B >= 0)

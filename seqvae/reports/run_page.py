@@ -223,7 +223,9 @@ def six_numbers(run: Run) -> list[tuple[str, str, str]]:
     active, of = whole(reading, "active_units"), len(numbers(reading, "kl_per_dim"))
     scope = "step" if text(reading, "scope") == "step" else "sequence"
     on, steps = whole(probed, "decoder_use_sequences"), whole(probed, "decoder_use_steps")
-    rests_on = ("" if on is None else f", of {counted(on, 'sequence')}") + ("" if steps is None else f" ({steps:,} steps)")
+    rests_on = ("" if on is None else f", of {counted(on, 'sequence')}") + (
+        "" if steps is None else f" ({steps:,} steps)"
+    )
     probe = f"nats, at step {whole(probed, 'step') or 0:,}{rests_on}" if probed else "never probed"
     information = known(number(reading, "mutual_information"))
     return [

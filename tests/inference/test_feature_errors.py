@@ -88,7 +88,8 @@ def test_errors_are_those_of_every_measured_value(kind, latent_scope, owners):
             [sum(abs(off) for off, _ in cells.get((n, d), [])) * STD[d], len(cells.get((n, d), []))]
             for n in (0, 1, 2, 10, 11)
         ]
-        expected = mean_of(*np.array(sums_N).T, np.concatenate(OWNERS[owners]))
+        absolute_N, count_N = np.array(sums_N).T
+        expected = mean_of(absolute_N, count_N, np.concatenate(OWNERS[owners]))
         assert errors[name].mae_error == pytest.approx(expected.error, rel=1e-3)
 
 

@@ -64,6 +64,14 @@ def test_decoder_use_is_that_of_random_pairs_though_windows_and_classes_are_stor
     assert (statistics.owners, statistics.without_partner) == (20, 0)
 
 
+def test_sequences_of_the_same_content_are_no_partners(tmp_path):
+    data = open_levels(tmp_path, [1.0] * 30 + [2.0] * 30, WINDOW)
+    for pairs in paired_batches(data, ["test"]):
+        own_BTD, other_BTD = pairs.part.batch.values_BTD, pairs.others.values_BTD  # type: ignore[union-attr]
+        assert pairs.has_other_B.all()
+        assert (own_BTD != other_BTD).all()
+
+
 def test_windows_of_a_single_sequence_have_no_partner(tmp_path):
     data = open_levels(tmp_path, [1.0], 40)
     statistics = posterior_statistics(TellsTheLevel(), paired_batches(data, ["test"]))

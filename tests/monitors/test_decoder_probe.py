@@ -13,8 +13,8 @@ from seqvae.data.datamodule import choose_sample
 from seqvae.monitors import PosteriorMetricsMonitor
 from seqvae.monitors.contract import StepOutputs
 from seqvae.monitors.decoder_use import decoder_use
-from tests.support.foreign_vaes import QUIET, PosteriorImageVAE, ProbeableImageVAE, pictures, watched
 from tests.support.fake_sequences import FakeSequences
+from tests.support.foreign_vaes import QUIET, PosteriorImageVAE, ProbeableImageVAE, pictures, watched
 from tests.support.tiny_vaes import make_trainer
 
 pytestmark = QUIET
