@@ -27,6 +27,10 @@ MOST_POSTERIORS = 16_384
 """Posteriors that the mutual information is estimated from, as it compares each with each; it then reads at most 9.7 nats."""
 
 
+LEAST_SAMPLES, MOST_SAMPLES = 16, 500
+"""Samples of an importance-weighted NLL that may stop early; published tables have 500."""
+
+
 class Network(Protocol):
     """What an `nn.Module` needs to be evaluated."""
 
@@ -59,6 +63,8 @@ class SequenceNLL(NamedTuple):
     """Numbers of these sequences in the split."""
     effective_N: np.ndarray
     """How many of the K samples carry the estimate, (sum w)^2 / sum w^2 of their weights; near 1 it is far from tight."""
+    samples_N: np.ndarray
+    """How many samples were drawn."""
     owners_N: np.ndarray | None = None
     """The stored sequences that these are parts of; None: each is whole."""
 
@@ -105,14 +111,16 @@ def importance_weighted_nll(
     network: Network,
     batches: Iterable[Batch],
     *,
-    samples: int = 500,
+    samples: int = MOST_SAMPLES,
+    within: float | None = None,
     seed: int = 0,
     autocast: torch.dtype | None = None,
 ) -> SequenceNLL:
     """Return -log (1/K sum_k p(x, z_k) / q(z_k | x)) of each sequence, with K `samples` z_k drawn from q (Burda et al. 2016).
 
     Never below -log p(x) on average, and closer to it the more samples; a network whose posterior is the prior and whose
-    decoder ignores z needs one. `autocast` computes the decoder in that type.
+    decoder ignores z needs one. `within`: a batch gets fewer samples, where the error bar of its mean is no more than so many nats
+    before. `autocast` computes the decoder in that type.
     """
     assert isinstance(network, nn.Module)
     parts = []
@@ -125,18 +133,37 @@ def importance_weighted_nll(
             # Each round draws one z for every sequence of a full batch: as good a use of the machine as several z for fewer
             # sequences, without a copy of the batch.
             mean, logvar = posterior.mean.double(), posterior.logvar.double()
-            rounds = []
-            for _ in range(samples):
+            real_B = batch.lengths_B > 0
+            rounds: list[Tensor] = []
+            while len(rounds) < samples:
                 z = draw(posterior)
                 log_p_over_q = 0.5 * (logvar + (z.double() - mean).square() * torch.exp(-logvar) - z.double().square())
                 log_p_over_q_B = (log_p_over_q * posterior.mask[..., None]).flatten(start_dim=1).sum(dim=1)
                 rounds.append(log_p_over_q_B - network.nll_given_z(batch, z).double())
-            real_B = batch.lengths_B > 0
+                is_looked_at = len(rounds) >= LEAST_SAMPLES and len(rounds).bit_count() == 1  # 16, 32, 64 ...
+                if within is not None and is_looked_at and error_bar(torch.stack(rounds)[:, real_B]) <= within:
+                    break
             weights_KB = torch.stack(rounds)
-            effective_B = torch.exp(2 * torch.logsumexp(weights_KB, dim=0) - torch.logsumexp(2 * weights_KB, dim=0))
-            columns = (-logmeanexp(weights_KB, dim=0), output.steps_B, batch.sequences_B, effective_B)
+            drawn_B = torch.full_like(batch.lengths_B, len(rounds))
+            estimates = (-logmeanexp(weights_KB, dim=0), output.steps_B, batch.sequences_B)
+            columns = (*estimates, effective_samples(weights_KB), drawn_B)
             parts.append([column[real_B].cpu().numpy() for column in columns])
     return SequenceNLL(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def error_bar(weights_KB: Tensor) -> float:
+    """Return by how many nats more samples may change the mean of -log (1/K sum_k w_k) over sequences, from their logarithms.
+
+    That is what the second half of the samples has lowered it by, and the standard error that is left.
+    """
+    gained_B = logmeanexp(weights_KB, dim=0) - logmeanexp(weights_KB[: len(weights_KB) // 2], dim=0)
+    variance_B = (1 / effective_samples(weights_KB) - 1 / len(weights_KB)).clamp(min=0)
+    return float(gained_B.mean().clamp(min=0) + variance_B.sum().sqrt() / len(variance_B))
+
+
+def effective_samples(weights_KB: Tensor) -> Tensor:
+    """Return how many of the K samples carry each sum of weights, (sum w)^2 / sum w^2, from their logarithms."""
+    return torch.exp(2 * torch.logsumexp(weights_KB, dim=0) - torch.logsumexp(2 * weights_KB, dim=0))
 
 
 def posterior_statistics(

@@ -16,9 +16,10 @@ from seqvae.config.data import CacheSettings, SourceSettings
 from seqvae.data.batch import Batch, TokenBatch, VectorBatch
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.demo import TokenTruth, read_tokens, read_truth, write_demo
-from seqvae.inference.estimates import Estimate, importance_weighted_nll, mean_of, posterior_statistics
+from seqvae.inference.estimates import Estimate, error_bar, importance_weighted_nll, mean_of, posterior_statistics
 from seqvae.inference.streaming import Pairs, Part, batches_of
 from seqvae.models.vae import Posterior, VAEOutput, draw
+from seqvae.monitors.formulas import logmeanexp
 
 STEPS, LATENT = 3, 2
 WEIGHT_TZ = torch.tensor([[1.0, 0.5], [-0.5, 1.0], [0.3, -0.8]])
@@ -146,6 +147,50 @@ def test_the_estimate_tightens_with_the_number_of_samples():
     estimates = [importance_weighted_nll(network, [batch], samples=k).per_sequence.value for k in (1, 4, 16, 64)]
     assert estimates == sorted(estimates, reverse=True)
     assert estimates[-1] > LinearGaussian.true_nll(batch).mean().item() - 0.01
+
+
+def test_no_more_samples_are_drawn_than_bring_the_error_bar_down():
+    batch = vectors(300)
+    true = LinearGaussian.true_nll(batch).mean().item()
+    drawn = []
+    for moved in (0.0, 0.5, 3.0):
+        found = importance_weighted_nll(LinearGaussian(moved, 1.1), [batch, batch], within=0.2)
+        (samples,) = set(found.samples_N.tolist())
+        assert found.per_sequence.value < true + 0.3 or samples == 500
+        drawn.append(samples)
+    assert drawn[0] == 16
+    assert drawn == sorted(drawn)
+    assert drawn[-1] == 500
+
+
+def test_a_number_of_samples_that_is_given_is_exact():
+    assert set(importance_weighted_nll(LinearGaussian(), [vectors(5)], samples=40).samples_N.tolist()) == {40}
+
+
+def test_the_error_bar_is_what_samples_still_change():
+    """Of many networks' estimates few are farther from one of 16 times as many samples than the bar says."""
+    beyond = 0
+    for seed in range(20):
+        network, batch = LinearGaussian(0.4, 1.4), vectors(30, seed)
+        few, many = (importance_weighted_nll(network, [batch], samples=k, seed=seed) for k in (64, 1024))
+        weights_KB = log_weights(network, batch, 64, seed)
+        np.testing.assert_allclose(-logmeanexp(weights_KB, dim=0).numpy(), few.nll_N)
+        beyond += abs(few.per_sequence.value - many.per_sequence.value) > error_bar(weights_KB)
+    assert beyond <= 8
+
+
+def log_weights(network: LinearGaussian, batch: VectorBatch, samples: int, seed: int) -> Tensor:
+    """Draw as `importance_weighted_nll` does."""
+    posterior = network.posterior(batch)
+    deviation_BZ = (0.5 * posterior.logvar).exp()
+    torch.manual_seed(seed)
+    network(batch)
+    rounds = []
+    for _ in range(samples):
+        z_BZ = draw(posterior)
+        log_p_over_q_BZ = Normal(0.0, 1.0).log_prob(z_BZ) - Normal(posterior.mean, deviation_BZ).log_prob(z_BZ)
+        rounds.append((log_p_over_q_BZ.sum(dim=1) - network.nll_given_z(batch, z_BZ)).double())
+    return torch.stack(rounds)
 
 
 def test_one_sample_gives_the_negative_elbo_of_that_sample():
