@@ -22,6 +22,24 @@ class Patience(NamedTuple):
     the simplest things, and come to life after it: the later that happens, the longer it takes."""
     steps: int = 0
     """However many readings that are; a tenth of a run that is shorter than ten times this."""
+    under_full_weight: int = 0
+    """Fewest optimizer steps under the full KL weight before it can be in force, however short the run."""
+
+
+LEAST_TRAINED = 100
+"""Optimizer steps under the full KL weight before anything is held against a model: of eight recorded runs whose decoder came to
+use its latent, six did so after 20 to 100 steps. What fewer steps show is a model that has not learned yet."""
+
+
+class Remedy(NamedTuple):
+    """Something to try."""
+
+    flag: str
+    """What to type, where a training command of ours runs."""
+    words: str
+    """What to do, in any other module."""
+    effect: str = ""
+    """What it does, and why that helps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +55,7 @@ class VerdictKind:
     reason: str
     """What the evidence begins with; empty: the rule that finds it words the reason."""
     patience: Patience
-    remedies: tuple[str, ...]
+    remedies: tuple[Remedy, ...]
     """What to try, the most promising first; `advice_on` leaves out what does not apply."""
     is_alarm: bool = False
     """It needs attention."""
@@ -47,19 +65,40 @@ class VerdictKind:
     """Checkpoints under it are worth going back to."""
 
 
-# --- Remedies: flags of the training commands, each with what it does, for those who have others ------------------------
+# --- Remedies -----------------------------------------------------------------------------------------------------------
 
-FREE_BITS = "--free_bits 0.25 (the first nats of each dimension are free)"
-CYCLICAL = "--kl_schedule cyclical (the KL weight starts from 0 again and again)"
-WORD_DROPOUT = "--word_dropout 0.3 (what the decoder cannot look up it has to learn from the latent)"
-TARGET_KL = "--target_kl 5 (a controller holds the KL there)"
-LOWER_TARGET_KL = "a lower --target_kl (the controller gives the KL more weight)"
-WEAKER_DECODER = "a weaker decoder (--depth 1, a smaller --width, or --decoder parallel)"
-FULL_WEIGHT = "--beta 1 (the full weight of the KL)"
-NO_MORE_THAN_FULL_WEIGHT = "--beta 1 (the KL weighs {kl_weight:.3g} now)"
-RISING = "--kl_schedule linear (a weight that rises and stays)"
-ACTIVE_DIMENSIONS = "--latent_size {active} (the number of dimensions that carry something)"
-GO_BACK = "--init_from the run's healthy.ckpt (starts from the last healthy checkpoint; with one of these)"
+FREE_BITS = Remedy(
+    "--free_bits 0.25",
+    "free bits, 0.25 nats in each dimension",
+    "the first nats of each dimension are free",
+)
+CYCLICAL = Remedy("--kl_schedule cyclical", "a cyclical KL weight", "the KL weight starts from 0 again and again")
+WORD_DROPOUT = Remedy(
+    "--word_dropout 0.3",
+    "less for the decoder to go by beside z, where it gets more than z",
+    "what the decoder cannot look up it has to learn from the latent",
+)
+TARGET_KL = Remedy(
+    "--target_kl 5", "a KL weight that is steered towards a KL of 5 nats", "a controller holds the KL there"
+)
+LOWER_TARGET_KL = Remedy(
+    "a lower --target_kl", "a lower KL to steer towards", "the controller gives the KL more weight"
+)
+WEAKER_DECODER = Remedy(
+    "a weaker decoder (--depth 1, a smaller --width, or --decoder parallel)",
+    "a weaker decoder (fewer layers, or narrower ones)",
+)
+FULL_WEIGHT = Remedy("--beta 1", "a KL weight of 1", "the full weight of the KL")
+NO_MORE_THAN_FULL_WEIGHT = Remedy("--beta 1", "a KL weight of 1", "the KL weighs {kl_weight:.3g} now")
+RISING = Remedy("--kl_schedule linear", "a KL weight that rises once", "a weight that rises and stays")
+ACTIVE_DIMENSIONS = Remedy(
+    "--latent_size {active}", "a latent of {active} dimensions", "the number of dimensions that carry something"
+)
+GO_BACK = Remedy(
+    "--init_from the run's healthy.ckpt",
+    "a checkpoint of when it was healthy, to begin again from",
+    "starts from the last healthy checkpoint; with one of these",
+)
 
 HEAVY = 1.05
 """A KL that weighs more than in the evidence lower bound is the first suspect."""
@@ -73,11 +112,12 @@ def advice_on(
     is_steered: bool = False,
     is_cyclical: bool = False,
     has_been_healthy: bool = False,
+    as_flags: bool = True,
 ) -> tuple[str, ...]:
     """Return what to try, the most promising first, without what is in force already or would change nothing.
 
     `active`: dimensions that carry something. `kl_weight`: the last one that is known. `is_steered`: --target_kl is in force, and
-    --kl_schedule and --beta have no effect. `is_cyclical`: the KL weight falls again.
+    --kl_schedule and --beta have no effect. `is_cyclical`: the KL weight falls again. `as_flags`: what to type; else what to do.
     """
     applies = {
         TARGET_KL: not is_steered,
@@ -89,7 +129,13 @@ def advice_on(
         GO_BACK: has_been_healthy,
     }
     remedies = [remedy for remedy in VERDICTS[name].remedies if applies.get(remedy, True)]
-    return tuple(remedy.format(active=max(active, 1), kl_weight=kl_weight) for remedy in remedies)
+    return tuple(_written(remedy, as_flags).format(active=max(active, 1), kl_weight=kl_weight) for remedy in remedies)
+
+
+def _written(remedy: Remedy, as_flag: bool) -> str:
+    """Return a remedy in one line, what it does in brackets."""
+    name = remedy.flag if as_flag else remedy.words
+    return f"{name} ({remedy.effect})" if remedy.effect else name
 
 
 # --- The table, which figures show in this order ------------------------------------------------------------------------
@@ -127,7 +173,7 @@ VERDICTS: Mapping[str, VerdictKind] = {
             tone="fair",
             sentence="Most latent dimensions are dead, and the rest carry everything",
             reason="most dimensions are dead and the rest carry everything, which is often as it should be",
-            patience=Patience(3, 0.02),
+            patience=Patience(3, 0.02, under_full_weight=LEAST_TRAINED),
             remedies=(ACTIVE_DIMENSIONS, FREE_BITS),
             is_unharmed=True,
         ),
@@ -136,7 +182,7 @@ VERDICTS: Mapping[str, VerdictKind] = {
             tone="fair",
             sentence="The latent is collapsing: what it carries is going",
             reason="the latent is losing what it carries, and a rescue is cheap now",
-            patience=Patience(3, 0.03),
+            patience=Patience(3, 0.03, under_full_weight=LEAST_TRAINED),
             remedies=(NO_MORE_THAN_FULL_WEIGHT, FREE_BITS, CYCLICAL, WORD_DROPOUT, TARGET_KL, GO_BACK),
             is_alarm=True,
         ),
@@ -145,7 +191,7 @@ VERDICTS: Mapping[str, VerdictKind] = {
             tone="bad",
             sentence="The posterior has collapsed: the decoder does without the latent",
             reason="the decoder models the data without the latent",
-            patience=Patience(5, 0.03, share_of_past=0.6, steps=80),
+            patience=Patience(5, 0.03, share_of_past=0.6, steps=80, under_full_weight=LEAST_TRAINED),
             remedies=(NO_MORE_THAN_FULL_WEIGHT, FREE_BITS, CYCLICAL, WORD_DROPOUT, TARGET_KL, GO_BACK),
             is_alarm=True,
             is_collapse=True,
@@ -156,7 +202,7 @@ VERDICTS: Mapping[str, VerdictKind] = {
             sentence="The decoder ignores the latent, although its rate is paid",
             reason="the rate is paid and not used: something holds it up (free bits, normalised means, a fixed variance) and "
             "hides a collapse",
-            patience=Patience(5, 0.06, share_of_past=2.0, steps=80),
+            patience=Patience(5, 0.06, share_of_past=2.0, steps=80, under_full_weight=LEAST_TRAINED),
             remedies=(WORD_DROPOUT, CYCLICAL, WEAKER_DECODER, GO_BACK),
             is_alarm=True,
             is_collapse=True,
@@ -166,7 +212,7 @@ VERDICTS: Mapping[str, VerdictKind] = {
             tone="bad",
             sentence="The posteriors are next to points: this is no longer a variational model",
             reason="the posteriors are nearly points, so samples from the prior are unlike all that the decoder was trained on",
-            patience=Patience(4, 0.05),
+            patience=Patience(4, 0.05, under_full_weight=LEAST_TRAINED),
             remedies=(FULL_WEIGHT, RISING, LOWER_TARGET_KL, TARGET_KL),
             is_alarm=True,
         ),
@@ -177,10 +223,10 @@ VERDICTS: Mapping[str, VerdictKind] = {
             reason="the posteriors hold NaN or infinity",
             patience=Patience(2),
             remedies=(
-                "a lower --lr",
-                "a longer --warmup",
-                "a lower --gradient_clip",
-                "--precision 32-true (where it is another)",
+                Remedy("a lower --lr", "a lower learning rate"),
+                Remedy("a longer --warmup", "a longer warm-up of the learning rate"),
+                Remedy("a lower --gradient_clip", "gradients that are clipped to a smaller norm"),
+                Remedy("--precision 32-true", "float32", "where it is another"),
             ),
             is_alarm=True,
         ),
@@ -229,7 +275,7 @@ class Verdict(NamedTuple):
     evidence: str
     """One sentence, with the numbers."""
     advice: tuple[str, ...] = ()
-    """What to try, the most promising first: a flag, and in brackets what it does."""
+    """What to try, the most promising first: a flag, or in another's module what to do, and in brackets what that does."""
     numbers: Mapping[str, float] = {}
     """What the evidence rests on, by the names of `Reading`."""
     dead_by_step: int | None = None
@@ -244,6 +290,6 @@ def describe_change(verdict: Verdict, before: str | None, step: int) -> str:
     """
     dead_by = "" if verdict.dead_by_step is None else f", dead by step {verdict.dead_by_step:,}"
     was = "" if before is None else f" (was {readable(before)})"
-    flags = [remedy.partition(" (")[0] for remedy in verdict.advice]
-    advice = f". Try {' or '.join(flags)}" if flags else ""
+    remedies = [remedy.partition(" (")[0] for remedy in verdict.advice]
+    advice = f". Try {' or '.join(remedies)}" if remedies else ""
     return f"step {step:,}: {readable(verdict.name)}{dead_by}{was}: {verdict.evidence}{advice}"

@@ -36,7 +36,7 @@ from seqvae.data.demo import write_demo
 from seqvae.errors import DivergedError
 from seqvae.files import wait_for_lock
 from seqvae.inference.estimates import Estimate, importance_weighted_nll, mean_of, posterior_statistics
-from seqvae.inference.streaming import batches_of
+from seqvae.inference.streaming import batches_of, paired_batches
 from seqvae.models.backbones import Decoder
 from seqvae.models.posteriors import Posterior
 from seqvae.models.vae import SequenceVAE
@@ -233,7 +233,7 @@ def held_out(data: SequenceDataModule) -> list[Batch]:
 def measure(network: SequenceVAE, data: SequenceDataModule, without_latent_N: np.ndarray) -> Measured:
     """Measure a network beside the NLLs of the same sequences under the decoder without a latent."""
     batches = held_out(data)
-    statistics_ = posterior_statistics(network, batches)
+    statistics_ = posterior_statistics(network, paired_batches(data, ["test"], sequences=SEQUENCES))
     with undisturbed(network, torch.device("cpu"), torch.autocast("cpu", enabled=False)):
         posteriors = [network.encode(batch) for batch in batches]
     mean_NZ = torch.cat([posterior.mean for posterior in posteriors])

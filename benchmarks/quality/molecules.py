@@ -54,7 +54,7 @@ def rows_of(run: Path, data_dir: Path) -> list[dict[str, Any]]:
     from seqvae.config.inference import DataChoices, SampleSettings
     from seqvae.inference.estimates import posterior_statistics
     from seqvae.inference.model import open_data, open_model
-    from seqvae.inference.streaming import batches_of
+    from seqvae.inference.streaming import paired_batches
     from seqvae.inference.tables import sample
 
     trained = open_model(str(run / "checkpoints" / "last.ckpt"))
@@ -64,7 +64,7 @@ def rows_of(run: Path, data_dir: Path) -> list[dict[str, Any]]:
     strings = [text for table in tables for text in table.column("text").to_pylist()]
     known = set(pq.read_table(data_dir / "train.parquet", columns=["smiles"])["smiles"].to_pylist())
     found = quality(strings, known)
-    statistics = posterior_statistics(trained.network, batches_of(open_data(trained, DataChoices()), "test"))
+    statistics = posterior_statistics(trained.network, paired_batches(open_data(trained, DataChoices()), ["test"]))
     return [
         row("samples from the prior, temperature 1", f"{found.sampled:,}", f"{COUNT / seconds:,.0f} per second"),
         row("valid", share(found.valid, found.sampled), "RDKit reads them"),

@@ -32,7 +32,7 @@ from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.demo import TokenTruth, read_tokens, read_truth, write_demo
 from seqvae.errors import UsageError, run_command
 from seqvae.inference.estimates import Estimate, SequenceNLL, importance_weighted_nll, mean_of, posterior_statistics
-from seqvae.inference.streaming import batches_of
+from seqvae.inference.streaming import batches_of, owners_of, paired_batches
 from seqvae.models.vae import SequenceVAE, VAEOutput
 from seqvae.training.fit import fit, make_data
 from seqvae.training.network import build_network, load_weights, rebuild_network
@@ -116,8 +116,9 @@ def run(settings: TrainingSettings, options: Options) -> dict[str, Any]:
     parameters = sum(parameter.numel() for parameter in network.parameters())
     start = time.perf_counter()
     exact = importance_weighted_nll(network, chosen(data, options), samples=options.samples, autocast=options.autocast)
+    exact = exact._replace(owners_N=owners_of(data.split("test"), exact.sequences_N))
     evaluation_seconds = time.perf_counter() - start
-    statistics = posterior_statistics(network, batches_of(data, "test"))
+    statistics = posterior_statistics(network, paired_batches(data, ["test"]))
     cap, dimensions = math.log(statistics.posteriors), len(statistics.kl_per_dim)
     steps, perplexity = f"{int(exact.steps_N.sum()):,} steps", f"perplexity {exact.perplexity:.4g}"
     rows = [
@@ -173,12 +174,13 @@ def run(settings: TrainingSettings, options: Options) -> dict[str, Any]:
         without = nll_without_latent(settings, data, options)
         assert np.array_equal(exact.sequences_N, without.sequences_N), "the two were not measured on the same sequences"
         alone, difference_N = without.per_sequence, exact.nll_N - without.nll_N
-        relative = mean_of(100 * difference_N, np.abs(without.nll_N))
+        relative = mean_of(100 * difference_N, np.abs(without.nll_N), exact.owners_N)
+        difference = mean_of(difference_N, owners_N=exact.owners_N)
         likelihood["without a latent"] = f"{alone.value:,.{decimals(alone)}f}"
-        likelihood["difference"] = with_error(mean_of(difference_N), sign="+")
+        likelihood["difference"] = with_error(difference, sign="+")
         rows += [
             row("NLL of the decoder without a latent", alone, "nats per sequence, the same sequences"),
-            row("IW-NLL minus that", mean_of(difference_N), f"{relative.value:+.2f} % (± {relative.error:.2f})"),
+            row("IW-NLL minus that", difference, f"{relative.value:+.2f} % (± {relative.error:.2f})"),
         ]
     print_table(f"{options.data}, test split, {checkpoint}", rows)
     return {

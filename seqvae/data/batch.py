@@ -10,6 +10,7 @@ every step) holds nothing else. They come to 0 nats and 0 steps.
 """
 
 import math
+import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -106,6 +107,18 @@ def end_marks(batch: TokenBatch) -> Tensor:
 def predicted_steps(batch: Batch) -> Tensor:
     """Return (B,): how many steps of each sequence are predicted, its own and, of tokens, its end mark."""
     return batch.lengths_B + end_marks(batch) if isinstance(batch, TokenBatch) else batch.lengths_B
+
+
+def checksum_of(batch: Batch, *, without: tuple[str, ...] = ("sequences_B", "labels_B"), begin: int = 0) -> int:
+    """Return a checksum of all tensors but those named: of what the sequences hold, not of which ones they are.
+
+    `begin`: the checksum of the batches before.
+    """
+    checksum = begin
+    for name, value in batch._asdict().items():
+        if isinstance(value, Tensor) and name not in without:
+            checksum = zlib.crc32(value.contiguous().numpy().tobytes(), checksum)
+    return checksum
 
 
 def part_of(batch: Batch, first: int, last: int) -> Batch:

@@ -11,7 +11,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import lightning
 import numpy as np
@@ -37,7 +37,7 @@ from seqvae.data.batching import (
     with_last_shape,
 )
 from seqvae.data.cache import SequenceData, open_cache, prepare_cache
-from seqvae.data.dataset import SequenceSet, origin_of
+from seqvae.data.dataset import SequenceSet, origin_of, same_content
 from seqvae.data.description import DataDescription, FittedPreprocessing
 from seqvae.data.loader import BatchLoader, resolve_loading, rounds
 from seqvae.data.parquet.side_tables import read_variable_embeddings
@@ -45,9 +45,13 @@ from seqvae.errors import DataError, SettingsError
 from seqvae.text import counted
 
 log = logging.getLogger(__name__)
-PROBE_SEQUENCES, FEWEST_PROBE_SEQUENCES = 32, 8
+PROBE_BATCHES = 4
+"""Batches of a sample for monitors, one from each quarter of the sequences by length."""
+MOST_OF_PROBE_BATCH, LEAST_OF_PROBE_BATCH = 8, 2
 PROBE_STEPS = 1024
-"""How large a sample for monitors is: as many sequences as fit into these steps, padding included."""
+"""Steps of a sample for monitors, padding included; of long sequences more, where half of them would have to be cut short."""
+PROBE_CANDIDATES = 2048
+"""Sequences that such a sample is chosen from: neighbours in length are then alike, and all are looked at in 0.1 s."""
 
 EFFICIENCY_BATCHES = 1000
 """Enough to tell two digits of the padding efficiency; all batches of ten million sequences would take a quarter of a second."""
@@ -262,15 +266,23 @@ class SequenceDataModule(lightning.LightningDataModule):
         return moved
 
     def probe_batches(self) -> list[Batch]:
-        """Return a small sample of the validation sequences, the same in every process and after a resume, in one batch.
+        """Return a small sample of the validation sequences in a few batches of like length, the same in all runs on these data.
 
-        It is for monitors that evaluate the model on a few sequences again and again.
+        It is for monitors that evaluate the model on a few sequences again and again, and let those of a batch exchange their
+        latents. So no two are windows of one sequence, or of the same content, unless all are.
         """
         if "valid" not in self.data.splits:
             return []
         stored = self.split("valid")
-        chosen_B = choose_sample(stored.lengths_N, self.seed)
-        return [stored.gather(chosen_B)._replace(step_tokens=int(stored.lengths_N[chosen_B].sum()))]
+        candidates_C = np.random.default_rng(0).permutation(len(stored))[:PROBE_CANDIDATES]
+        owners_N = stored.windows.owners_N
+        alike_C = same_content(stored, candidates_C) if owners_N is None else owners_N[candidates_C]
+        firsts = np.sort(np.unique(alike_C, return_index=True)[1])
+        if len(firsts) > 1:
+            candidates_C = candidates_C[firsts]
+        sample = choose_sample(np.asarray(stored.lengths_N)[candidates_C])
+        batches = [stored.cropped(sample.most_steps).gather(candidates_C[chosen_B]) for chosen_B in sample.batches]
+        return [batch._replace(step_tokens=int(batch.lengths_B.sum())) for batch in batches]
 
     def state_dict(self) -> dict[str, Any]:
         if "train" not in self._loaders:
@@ -319,15 +331,29 @@ class SequenceDataModule(lightning.LightningDataModule):
         return self._loaders[stage]
 
 
-def choose_sample(lengths_N: np.ndarray, seed: int) -> np.ndarray:
-    """Choose sequences at random, short ones first, so that neighbours are of similar length.
+class Sample(NamedTuple):
+    """A small sample of sequences of all lengths."""
 
-    Where they are too long together, the longest are left out; from a set of long sequences, 8 of the shorter ones are taken.
+    most_steps: int
+    """Steps that longer sequences are cut to."""
+    batches: list[np.ndarray]
+    """The sequences of each batch, of like length."""
+
+
+def choose_sample(lengths_N: np.ndarray) -> Sample:
+    """Choose as many sequences from each quarter by length: in each, those that are next to a random one in length.
+
+    Sequences come in random order. The same lengths make the same choice. Half of the sequences are whole, or more.
     """
-    fewest = min(FEWEST_PROBE_SEQUENCES, len(lengths_N))
-    longest = max(PROBE_STEPS // FEWEST_PROBE_SEQUENCES, int(np.partition(lengths_N, fewest - 1)[fewest - 1]))
-    short_P = np.flatnonzero(lengths_N <= longest)
-    chosen_C = np.random.default_rng(seed).permutation(short_P)[:PROBE_SEQUENCES]
-    sorted_C = chosen_C[np.argsort(lengths_N[chosen_C], kind="stable")]
-    that_fit = np.count_nonzero(np.arange(1, len(sorted_C) + 1) * lengths_N[sorted_C] <= PROBE_STEPS)
-    return sorted_C[: max(that_fit, fewest)]
+    fewest = PROBE_BATCHES * LEAST_OF_PROBE_BATCH
+    most_steps = max(PROBE_STEPS // fewest, int(np.ceil(np.median(lengths_N))))
+    steps_N = np.minimum(lengths_N, most_steps)
+    order_N = np.argsort(steps_N, kind="stable")
+    quarters = np.array_split(order_N, min(PROBE_BATCHES, max(1, len(order_N) // LEAST_OF_PROBE_BATCH)))
+    places = np.random.default_rng(0).random(len(quarters))
+    for size in range(MOST_OF_PROBE_BATCH, LEAST_OF_PROBE_BATCH - 1, -1):
+        firsts_Q = [int(place * max(1, len(each) - size + 1)) for place, each in zip(places, quarters, strict=True)]
+        batches = [each[first : first + size] for first, each in zip(firsts_Q, quarters, strict=True)]
+        if sum(len(batch) * int(steps_N[batch[-1]]) for batch in batches) <= fewest * most_steps:
+            break
+    return Sample(most_steps, batches)

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import torch
 
 from seqvae.config.data import LengthSettings
-from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch
+from seqvae.data.batch import Batch, EventBatch, Gathers, TokenBatch, VectorBatch, checksum_of
 from seqvae.data.description import Kind
 from seqvae.data.flat_file import AS_READ, META, map_flat
 from seqvae.errors import DataError
@@ -109,6 +109,15 @@ class SequenceSet:
     def _table(self) -> pa.Table:
         """The stored sequences: their ids, and where they came from."""
         return pa.ipc.open_file(pa.memory_map(str(self.directory / "sequences.arrow"))).read_all()
+
+    def cropped(self, most_steps: int) -> "SequenceSet":
+        """Return the same sequences, of which longer ones end after `most_steps`."""
+        lengths_N = self.windows.lengths_N
+        cut_off = self.windows.cut_off or int(lengths_N.max()) > most_steps
+        windows = self.windows._replace(lengths_N=np.minimum(lengths_N, most_steps), cut_off=cut_off)
+        cropped = object.__new__(SequenceSet)
+        vars(cropped).update(vars(self), windows=windows)  # the arrays are shared
+        return cropped
 
     def _owners(self, sequences_B: np.ndarray) -> np.ndarray:
         """Return the stored sequence that each is a part of."""
@@ -242,6 +251,11 @@ def cut_windows(offsets_S1: np.ndarray, settings: LengthSettings) -> Windows:
     within_N = ranges(np.zeros(len(full_S), np.int64), windows_S) * stride
     lengths_N = np.minimum(full_S[owners_N] - within_N, cap)
     return Windows(starts_S[owners_N] + within_N, lengths_N.astype(np.int32), owners_N, over, cut_off=True)
+
+
+def same_content(sequences: Gathers, chosen_N: np.ndarray) -> np.ndarray:
+    """Return a number for each of the chosen sequences, int64, which those of the same content share."""
+    return np.array([checksum_of(sequences.gather(chosen_N[n : n + 1])) for n in range(len(chosen_N))], np.int64)
 
 
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:

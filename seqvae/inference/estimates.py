@@ -1,8 +1,8 @@
 """Exact numbers of a network on sequences: likelihood by importance weighting, and statistics of its posteriors.
 
-In: a network that turns a batch into a `VAEOutput` and has `nll_given_z`, and batches (`streaming.batches_of` makes them). Out:
-plain numbers in nats, with standard errors over sequences. The same seed gives the same numbers; the network's mode and torch's
-random numbers are left as they were.
+In: a network that turns a batch into a `VAEOutput` and has `nll_given_z`, and batches, alone or in pairs (`streaming` makes
+them). Out: plain numbers in nats, with standard errors over stored sequences, as the windows of one are not independent. The same
+seed gives the same numbers; the network's mode and torch's random numbers are left as they were.
 
 Shapes: B sequences of a batch, N sequences of all batches, P posteriors of a batch, R posteriors that stand for all, S steps,
 Z latent dimensions.
@@ -18,13 +18,17 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 
 from seqvae.data.batch import Batch
-from seqvae.inference.streaming import evaluating
+from seqvae.inference.streaming import Pairs, evaluating
 from seqvae.models.vae import Posterior, VAEOutput, draw
-from seqvae.monitors.decoder_use import z_of_another
+from seqvae.monitors.decoder_use import repeated
 from seqvae.monitors.formulas import count_active, gaussian_kl, logmeanexp, mutual_information
 
 MOST_POSTERIORS = 16_384
 """Posteriors that the mutual information is estimated from, as it compares each with each; it then reads at most 9.7 nats."""
+
+
+LEAST_SAMPLES, MOST_SAMPLES = 16, 500
+"""Samples of an importance-weighted NLL that may stop early; published tables have 500."""
 
 
 class Network(Protocol):
@@ -35,8 +39,14 @@ class Network(Protocol):
     def nll_given_z(self, batch: Batch, z: Tensor) -> Tensor: ...
 
 
+class EncodingNetwork(Network, Protocol):
+    """What it needs besides for the statistics of its posteriors."""
+
+    def encode(self, batch: Batch) -> Posterior: ...
+
+
 class Estimate(NamedTuple):
-    """A mean over sequences and its standard error."""
+    """A mean over sequences and its standard error, that over the stored sequences that they are parts of."""
 
     value: float
     error: float
@@ -53,14 +63,18 @@ class SequenceNLL(NamedTuple):
     """Numbers of these sequences in the split."""
     effective_N: np.ndarray
     """How many of the K samples carry the estimate, (sum w)^2 / sum w^2 of their weights; near 1 it is far from tight."""
+    samples_N: np.ndarray
+    """How many samples were drawn."""
+    owners_N: np.ndarray | None = None
+    """The stored sequences that these are parts of; None: each is whole."""
 
     @property
     def per_sequence(self) -> Estimate:
-        return mean_of(self.nll_N)
+        return mean_of(self.nll_N, owners_N=self.owners_N)
 
     @property
     def per_step(self) -> Estimate:
-        return mean_of(self.nll_N, self.steps_N)
+        return mean_of(self.nll_N, self.steps_N, self.owners_N)
 
     @property
     def perplexity(self) -> float:
@@ -73,6 +87,8 @@ class PosteriorStatistics(NamedTuple):
     sequences: int
     steps: int
     """Steps that were predicted, with the end marks that there are."""
+    owners: int
+    """The stored sequences that these are parts of; the errors are those over owners."""
     elbo: Estimate
     nll: Estimate
     """-log p(x | z) per sequence, with one z each."""
@@ -87,7 +103,10 @@ class PosteriorStatistics(NamedTuple):
     posteriors: int
     """How many posteriors the mutual information was estimated from."""
     decoder_use: Estimate | None
-    """NLL with the z of another sequence of similar length minus NLL with its own; None: there is no other sequence."""
+    """NLL with the z of another sequence, of like length and no window of the same one, minus NLL with its own; None: there is no
+    other sequence."""
+    without_partner: int
+    """Sequences that the decoder use leaves out, as all others are windows of the same one."""
     own_units: "InOwnUnits | None" = None
     """The densities of values as the data have them; None: these are of what the network sees."""
 
@@ -104,14 +123,16 @@ def importance_weighted_nll(
     network: Network,
     batches: Iterable[Batch],
     *,
-    samples: int = 500,
+    samples: int = MOST_SAMPLES,
+    within: float | None = None,
     seed: int = 0,
     autocast: torch.dtype | None = None,
 ) -> SequenceNLL:
     """Return -log (1/K sum_k p(x, z_k) / q(z_k | x)) of each sequence, with K `samples` z_k drawn from q (Burda et al. 2016).
 
     Never below -log p(x) on average, and closer to it the more samples; a network whose posterior is the prior and whose
-    decoder ignores z needs one. `autocast` computes the decoder in that type.
+    decoder ignores z needs one. `within`: a batch gets fewer samples, where the error bar of its mean is no more than so many nats
+    before. `autocast` computes the decoder in that type.
     """
     assert isinstance(network, nn.Module)
     parts = []
@@ -124,84 +145,128 @@ def importance_weighted_nll(
             # Each round draws one z for every sequence of a full batch: as good a use of the machine as several z for fewer
             # sequences, without a copy of the batch.
             mean, logvar = posterior.mean.double(), posterior.logvar.double()
-            rounds = []
-            for _ in range(samples):
+            real_B = batch.lengths_B > 0
+            rounds: list[Tensor] = []
+            while len(rounds) < samples:
                 z = draw(posterior)
                 log_p_over_q = 0.5 * (logvar + (z.double() - mean).square() * torch.exp(-logvar) - z.double().square())
                 log_p_over_q_B = (log_p_over_q * posterior.mask[..., None]).flatten(start_dim=1).sum(dim=1)
                 rounds.append(log_p_over_q_B - network.nll_given_z(batch, z).double())
-            real_B = batch.lengths_B > 0
+                is_looked_at = len(rounds) >= LEAST_SAMPLES and len(rounds).bit_count() == 1  # 16, 32, 64 ...
+                if within is not None and is_looked_at and error_bar(torch.stack(rounds)[:, real_B]) <= within:
+                    break
             weights_KB = torch.stack(rounds)
-            effective_B = torch.exp(2 * torch.logsumexp(weights_KB, dim=0) - torch.logsumexp(2 * weights_KB, dim=0))
-            columns = (-logmeanexp(weights_KB, dim=0), output.steps_B, batch.sequences_B, effective_B)
+            drawn_B = torch.full_like(batch.lengths_B, len(rounds))
+            estimates = (-logmeanexp(weights_KB, dim=0), output.steps_B, batch.sequences_B)
+            columns = (*estimates, effective_samples(weights_KB), drawn_B)
             parts.append([column[real_B].cpu().numpy() for column in columns])
     return SequenceNLL(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
+def error_bar(weights_KB: Tensor) -> float:
+    """Return by how many nats more samples may change the mean of -log (1/K sum_k w_k) over sequences, from their logarithms.
+
+    That is what the second half of the samples has lowered it by, and the standard error that is left.
+    """
+    gained_B = logmeanexp(weights_KB, dim=0) - logmeanexp(weights_KB[: len(weights_KB) // 2], dim=0)
+    variance_B = (1 / effective_samples(weights_KB) - 1 / len(weights_KB)).clamp(min=0)
+    return float(gained_B.mean().clamp(min=0) + variance_B.sum().sqrt() / len(variance_B))
+
+
+def effective_samples(weights_KB: Tensor) -> Tensor:
+    """Return how many of the K samples carry each sum of weights, (sum w)^2 / sum w^2, from their logarithms."""
+    return torch.exp(2 * torch.logsumexp(weights_KB, dim=0) - torch.logsumexp(2 * weights_KB, dim=0))
+
+
 def posterior_statistics(
-    network: Network,
-    batches: Iterable[Batch],
+    network: EncodingNetwork,
+    pairs: Iterable[Pairs],
     *,
     seed: int = 0,
     autocast: torch.dtype | None = None,
     nats_of_units: Callable[[Batch], Tensor] | None = None,
 ) -> PosteriorStatistics:
-    """Return the readings of all batches. Sequences of a batch should be of similar length: they exchange their latents.
+    """Return the readings of all sequences; those of the decoder's use from the partners that they come with.
 
     `nats_of_units`: what the NLL of each sequence of a batch rises by in the data's own units.
     """
     assert isinstance(network, nn.Module)
-    posteriors, parts = AllPosteriors(MOST_POSTERIORS, seed), []
+    posteriors, parts, owners = AllPosteriors(MOST_POSTERIORS, seed), [], []
     with evaluating(network, autocast) as device:
         torch.manual_seed(seed)
-        for batch in batches:
-            batch = move_data_to_device(batch, device)
+        for part, others, has_other in pairs:
+            batch, has_other_B = move_data_to_device(part.batch, device), torch.from_numpy(has_other).to(device)
             output = network(batch)
             posterior = Posterior(output.posterior_mean, output.posterior_logvar, output.posterior_mask)
             z = draw(posterior)
             nll_B = network.nll_given_z(batch, z).double()
             real_B = batch.lengths_B > 0
-            loss_B = torch.full_like(nll_B, math.nan)
-            if int(real_B.sum()) > 1:
-                loss_B = network.nll_given_z(batch, z_of_another(z, posterior.mask)).double() - nll_B
+            of_others = network.encode(move_data_to_device(others, device))
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+                other_z = draw(of_others)  # the other readings do not depend on it
+            if other_z.dim() == 3:
+                other_z = repeated(other_z, of_others.mask, z.shape[1])
+            lost_B = network.nll_given_z(batch, other_z).double() - nll_B
             kl = gaussian_kl(posterior.mean, posterior.logvar).double() * posterior.mask[..., None]
             kl_BZ = kl.flatten(start_dim=1, end_dim=-2).sum(dim=1) if kl.dim() == 3 else kl
             posteriors.add(posterior.mean[posterior.mask].cpu(), posterior.logvar[posterior.mask].cpu())
             units_B = torch.zeros_like(nll_B) if nats_of_units is None else nats_of_units(batch)
-            parts.append([column[real_B].cpu() for column in (nll_B, output.steps_B, kl_BZ, loss_B, units_B)])
-    all_nll_N, all_steps_N, kl_NZ, loss_N, units_N = (torch.cat(column) for column in zip(*parts, strict=True))
+            parts.append(
+                [column[real_B].cpu() for column in (nll_B, output.steps_B, kl_BZ, lost_B, has_other_B, units_B)]
+            )
+            owners.append(part.owners_B[real_B.cpu().numpy()])
+    columns = (torch.cat(column) for column in zip(*parts, strict=True))
+    all_nll_N, all_steps_N, kl_NZ, lost_N, has_other_N, units_N = columns
     mean_RZ, logvar_RZ = posteriors.chosen
     information = mutual_information(mean_RZ, logvar_RZ, torch.Generator().manual_seed(seed))
     nll_N, kl_N, steps_N = (tensor.numpy() for tensor in (all_nll_N, kl_NZ.sum(dim=1), all_steps_N))
-    exchanged_N = loss_N[~loss_N.isnan()].numpy()
+    owners_N, exchanged_N = np.concatenate(owners), has_other_N.numpy()
+    use = mean_of(lost_N.numpy()[exchanged_N], owners_N=owners_N[exchanged_N]) if exchanged_N.any() else None
     own_units = None
     if nats_of_units is not None:
         own_N = nll_N + units_N.numpy()
-        own_units = InOwnUnits(mean_of(-own_N - kl_N), mean_of(own_N), mean_of(own_N, steps_N))
+        own_units = InOwnUnits(
+            elbo=mean_of(-own_N - kl_N, owners_N=owners_N),
+            nll=mean_of(own_N, owners_N=owners_N),
+            nll_per_step=mean_of(own_N, steps_N, owners_N),
+        )
     return PosteriorStatistics(
         sequences=len(nll_N),
         steps=int(steps_N.sum()),
-        elbo=mean_of(-nll_N - kl_N),
-        nll=mean_of(nll_N),
-        nll_per_step=mean_of(nll_N, steps_N),
-        rate=mean_of(kl_N),
+        owners=len(np.unique(owners_N)),
+        elbo=mean_of(-nll_N - kl_N, owners_N=owners_N),
+        nll=mean_of(nll_N, owners_N=owners_N),
+        nll_per_step=mean_of(nll_N, steps_N, owners_N),
+        rate=mean_of(kl_N, owners_N=owners_N),
         kl_per_dim=tuple(kl_NZ.mean(dim=0).tolist()),
         active_units=int(count_active(posteriors.variance_of_means_Z)),
         mutual_information=float(information),
         posteriors=len(mean_RZ),
-        decoder_use=mean_of(exchanged_N) if len(exchanged_N) else None,
+        decoder_use=use,
+        without_partner=int((~exchanged_N).sum()),
         own_units=own_units,
     )
 
 
-def mean_of(sums_N: np.ndarray, counts_N: np.ndarray | None = None) -> Estimate:
-    """Return the mean per sequence or, with counts_N, per step: the sum of all sums over the sum of all counts."""
+def mean_of(sums_N: np.ndarray, counts_N: np.ndarray | None = None, owners_N: np.ndarray | None = None) -> Estimate:
+    """Return the mean per sequence or, with counts_N, per step: the sum of all sums over the sum of all counts.
+
+    The error takes sequences of the same owner for one: the windows of a long sequence are alike.
+    """
     counts_N = np.ones(len(sums_N)) if counts_N is None else counts_N
     value = sums_N.sum() / counts_N.sum()
+    if owners_N is not None:
+        sums_N, counts_N = _by_owner(sums_N, owners_N), _by_owner(counts_N, owners_N)
     if len(sums_N) == 1:
         return Estimate(float(value), math.inf)
     scatter = (sums_N - value * counts_N).std(ddof=1)
     return Estimate(float(value), float(scatter / math.sqrt(len(sums_N)) / counts_N.mean()))
+
+
+def _by_owner(numbers_N: np.ndarray, owners_N: np.ndarray) -> np.ndarray:
+    """Add up the numbers of each owner; where each has one, they stay as they are."""
+    owners, place_N = np.unique(owners_N, return_inverse=True)
+    return numbers_N if len(owners) == len(numbers_N) else np.bincount(place_N, weights=numbers_N)
 
 
 def exp(nats: float) -> float:

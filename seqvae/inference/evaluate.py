@@ -23,12 +23,13 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
 from seqvae.config.inference import EvaluateSettings
-from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch, padded_length, predicted_steps
+from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch, checksum_of, padded_length, predicted_steps
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.description import UNKNOWN, DataDescription
 from seqvae.errors import harmless
 from seqvae.files import JsonLines
 from seqvae.inference.estimates import (
+    MOST_SAMPLES,
     Estimate,
     PosteriorStatistics,
     SequenceNLL,
@@ -38,11 +39,12 @@ from seqvae.inference.estimates import (
     posterior_statistics,
 )
 from seqvae.inference.probe import probe, refuse_no_probe, sums_by_variable
-from seqvae.inference.streaming import evaluating, joined_batches, shares
+from seqvae.inference.streaming import Part, evaluating, joined_batches, paired_batches, shares
 from seqvae.models.likelihoods import EventLikelihood, TokenLikelihood, VectorLikelihood
 from seqvae.models.vae import SequenceVAE, draw
 from seqvae.reports.__main__ import write_report
 from seqvae.reports.run_files import REPORT, command_line, utc_now
+from seqvae.text import counted
 
 if TYPE_CHECKING:
     from seqvae.inference.model import Model
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
 EVALUATION = "evaluation.jsonl"
 NEAR_CAP = 0.9
 """Share of log N from which on a note says that the mutual information saturates."""
+DECISIVE = 0.2
+"""Nats, the error bar of an IW-NLL at which no more samples are drawn, unless their number was given."""
 FEW_SAMPLES = 10.0
 """Samples that carry an importance-weighted estimate; below it a note says that it is not tight."""
 PROGRESS_EVERY_SECONDS = 15.0
@@ -71,7 +75,8 @@ class Weighted(NamedTuple):
     """Importance-weighted NLL, sequence by sequence."""
 
     nll: SequenceNLL
-    samples: int
+    most_samples: int
+    """A sequence that got fewer had enough."""
     names: tuple[str, ...]
     """Split and id of each sequence."""
     description: DataDescription
@@ -96,21 +101,15 @@ def evaluate(
         weighted = weighted_nll(model, data, splits, settings.iw_samples, settings.iw_sequences, seed)
     measured_at = utc_now()
 
-    def batches() -> Iterator[Batch]:
-        return (batch for _, batch in joined_batches(data, splits))
-
+    pairs = paired_batches(data, splits, seed=seed)
     units_of = None if model.description.kind == "tokens" else partial(nats_of_units, model.description)
-    statistics = posterior_statistics(
-        model.network, batches(), seed=seed, autocast=model.autocast, nats_of_units=units_of
-    )
-    features = feature_errors(model, batches())
+    statistics = posterior_statistics(model.network, pairs, seed=seed, autocast=model.autocast, nats_of_units=units_of)
+    features = feature_errors(model, joined_batches(data, splits))
     # A network that was trained with labels compares with one that was not: classes are no units.
     units = repr(replace(model.description, classes=())).encode()
     content = 0
-    for batch in batches():
-        for name, value in batch._asdict().items():
-            if isinstance(value, Tensor) and name != "labels_B":
-                content = zlib.crc32(value.contiguous().numpy().tobytes(), content)
+    for part in joined_batches(data, splits):
+        content = checksum_of(part.batch, without=("labels_B",), begin=content)
     folder = model.path.absolute().parent if model.run is None else model.run
     source = data.source.data_dir
     record: dict[str, Any] = {
@@ -142,35 +141,47 @@ def evaluate(
 
 
 def weighted_nll(
-    model: "Model", data: SequenceDataModule, splits: Sequence[str], samples: int, sequences: int, seed: int
+    model: "Model", data: SequenceDataModule, splits: Sequence[str], samples: int | None, sequences: int, seed: int
 ) -> Weighted:
-    """Weigh `sequences` sequences, the same for the same seed. Progress is logged."""
+    """Weigh `sequences` sequences, the same for the same seed, with `samples` each; None: while they decide. Log progress."""
     counts = shares(data, splits, sequences)
     lengths = [data.split(split).lengths_N.mean(dtype=np.float64) for split in splits]
     expected_steps = float(np.dot(lengths, counts))
     units = []
 
+    fewer = sum(counts) // 4
+    cheaper = (
+        f" (--iw_sequences {fewer} would take a quarter of the time, for twice the standard error)" if fewer else ""
+    )
+    owners = []
+
     def with_progress() -> Iterator[Batch]:
         begun = logged = time.monotonic()
         done, steps = 0, 0
-        for _, batch in joined_batches(data, splits, sequences=sequences, seed=seed):
-            now = time.monotonic()
+        for part in joined_batches(data, splits, sequences=sequences, seed=seed):
+            batch, now = part.batch, time.monotonic()
+            owners.append(part.owners_B)
             if now - logged > PROGRESS_EVERY_SECONDS and steps:
                 logged = now
                 minutes = max(0.0, (now - begun) * (expected_steps / steps - 1)) / 60
-                progress = f"{done:,} of {sum(counts):,} sequences, about {minutes:.1f} minutes left"
+                progress = f"{done:,} of {sum(counts):,} sequences, about {minutes:.1f} minutes left{cheaper}"
                 _log.info("importance weighting: %s", progress)
             units.append(nats_of_units(model.description, batch).numpy())
             yield batch
             done, steps = done + len(batch.lengths_B), steps + int(batch.lengths_B.sum())
 
-    nll = importance_weighted_nll(model.network, with_progress(), samples=samples, seed=seed, autocast=model.autocast)
+    most, within = (MOST_SAMPLES, DECISIVE) if samples is None else (samples, None)
+    batches = with_progress()
+    nll = importance_weighted_nll(
+        model.network, batches, samples=most, within=within, seed=seed, autocast=model.autocast
+    )
+    nll = nll._replace(owners_N=np.concatenate(owners))
     names, first = [], 0
     for split, count in zip(splits, counts, strict=True):
         names += [f"{split} {name}" for name in data.split(split).ids(nll.sequences_N[first : first + count])]
         first += count
     units_N = None if model.description.kind == "tokens" else np.concatenate(units)
-    return Weighted(nll, samples, tuple(names), replace(model.description, classes=(), unknown_share=0.0), units_N)
+    return Weighted(nll, most, tuple(names), replace(model.description, classes=(), unknown_share=0.0), units_N)
 
 
 def nats_of_units(description: DataDescription, batch: Batch) -> Tensor:
@@ -204,14 +215,17 @@ def append_record(run: Path | None, record: dict[str, Any]) -> None:
 def _rows(statistics: PosteriorStatistics, weighted: Weighted | None, has_tokens: bool) -> tuple[dict[str, Any], ...]:
     """Return name, value, standard error and what it is of, row by row."""
     sequences, steps, posteriors, elbo = statistics.sequences, statistics.steps, statistics.posteriors, statistics.elbo
+    whole = counted(statistics.owners, "sequence")
     rows: list[tuple[str, Estimate | float, str]] = [
-        ("ELBO", elbo, f"{sequences:,} sequences"),
+        ("ELBO", elbo, whole if statistics.owners == sequences else f"{sequences:,} windows of {whole}"),
         ("NLL", statistics.nll, "-log p(x | z), one z each"),
         ("NLL per step", statistics.nll_per_step, f"{steps:,} steps"),
         ("rate", statistics.rate, "KL of q(z | x) from the prior"),
     ]
     if weighted is not None:
-        of = f"-log p(x): {weighted.samples:,} z, {len(weighted.names):,} sequences"
+        least, most = weighted.nll.samples_N.min(), weighted.nll.samples_N.max()
+        drawn = f"{most:,}" if least == most else f"{least:,} to {most:,}"
+        of = f"-log p(x): {drawn} z, {len(weighted.names):,} sequences"
         rows += [("IW-NLL", weighted.nll.per_sequence, of), ("IW-NLL per step", weighted.nll.per_step, "")]
     if has_tokens:
         if weighted is not None:
@@ -232,7 +246,7 @@ def _rows(statistics: PosteriorStatistics, weighted: Weighted | None, has_tokens
     rows += [
         ("active units", statistics.active_units, f"of {len(statistics.kl_per_dim)} dimensions"),
         ("mutual information", statistics.mutual_information, of),
-        ("decoder use", statistics.decoder_use or math.nan, "what another's z costs"),
+        ("decoder use", statistics.decoder_use or math.nan, "what another's z costs, of like length"),
     ]
     return tuple(
         {"name": name, **value._asdict(), "of": of}
@@ -252,6 +266,10 @@ def _notes(
             f"the decoder ignores z: that of another sequence costs it {use.value:.3g} ± {use.error:.2g} nats, and the "
             f"rate of {statistics.rate.value:.3g} is paid for nothing"
         )
+    if (left_out := statistics.without_partner) == statistics.sequences:
+        yield "the decoder use is not known: there is no other sequence, or all are windows of a single one"
+    elif left_out:
+        yield f"the decoder use leaves out {counted(left_out, 'sequence')}: all others of the split are windows of the same one"
     if dead := size - statistics.active_units:
         yield f"{dead} of {size} latent dimensions are dead: their means vary by less than 0.01 over the data"
     if statistics.mutual_information > NEAR_CAP * cap:
@@ -260,10 +278,10 @@ def _notes(
             f"{statistics.posteriors:,} posteriors can show: the truth may be more, and runs on fewer sequences do not compare"
         )
     if weighted is not None:
-        effective = float(np.median(weighted.nll.effective_N))
-        if effective < min(FEW_SAMPLES, weighted.samples / 2):
+        effective, drawn = (float(np.median(each)) for each in (weighted.nll.effective_N, weighted.nll.samples_N))
+        if drawn == weighted.most_samples and effective < min(FEW_SAMPLES, drawn / 2):
             yield (
-                f"the IW-NLL is not tight: in the median sequence {effective:.1f} of {weighted.samples:,} samples carry it, so "
+                f"the IW-NLL is not tight: in the median sequence {effective:.1f} of {drawn:,.0f} samples carry it, so "
                 "that it is an upper bound on -log p(x) that more --iw_samples would lower"
             )
     worse = [one.name for one in features if 0 < one.rmse_of_mean < one.rmse - 2 * one.rmse_error]
@@ -283,11 +301,12 @@ def _row_of_known(
     counts = [data.data.counts[split] for split in splits]
     if not any(each.get("unknown", each.get("per_name", [0])[0]) for each in counts):
         return
-    network, likelihood, parts = model.network, model.network.likelihood, []
+    network, likelihood, parts, owners = model.network, model.network.likelihood, [], []
     with evaluating(network, model.autocast) as device:
         torch.manual_seed(seed)
-        for _, batch in joined_batches(data, splits):
-            batch = move_data_to_device(batch, device)
+        for part in joined_batches(data, splits):
+            batch = move_data_to_device(part.batch, device)
+            owners.append(part.owners_B)
             steps_BTW = network.embedding(batch)
             hidden_BSW = network.decode_hidden(steps_BTW, draw(network.encode(batch, steps_BTW)))
             known_steps_B = predicted_steps(batch)
@@ -307,7 +326,7 @@ def _row_of_known(
     if count == 0:
         return  # they are beyond the length cap
     of = f"all but {UNKNOWN} ({count:,}, at {unknown_N.sum() / count:.3g} nats each)"
-    yield {"name": "NLL per known step", **mean_of(known_N, known_steps_N)._asdict(), "of": of}
+    yield {"name": "NLL per known step", **mean_of(known_N, known_steps_N, np.concatenate(owners))._asdict(), "of": of}
 
 
 # --- Errors of each feature --------------------------------------------------------------------------------------------
@@ -330,16 +349,29 @@ class FeatureError(NamedTuple):
     """RMSE of the training mean in place of the model."""
 
 
-def feature_errors(model: "Model", batches: Iterable[Batch]) -> list[FeatureError]:
+def feature_errors(model: "Model", parts: Iterable[Part]) -> list[FeatureError]:
     """Return the errors of all features that were measured at least once; tokens have none."""
     if model.description.kind == "tokens":
         return []
     gram_55D = np.zeros((5, 5, len(model.description.names)))
+    parts_of: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+    """By owner, of those that were cut into windows: the columns that were measured in each window, and its sums there."""
     with evaluating(model.network, model.autocast) as device:
-        for batch in batches:
+        for _, batch, owners_B, is_whole_B in parts:
             sums = _sums_per_sequence(model.network, move_data_to_device(batch, device))
             sums_5BD = torch.stack((torch.ones_like(sums[0]), *sums))
-            gram_55D += torch.einsum("ibd,jbd->ijd", sums_5BD, sums_5BD).cpu().numpy()
+            whole_5BD = sums_5BD[:, torch.from_numpy(is_whole_B).to(device)]
+            gram_55D += torch.einsum("ibd,jbd->ijd", whole_5BD, whole_5BD).cpu().numpy()
+            for place in np.flatnonzero(~is_whole_B).tolist():
+                sums_5D = sums_5BD[:, place].cpu().numpy()
+                measured = np.flatnonzero(sums_5D[1])
+                parts_of.setdefault(int(owners_B[place]), []).append((measured, sums_5D[:, measured]))
+    for windows in parts_of.values():
+        total_5D = np.zeros(gram_55D.shape[1:])
+        for measured, sums_5M in windows:
+            total_5D[:, measured] += sums_5M
+        total_5D[0] = 1.0
+        gram_55D += total_5D[:, None] * total_5D
     found = []
     for place, (name, std) in enumerate(zip(model.description.names, model.description.std, strict=True)):
         gram_55 = gram_55D[..., place]
@@ -354,12 +386,12 @@ def feature_errors(model: "Model", batches: Iterable[Batch]) -> list[FeatureErro
 
 
 def _error_of_ratio(gram_55: np.ndarray, kind: int) -> float:
-    """Return the standard error of a sum over the count of values, both over sequences, as `mean_of` has it."""
-    sequences, count, ratio = gram_55[0, 0], gram_55[0, 1], gram_55[0, kind] / gram_55[0, 1]
-    if sequences < 2:
+    """Return the standard error of a sum over the count of values, both over owners, as `mean_of` has it."""
+    owners, count, ratio = gram_55[0, 0], gram_55[0, 1], gram_55[0, kind] / gram_55[0, 1]
+    if owners < 2:
         return math.inf
     scatter = max(0.0, gram_55[kind, kind] - 2 * ratio * gram_55[kind, 1] + ratio**2 * gram_55[1, 1])
-    return math.sqrt(scatter * sequences / (sequences - 1)) / float(count)
+    return math.sqrt(scatter * owners / (owners - 1)) / float(count)
 
 
 def _sums_per_sequence(network: SequenceVAE, batch: Batch) -> tuple[Tensor, ...]:
@@ -407,4 +439,5 @@ def paired_difference(one: Weighted | None, other: Weighted | None) -> Estimate 
     ours, theirs = np.argsort(one.names, kind="stable"), np.argsort(other.names, kind="stable")
     if not np.array_equal(one.nll.steps_N[ours], other.nll.steps_N[theirs]):
         return None
-    return mean_of(one.nll.nll_N[ours] - other.nll.nll_N[theirs])
+    owners_N = None if one.nll.owners_N is None else one.nll.owners_N[ours]
+    return mean_of(one.nll.nll_N[ours] - other.nll.nll_N[theirs], owners_N=owners_N)

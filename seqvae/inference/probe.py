@@ -60,8 +60,8 @@ def probe(model: "Model", data: SequenceDataModule, label: str, splits: Sequence
     refuse_no_probe(data, label, splits)
     classes, tokens_V = data.description.classes, None
     if model.description.kind == "tokens":
-        batches = (batch for _, batch in joined_batches(data, ["train"], sequences=MOST_SEQUENCES, seed=seed))
-        tokens_V = frequent_tokens(batches, model.description.vocabulary_size)
+        trained_on = joined_batches(data, ["train"], sequences=MOST_SEQUENCES, seed=seed)
+        tokens_V = frequent_tokens((part.batch for part in trained_on), model.description.vocabulary_size)
     train, test = (_collect(model, data, names, tokens_V, seed) for names in (["train"], splits))
     for side, name in ((train, "training split"), (test, f"{' and '.join(splits)} split")):
         if len(np.unique(side.classes_N)) < 2:
@@ -153,11 +153,10 @@ def _collect(
 ) -> _Side:
     parts: dict[str, list[Numbers]] = {"latents": [], "means": [], "rest": []}
     labels, owners = [], []
-    for split, batch in joined_batches(data, splits, sequences=MOST_SEQUENCES, seed=seed):
+    for _, batch, owners_B, _ in joined_batches(data, splits, sequences=MOST_SEQUENCES, seed=seed):
         assert batch.labels_B is not None, "the data were opened with labels"
         labels.append(batch.labels_B.numpy())
-        cut_N, sequences_B = data.split(split).windows.owners_N, batch.sequences_B.numpy()
-        owners.append((splits.index(split) << 48) + (sequences_B if cut_N is None else cut_N[sequences_B]))
+        owners.append(owners_B)
         with evaluating(model.network, model.autocast) as device:
             posterior = model.network.encode(move_data_to_device(batch, device))
         per_step = posterior.mean.dim() == 3

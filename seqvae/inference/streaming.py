@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,7 @@ from torch import nn
 
 from seqvae.data.batch import Batch
 from seqvae.data.datamodule import SequenceDataModule
+from seqvae.data.dataset import SequenceSet, same_content
 from seqvae.errors import StorageError, UsageError
 from seqvae.files import replace_file
 from seqvae.monitors.decoder_use import undisturbed
@@ -35,6 +36,8 @@ WINDOW_CELLS = 2**22
 STEPS_AT_ONCE = 4096
 """Most steps of a batch, padding included; a sequence that is longer makes a batch of its own. Measured on two cores: importance
 weighting goes through 10 to 25 % fewer steps per second with 1,024 of them, and through 35 % fewer with 16,384."""
+BINS_PER_OCTAVE = 16
+"""Lengths are alike in the same bin of this scale: up to 22 steps they are equal, above they differ by at most 4.4 %."""
 SEQUENCE = "(sequence)"
 """Column with the number of the sequence that a row belongs to."""
 SPLITS = ("train", "valid", "test", "pool")
@@ -91,13 +94,103 @@ def shares(data: SequenceDataModule, splits: Sequence[str], sequences: int | Non
 # --- Batches -----------------------------------------------------------------------------------------------------------
 
 
+class Part(NamedTuple):
+    """A batch of a split, and what its sequences are parts of."""
+
+    split: str
+    batch: Batch
+    owners_B: np.ndarray
+    """int64, the stored sequence that each is a part of: with --long_sequences split one may have many. No two splits share one."""
+    is_whole_B: np.ndarray
+    """Whether no other sequence of the split has the same owner."""
+
+
+class Pairs(NamedTuple):
+    """A part, and for each of its sequences another one of the split, whose latent it may get in place of its own."""
+
+    part: Part
+    others: Batch
+    """Row by row; a sequence itself where there is no other one."""
+    has_other_B: np.ndarray
+
+
 def joined_batches(
     data: SequenceDataModule, splits: Sequence[str], *, sequences: int | None = None, seed: int = 0
-) -> Iterator[tuple[str, Batch]]:
-    """Yield batches of several splits, each with the name of its split; `sequences`: how many in all, chosen at random."""
-    for split, share in zip(splits, shares(data, splits, sequences), strict=True):
-        if share:
-            yield from ((split, batch) for batch in batches_of(data, split, sequences=share, seed=seed))
+) -> Iterator[Part]:
+    """Yield batches of several splits; `sequences`: how many in all, chosen at random."""
+    for number, (split, share) in enumerate(zip(splits, shares(data, splits, sequences), strict=True)):
+        if not share:
+            continue
+        owners_N = data.split(split).windows.owners_N
+        windows_S = None if owners_N is None else np.bincount(owners_N)
+        for batch in batches_of(data, split, sequences=share, seed=seed):
+            owners_B = owners_of(data.split(split), batch.sequences_B.numpy())
+            is_whole_B = np.ones(len(owners_B), np.bool_) if windows_S is None else windows_S[owners_B] == 1
+            yield Part(split, batch, (number << 48) + owners_B, is_whole_B)
+
+
+def paired_batches(
+    data: SequenceDataModule, splits: Sequence[str], *, sequences: int | None = None, seed: int = 0
+) -> Iterator[Pairs]:
+    """Yield the batches of `joined_batches`, each sequence with its partner (see `partners`) out of all of its split.
+
+    A partner is no window of the same sequence, or, where sequences are whole, is not of the same content.
+    """
+    found: dict[str, np.ndarray] = {}
+    for part in joined_batches(data, splits, sequences=sequences, seed=seed):
+        stored = data.split(part.split)
+        if part.split not in found:
+            owners_N = stored.windows.owners_N
+            # The latent of a sequence of the same content is no other one.
+            alike_N = same_content(stored, np.arange(len(stored))) if owners_N is None else owners_N
+            found = {part.split: partners(np.asarray(stored.lengths_N), alike_N, seed)}
+        sequences_B = part.batch.sequences_B.numpy()
+        others_B = found[part.split][sequences_B]
+        yield Pairs(part, stored.gather(np.where(others_B >= 0, others_B, sequences_B)), others_B >= 0)
+
+
+def owners_of(stored: SequenceSet, sequences_B: np.ndarray) -> np.ndarray:
+    """Return the stored sequence that each sequence is a part of."""
+    owners_N = stored.windows.owners_N
+    return sequences_B if owners_N is None else owners_N[sequences_B]
+
+
+def partners(lengths_N: np.ndarray, owners_N: np.ndarray, seed: int = 0) -> np.ndarray:
+    """Return for each sequence another one of like length and of another owner, drawn at random; -1: all are of one owner.
+
+    Where all of like length are of the same owner, it is one of another owner that is as near in length as there is.
+
+    >>> partners(np.array([7, 7, 3, 9]), np.array([0, 1, 2, 2]))
+    array([1, 0, 0, 1])
+    """
+    bins_N = np.floor(BINS_PER_OCTAVE * np.log2(np.maximum(lengths_N, 1))).astype(np.int64)
+    order_N = np.lexsort((lengths_N, owners_N, bins_N))
+    begins_bin_N = np.diff(bins_N[order_N], prepend=-1) != 0
+    begins_owner_N = np.diff(owners_N[order_N], prepend=-1) != 0
+    first_N, end_N = _runs(begins_bin_N)
+    own_first_N, own_end_N = _runs(begins_bin_N | begins_owner_N)
+    own_N = own_end_N - own_first_N
+    others_N = end_N - first_N - own_N
+    place_N = first_N + (np.random.default_rng(seed).random(len(lengths_N)) * others_N).astype(np.int64)
+    place_N += np.where(place_N >= own_first_N, own_N, 0)  # beyond the sequences of the same owner
+
+    # Where bins that follow each other hold one owner alone, its sequences form a run, and the nearest others stand around it.
+    below_N, above_N = _runs(begins_owner_N)
+    sorted_N = lengths_N[order_N].astype(np.float64)
+    around_N2 = np.pad(sorted_N, 1, constant_values=np.inf)[np.stack((below_N, above_N + 1), axis=1)]
+    is_below_N = np.abs(around_N2 - sorted_N[:, None]).argmin(axis=1) == 0
+    place_N = np.where(others_N > 0, place_N, np.where(is_below_N, below_N - 1, above_N))
+    partners_N = np.full(len(lengths_N), -1)
+    if (owners_N != owners_N[0]).any():
+        partners_N[order_N] = order_N[place_N]
+    return partners_N
+
+
+def _runs(begins_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each place the first place of its run and the first one behind it."""
+    bounds = np.append(np.flatnonzero(begins_N), len(begins_N))
+    run_N = np.cumsum(begins_N) - 1
+    return bounds[run_N], bounds[run_N + 1]
 
 
 def batches_of(

@@ -52,6 +52,14 @@ class KnowsKLSchedule(Protocol):
 
 
 @runtime_checkable
+class KnowsFlags(Protocol):
+    """A module that may be trained by a command of ours; advice then names its flags."""
+
+    def takes_flags(self) -> bool:
+        """Return whether all flags of the training commands have an effect on it."""
+
+
+@runtime_checkable
 class SavesLast(Protocol):
     """A callback that saves runs where they can be resumed from."""
 
@@ -171,7 +179,13 @@ class PosteriorMetricsMonitor(Callback):
             is_steered = pl_module.kl_weight_at(0) is None
             weight_at = None if is_steered else lambda step: float(pl_module.kl_weight_at(step) or 0.0)
             schedule = KLSchedule(self._last_step, weight_at, is_steered)
-        self._detector = Detector(self.thresholds, self.window_size, schedule, can_probe=self._probes)
+        self._detector = Detector(
+            self.thresholds,
+            self.window_size,
+            schedule,
+            can_probe=self._probes,
+            advises_flags=isinstance(pl_module, KnowsFlags) and pl_module.takes_flags(),
+        )
         if self._loaded is not None:
             self._detector.load_state_dict(self._loaded)
         if trainer.is_global_zero:

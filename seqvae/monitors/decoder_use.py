@@ -64,16 +64,26 @@ class OffersProbeBatches(Protocol):
         """Return the same few batches in every process and after a resume; some 32 sequences in all, two or more in each."""
 
 
+@runtime_checkable
+class CountsSteps(Protocol):
+    """What a module may offer besides: how much data a reading rests on."""
+
+    def steps_of(self, batch: Any) -> Tensor:
+        """Return how many steps each sequence has, (B,)."""
+
+
 class DecoderUse(NamedTuple):
     """Sums over sequences; a mean is divided after they are added up over batches and processes."""
 
     nll_lost: Tensor
     nll_lost_squared: Tensor
     sequences: Tensor
+    steps: Tensor
+    """0: the module does not say."""
 
 
 def decoder_use(module: Probeable, batch: Any, posterior: StepOutputs) -> DecoderUse:
-    """Compare each sequence's NLL with its own z to that with the z of the sequence before it.
+    """Compare each sequence's NLL with its own z to that with the z of another one of its batch.
 
     Padding has no part in it, and neither has a sequence that is alone in its batch.
     """
@@ -95,7 +105,8 @@ def decoder_use(module: Probeable, batch: Any, posterior: StepOutputs) -> Decode
     counted_B = real_sequences(mask)
     counted_B = counted_B & (counted_B.sum() > 1)
     lost_B = torch.where(counted_B, nlls[1] - nlls[0], 0.0)
-    return DecoderUse(lost_B.sum(), lost_B.square().sum(), counted_B.sum())
+    steps_B = module.steps_of(batch) * counted_B if isinstance(module, CountsSteps) else torch.zeros_like(lost_B)
+    return DecoderUse(lost_B.sum(), lost_B.square().sum(), counted_B.sum(), steps_B.sum())
 
 
 def posterior_of(module: ComputesPosterior, batch: Any) -> StepOutputs:
@@ -123,17 +134,20 @@ def real_sequences(mask: Tensor) -> Tensor:
 
 
 def z_of_another(z: Tensor, mask: Tensor) -> Tensor:
-    """Give each real sequence the z of the real one before it. Where steps have a z each, those of a shorter one repeat."""
+    """Give each real sequence the z of another real one: a random one, as neighbours may be of one class or of one recording."""
     real_R = real_sequences(mask).nonzero().squeeze(dim=1)
-    other_R = real_R.roll(1)
+    shuffled_R = real_R[torch.randperm(len(real_R), generator=torch.Generator().manual_seed(NOISE_SEED)).to(z.device)]
+    other_R = shuffled_R.roll(1)
     swapped = z.clone()
-    if z.dim() == 2:
-        swapped[real_R] = z[other_R]
-        return swapped
-    lengths_R1 = mask[other_R].sum(dim=1, keepdim=True)
-    steps_RS = torch.arange(z.shape[1], device=z.device) % lengths_R1
-    swapped[real_R] = z[other_R[:, None], steps_RS]
+    swapped[shuffled_R] = z[other_R] if z.dim() == 2 else repeated(z[other_R], mask[other_R], z.shape[1])
     return swapped
+
+
+def repeated(z_BSZ: Tensor, mask_BS: Tensor, steps: int) -> Tensor:
+    """Return (B, steps, Z): the z of each sequence's real steps, from the first again where they are too few."""
+    lengths_B1 = mask_BS.sum(dim=1, keepdim=True).clamp(min=1)
+    places_BT = torch.arange(steps, device=z_BSZ.device) % lengths_B1
+    return z_BSZ.gather(1, places_BT[..., None].expand(-1, -1, z_BSZ.shape[2]))
 
 
 @contextmanager

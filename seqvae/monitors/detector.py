@@ -120,13 +120,17 @@ class Detector:
         schedule: KLSchedule | None = None,
         *,
         can_probe: bool = True,
+        advises_flags: bool = False,
     ) -> None:
-        """`window_size` is in readings. `can_probe`: decoder use can be read; without, `decoder_ignores_z` is not offered."""
+        """`window_size` is in readings. `can_probe`: decoder use can be read; without, `decoder_ignores_z` is not offered.
+        `advises_flags`: advice names the flags of the training commands; else it is in words.
+        """
         self.thresholds = thresholds
         """None: the defaults, those for sequences or those for steps."""
         self.window_size = window_size
         self.schedule = schedule or KLSchedule()
         self.can_probe = can_probe
+        self.advises_flags = advises_flags
         self.verdict = Verdict("cannot_tell", 0, "there is no reading yet")
         self.points: list[Point] = []
         """What is remembered of the last readings, oldest first."""
@@ -190,7 +194,11 @@ class Detector:
             why = f"the last {self._unupheld} readings were not {readable(before)}, and do not agree on anything else"
             self._pronounce(Finding("cannot_tell", f"{why}: {finding.evidence}", finding.numbers), step)
         elif before == "cannot_tell":
+            trained, least = step - self._early_until, VERDICTS[finding.name].patience.under_full_weight
             why = f"perhaps {readable(finding.name)}, but not for long enough (since step {self._pending.since_step:,})"
+            if trained < least:
+                few = f"only {trained:,} of the {least:,} steps under the full KL weight that it takes to tell"
+                why = f"perhaps {readable(finding.name)}, but trained for {few}"
             self._pronounce(Finding("cannot_tell", why, finding.numbers), self.verdict.since_step)
         return self.verdict
 
@@ -209,6 +217,7 @@ class Detector:
             is_steered=self.schedule.is_steered,
             is_cyclical=self._is_cyclical,
             has_been_healthy=self._has_been_healthy,
+            as_flags=self.advises_flags,
         )
         self.verdict = Verdict(
             finding.name, since_step, finding.evidence, advice, finding.numbers, finding.dead_by_step
@@ -257,7 +266,8 @@ class Detector:
             )
             longest = LONGEST_ONCE_HEALTHY if self._has_been_healthy else LONGEST_PATIENCE
             steps = max(least, min(steps, longest * total_steps))
-        return pending.readings >= patience.readings and step - since_step >= steps
+        is_trained = step - self._early_until >= patience.under_full_weight
+        return is_trained and pending.readings >= patience.readings and step - since_step >= steps
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that later verdicts depend on, in types of JSON."""

@@ -21,6 +21,8 @@ from seqvae.verdicts import VERDICTS, Verdict, describe_change, readable
 
 EVENTS = "events.jsonl"
 NOT_PROBED = "decoder_not_asked"
+NO_METRICS = ("step", "epoch", "decoder_use_sequences", "decoder_use_steps")
+"""Fields of a reading that are no curves for a logger."""
 REMADE = ("verdict", "stopped")
 """Events that a resumed run makes again."""
 
@@ -74,7 +76,7 @@ class Publisher:
         metrics = {
             f"posterior/{name}": value
             for name, value in numbers.items()
-            if isinstance(value, int | float) and name not in ("step", "epoch")
+            if isinstance(value, int | float) and name not in NO_METRICS
         }
         for logger in self.loggers:
             logger.log_metrics(metrics, step=reading.step)

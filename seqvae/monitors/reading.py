@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from seqvae.files import read_rows, to_json
+from seqvae.text import counted
 
 NAME = "posterior.jsonl"
 """The file in a run's directory: one reading a line, with the name of the verdict in force after it."""
@@ -44,6 +45,21 @@ class Reading(NamedTuple):
     decoder_use: float | None = None
     decoder_use_error: float | None = None
     """Its standard error over the sequences that were probed; NaN of one sequence."""
+    decoder_use_sequences: int | None = None
+    """How many were probed."""
+    decoder_use_steps: int | None = None
+    """How many steps they have together; None: the module does not say."""
+
+
+def describe_probe(sequences: int | None, steps: int | None) -> str:
+    """Describe what a decoder use was read on.
+
+    >>> describe_probe(12, 1010), describe_probe(12, None), describe_probe(None, None)
+    (' (12 sequences, 1,010 steps)', ' (12 sequences)', '')
+    """
+    if sequences is None:
+        return ""
+    return f" ({counted(sequences, 'sequence')}{'' if steps is None else f', {steps:,} steps'})"
 
 
 def describe_reading(reading: Reading) -> str:
@@ -56,7 +72,8 @@ def describe_reading(reading: Reading) -> str:
     ]
     if reading.decoder_use is not None:
         error = "" if reading.decoder_use_error is None else f" ± {reading.decoder_use_error:.2f}"
-        parts.append(f"decoder use {reading.decoder_use:.2f}{error}")
+        probed = describe_probe(reading.decoder_use_sequences, reading.decoder_use_steps)
+        parts.append(f"decoder use {reading.decoder_use:.2f}{error}{probed}")
     rest = (("NLL", reading.nll), ("KL weight", reading.kl_weight))
     return "posterior: " + "  ".join([*parts, *(f"{name} {value:.2f}" for name, value in rest if value is not None)])
 

@@ -13,7 +13,7 @@ from itertools import combinations
 from statistics import median
 from typing import Literal, NamedTuple
 
-from seqvae.monitors.reading import Reading
+from seqvae.monitors.reading import Reading, describe_probe
 from seqvae.verdicts import USE_UNKNOWN_REASON, VERDICTS
 
 # --- Where the lines are drawn ------------------------------------------------------------------------------------------
@@ -135,6 +135,9 @@ class Point(NamedTuple):
     """Why the KL weight is not full."""
     peak: float
     """The highest rate under the full weight so far."""
+    use_sequences: int | None = None
+    """Sequences that the use was read on, and their steps."""
+    use_steps: int | None = None
 
     @property
     def has_information(self) -> bool:
@@ -167,6 +170,8 @@ def point_of(reading: Reading, early: str | None, thresholds: Thresholds, before
             reading.rate if math.isfinite(reading.rate) else 0.0,
             0.0 if before is None or before.early else before.peak,
         ),
+        use_sequences=reading.decoder_use_sequences,
+        use_steps=reading.decoder_use_steps,
     )
 
 
@@ -264,7 +269,8 @@ class Evidence:
             self.is_used = use >= max(t.clear_use, t.clear_use_errors * error)
             # A decoder that does worse with its own latent uses it, too.
             self.is_unused = -near < use < min(t.clear_use, near)
-            self.text += f", decoder use {use:.2f} ± {error:.2f}"
+            probed_on = describe_probe(probed[-1].use_sequences, probed[-1].use_steps)
+            self.text += f", decoder use {use:.2f} ± {error:.2f}{probed_on}"
             numbers["decoder_use"] = use
         self.numbers = {name: float(f"{value:.3g}") for name, value in numbers.items()}
 

@@ -180,7 +180,7 @@ def take_reading(
     rows = window.rows()
     assert rows is not None, "a window that nothing was pushed to has nothing to read"
     posteriors_CW, nll_CW = rows
-    extras = [0.0 if kl_weight is None else kl_weight, *(use or (0.0, 0.0, 0.0))]
+    extras = [0.0 if kl_weight is None else kl_weight, *(use or (0.0, 0.0, 0.0, 0.0))]
     extras_E = torch.stack([torch.as_tensor(value).detach().to(posteriors_CW) for value in extras])
     parts = [posteriors_CW.flatten(), nll_CW.flatten(), extras_E]
     everything = gather(torch.cat(parts)).cpu()  # sync: the only one, once a reading
@@ -188,20 +188,33 @@ def take_reading(
     posteriors_RP, nll_RP, extras_RE = everything.reshape(-1, sum(sizes)).split(sizes, dim=1)
     mean_NZ, logvar_NZ = real_rows(posteriors_RP.reshape(-1, posteriors_CW.shape[1])).chunk(2, dim=1)
     nll_N = real_rows(nll_RP.reshape(-1, 2))[:, 0]
-    mean_use, use_error = _mean_and_error(*extras_RE.double()[:, 1:].sum(dim=0).tolist())
-    return read(mean_NZ, logvar_NZ, step, epoch, window.scope)._replace(
-        kl_weight=None if kl_weight is None else _rounded(extras_RE[0, 0]),
-        nll=_rounded(nll_N.double().mean()) if len(nll_N) else None,
-        decoder_use=mean_use,
-        decoder_use_error=use_error,
+    return _with_sums(
+        read(mean_NZ, logvar_NZ, step, epoch, window.scope)._replace(
+            kl_weight=None if kl_weight is None else _rounded(extras_RE[0, 0]),
+            nll=_rounded(nll_N.double().mean()) if len(nll_N) else None,
+        ),
+        extras_RE[:, 1:],
     )
 
 
 def with_decoder_use(reading: Reading, use: DecoderUse, gather: Gather = lambda own: own) -> Reading:
     """Add what a probe found to a reading that was taken without."""
-    sums_R3 = gather(torch.stack([part.float() for part in use])).cpu().reshape(-1, len(use))  # sync: once a probe
-    mean, error = _mean_and_error(*sums_R3.double().sum(dim=0).tolist())
-    return reading._replace(decoder_use=mean, decoder_use_error=error)
+    sums_R4 = gather(torch.stack([part.float() for part in use])).cpu().reshape(-1, len(use))  # sync: once a probe
+    return _with_sums(reading, sums_R4)
+
+
+def _with_sums(reading: Reading, sums_R4: Tensor) -> Reading:
+    """Add the mean over what all processes probed; the reading of nothing stays as it is."""
+    total, squares, count, steps = sums_R4.double().sum(dim=0).tolist()
+    if not count:
+        return reading
+    mean, error = _mean_and_error(total, squares, count)
+    return reading._replace(
+        decoder_use=mean,
+        decoder_use_error=error,
+        decoder_use_sequences=int(count),
+        decoder_use_steps=int(steps) or None,
+    )
 
 
 def read(mean_NZ: Tensor, logvar_NZ: Tensor, step: int, epoch: int, scope: Scope = "sequence") -> Reading:
@@ -235,10 +248,8 @@ def read(mean_NZ: Tensor, logvar_NZ: Tensor, step: int, epoch: int, scope: Scope
     )
 
 
-def _mean_and_error(total: float, squares: float, count: float) -> tuple[float | None, float | None]:
-    """Return a mean and its standard error, from sums; of nothing neither."""
-    if not count:
-        return None, None
+def _mean_and_error(total: float, squares: float, count: float) -> tuple[float, float]:
+    """Return a mean and its standard error, from sums."""
     mean = total / count
     variance = max(squares - count * mean * mean, 0.0) / (count - 1) if count > 1 else math.nan
     return _rounded(mean), _rounded(math.sqrt(variance / count))

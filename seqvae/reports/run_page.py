@@ -39,7 +39,7 @@ from seqvae.reports.read_run import (
 )
 from seqvae.reports.run_files import ENVIRONMENT, EVENTS, FACTS
 from seqvae.reports.story import GIVEN_UP, moment, story_of
-from seqvae.text import brief, duration, percent, visible
+from seqvae.text import brief, counted, duration, percent, visible
 
 MOST_BYTES = 2_000_000
 """Size of a page."""
@@ -224,7 +224,11 @@ def six_numbers(run: Run) -> list[tuple[str, str, str]]:
     error, cap = number(probed, "decoder_use_error"), number(reading, "mutual_information_cap")
     active, of = whole(reading, "active_units"), len(numbers(reading, "kl_per_dim"))
     scope = "step" if text(reading, "scope") == "step" else "sequence"
-    probe = f"nats, at step {whole(probed, 'step') or 0:,}" if probed else "never probed"
+    sequences, steps = whole(probed, "decoder_use_sequences"), whole(probed, "decoder_use_steps")
+    rests_on = ("" if sequences is None else f", of {counted(sequences, 'sequence')}") + (
+        "" if steps is None else f" ({steps:,} steps)"
+    )
+    probe = f"nats, at step {whole(probed, 'step') or 0:,}{rests_on}" if probed else "never probed"
     information = known(number(reading, "mutual_information"))
     return [
         first,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from seqvae.reports.read_run import Row, Run, column, number, text, texts, whole
 from seqvae.reports.run_files import BEST, LAST
 from seqvae.text import brief, duration
-from seqvae.verdicts import USE_UNKNOWN_SENTENCE, VERDICTS, Tone, readable, sentence_of, tone_of
+from seqvae.verdicts import USE_UNKNOWN_SENTENCE, VERDICTS, Tone, advice_on, readable, sentence_of, tone_of
 
 GIVEN_UP = (
     "Monitoring was switched off (--disable_metrics_monitoring), which gives up the rate, the mutual information and the decoder "
@@ -56,7 +56,7 @@ def story_of(run: Run, now: float) -> Story:
             remedy = ("Mend what the error names; the same command then goes on from the last checkpoint.",)
             return Story("bad", "failed", "The run was ended by an error", why, remedy, state)
         diverged = VERDICTS["diverged"]
-        return Story(diverged.tone, diverged.name, diverged.sentence, why, diverged.remedies, state)
+        return Story(diverged.tone, diverged.name, diverged.sentence, why, advice_on("diverged", active=0), state)
     if verdict is None:
         return _without_verdict(run, state)
     if text(event, "verdict") != verdict:

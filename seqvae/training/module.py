@@ -22,7 +22,7 @@ from torchmetrics.classification import MulticlassAUROC, MulticlassAveragePrecis
 
 from seqvae.config.training import RATE_TOKENS, ObjectiveSettings, OptimizerSettings
 from seqvae.data.batch import Batch, padded_steps
-from seqvae.models.vae import Posterior, VAEOutput
+from seqvae.models.vae import Posterior, SequenceVAE, VAEOutput
 from seqvae.training.callbacks.nonfinite import StepJudge, scaler_of
 from seqvae.training.micro_batches import MicroBatches
 from seqvae.training.objective import (
@@ -178,11 +178,19 @@ class TrainingModule(lightning.LightningModule):
     def _free_bits(self, posterior_mean: Tensor) -> float:
         return resolve_free_bits(self.objective, "step" if posterior_mean.dim() == 3 else "sequence")
 
+    def steps_of(self, batch: Batch) -> Tensor:
+        """Return how many steps each sequence has."""
+        return batch.lengths_B
+
     def kl_weight_at(self, step: int) -> float | None:
         """Return the scheduled weight of an optimizer step; None: --target_kl decides it during training."""
         if self.kl_weight.target_kl is not None:
             return None
         return scheduled_kl_weight(step, self.total_steps, self.objective)
+
+    def takes_flags(self) -> bool:
+        """Return whether the flags of the model have an effect, too, so that a monitor may advise them."""
+        return isinstance(self.network, SequenceVAE)
 
     def optimizer_step(self, *arguments: Any, **named: Any) -> None:
         """Take the step, then give the controller of the KL the step's mean over all its micro-batches and processes."""

@@ -144,7 +144,7 @@ def test_splits_go_together(runs):
     assert shares(data, both, None) == [9, 12]
     assert shares(data, both, 7) == [3, 4]
     assert chosen_splits(data, None) == ("test",)
-    found = [(split, int(number)) for split, batch in joined_batches(data, both) for number in batch.sequences_B]
+    found = [(split, int(number)) for split, batch, *_ in joined_batches(data, both) for number in batch.sequences_B]
     assert sorted(found) == [("test", number) for number in range(12)] + [("valid", number) for number in range(9)]
     with pytest.raises(UsageError, match="twice"):
         chosen_splits(data, "test+test")
@@ -213,6 +213,18 @@ def test_runs_side_by_side_are_compared_on_the_same_sequences(run, runs, tmp_pat
     assert (other / "evaluation.jsonl").exists()
 
 
+def test_by_default_one_model_gets_the_samples_that_decide_and_models_side_by_side_get_500(run, runs, tmp_path):
+    def drawn(content: dict[str, Any]) -> str:
+        return next(row["of"] for row in content["rows"] if row["name"] == "IW-NLL")
+
+    one, both = tmp_path / "one.json", tmp_path / "both.json"
+    assert run(runs["tokens"], "--json", one).code == ExitCode.DONE
+    assert run("--compare", runs["tokens"], runs["tokens"], "--json", both).code == ExitCode.DONE
+    assert drawn(json.loads(one.read_text())).startswith("-log p(x): 32 z, 12 sequences")
+    assert not any("not tight" in note for note in json.loads(one.read_text())["notes"])
+    assert drawn(json.loads(both.read_text())["records"][0]).startswith("-log p(x): 500 z, 12 sequences")
+
+
 def test_runs_of_other_data_do_not_compare(run, runs):
     outcome = run("--compare", runs["vectors"], runs["events"], "--iw_samples", 2)
     assert outcome.code == ExitCode.DONE
@@ -261,7 +273,9 @@ def test_the_difference_is_paired_by_id(runs):
 
     def weighted(nll: list[float], names: tuple[str, ...], steps: tuple[int, ...]) -> Weighted:
         counts = np.array(steps)
-        return Weighted(SequenceNLL(np.array(nll), counts, np.arange(3), np.ones(3)), 5, names, description)
+        return Weighted(
+            SequenceNLL(np.array(nll), counts, np.arange(3), np.ones(3), np.full(3, 5)), 5, names, description
+        )
 
     one = weighted([1.0, 2.0, 6.0], ("a", "b", "c"), (1, 2, 3))
     other = weighted([5.0, 0.0, 1.5], ("c", "a", "b"), (3, 1, 2))
@@ -272,6 +286,18 @@ def test_the_difference_is_paired_by_id(runs):
     assert paired_difference(one, weighted([5.0, 0.0, 1.5], ("c", "a", "d"), (3, 1, 2))) is None
     assert paired_difference(one, weighted([5.0, 0.0, 1.5], ("c", "a", "b"), (9, 1, 2))) is None
     assert paired_difference(one, None) is None
+
+
+def test_the_error_of_a_difference_is_that_over_the_sequences_that_windows_are_cut_from(runs):
+    description = open_model(str(runs["vectors"])).description
+
+    def weighted(nll: list[float]) -> Weighted:
+        counts = np.ones(4, np.int64)
+        measured = SequenceNLL(np.array(nll), counts, np.arange(4), np.ones(4), np.full(4, 5), np.array([0, 0, 1, 1]))
+        return Weighted(measured, 5, ("a", "a", "b", "b"), description)
+
+    difference = paired_difference(weighted([3.0, 3.0, 5.0, 5.0]), weighted([1.0, 1.0, 1.0, 1.0]))
+    assert difference == (3.0, 1.0)
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------

@@ -331,32 +331,63 @@ def test_an_epoch_that_an_earlier_version_began_goes_on_in_its_order():
     assert [batch.sequences_B.tolist() for batch in loader] == [later.batch(k).tolist() for k in range(33)]
 
 
-@given(lengths=st.lists(st.integers(1, 3000), min_size=1, max_size=200), seed=st.integers(0, 3))
-def test_a_sample_for_monitors_is_small_and_has_eight_sequences_if_there_are_as_many(lengths, seed):
+@given(lengths=st.lists(st.integers(1, 3000), min_size=1, max_size=200))
+def test_a_sample_for_monitors_has_sequences_of_all_lengths_and_few_steps(lengths):
     lengths_N = np.array(lengths, dtype=np.int32)
-    chosen = choose_sample(lengths_N, seed).tolist()
-    taken = lengths_N[chosen].tolist()
-    assert len(set(chosen)) == len(chosen) <= 32
-    assert len(chosen) >= min(8, len(lengths))
-    assert taken == sorted(taken)
-    assert len(taken) * taken[-1] <= max(2048, 8 * sorted(lengths)[:8][-1])
-    assert choose_sample(lengths_N, seed).tolist() == chosen
+    sample = choose_sample(lengths_N)
+    chosen = np.concatenate(sample.batches).tolist()
+    assert min(8, len(lengths)) <= len(set(chosen)) == len(chosen) <= 32
+    assert sample.most_steps >= np.median(lengths_N)
+    steps_N = np.minimum(lengths_N, sample.most_steps)
+    cost = sum(len(batch) * steps_N[batch].max() for batch in sample.batches)
+    assert cost <= 8 * max(128, np.ceil(np.median(lengths_N)))
+    parts = np.array_split(np.sort(steps_N), len(sample.batches))
+    for batch, part in zip(sample.batches, parts, strict=True):
+        assert part[0] <= steps_N[batch].min() <= steps_N[batch].max() <= part[-1]
 
 
 def test_a_sample_for_monitors_is_as_large_as_short_sequences_allow():
-    assert len(choose_sample(np.full(1000, 32), seed=0)) == 32
-    assert len(choose_sample(np.full(1000, 64), seed=0)) == 16
-    assert len(choose_sample(np.full(1000, 1000), seed=0)) == 8
-    assert set(choose_sample(np.array([1000] * 100 + [100] * 8), seed=0)) == set(range(100, 108))
+    def sizes(length: int) -> list[int]:
+        return [len(batch) for batch in choose_sample(np.full(1000, length)).batches]
+
+    assert sizes(32) == [8] * 4
+    assert sizes(64) == [4] * 4
+    assert sizes(1000) == [2] * 4
 
 
-def test_the_data_offer_a_monitor_one_batch_of_validation_sequences():
+def test_a_batch_of_a_sample_for_monitors_is_of_like_length():
+    lengths_N = log_normal_lengths(5000, cap=2000)
+    for batch in choose_sample(lengths_N).batches:
+        assert lengths_N[batch].max() <= 1.02 * lengths_N[batch].min()
+
+
+def probed_of(sequences: FakeSequences) -> np.ndarray:
+    data = InMemoryData({"train": TRAIN})
+    data.data.splits["valid"] = sequences  # type: ignore[assignment]
+    return np.concatenate([batch.sequences_B.numpy() for batch in data.probe_batches()])
+
+
+def test_a_sample_for_monitors_takes_no_two_windows_of_one_sequence_where_there_are_others():
+    owners_N = np.repeat(np.arange(12), 50)
+    chosen = probed_of(FakeSequences(np.full(600, 20), owners=owners_N))
+    assert len(set(owners_N[chosen])) == len(chosen) == 12
+    assert len(probed_of(FakeSequences(np.full(600, 20), owners=np.zeros(600, np.int64)))) == 32
+
+
+def test_a_sample_for_monitors_takes_no_two_sequences_of_the_same_content():
+    chosen = probed_of(FakeSequences(np.full(970, 20)))  # each content ten times
+    assert len(set(chosen % 97)) == len(chosen) == 32
+
+
+def test_the_data_offer_a_monitor_a_few_batches_of_validation_sequences_whatever_the_seed():
     data = InMemoryData()
-    (batch,) = data.probe_batches()
+    batches = data.probe_batches()
     assert isinstance(data, OffersProbeBatches)
-    assert batch.sequences_B.tolist() == choose_sample(VALID, seed=0).tolist()
-    assert batch.lengths_B.tolist() == VALID[batch.sequences_B].tolist()
-    assert batch.step_tokens == batch.lengths_B.sum()
+    assert len(batches) == 4
+    for batch, again in zip(batches, InMemoryData(seed=5).probe_batches(), strict=True):
+        assert batch.sequences_B.tolist() == again.sequences_B.tolist()
+        assert batch.lengths_B.tolist() == np.minimum(VALID[batch.sequences_B], 128).tolist()
+        assert batch.step_tokens == batch.lengths_B.sum()
     assert InMemoryData({"train": TRAIN}).probe_batches() == []
 
 

@@ -16,9 +16,10 @@ from seqvae.config.data import CacheSettings, SourceSettings
 from seqvae.data.batch import Batch, TokenBatch, VectorBatch
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.demo import TokenTruth, read_tokens, read_truth, write_demo
-from seqvae.inference.estimates import Estimate, importance_weighted_nll, mean_of, posterior_statistics
-from seqvae.inference.streaming import batches_of
+from seqvae.inference.estimates import Estimate, error_bar, importance_weighted_nll, mean_of, posterior_statistics
+from seqvae.inference.streaming import Pairs, Part, batches_of
 from seqvae.models.vae import Posterior, VAEOutput, draw
+from seqvae.monitors.formulas import logmeanexp
 from tests.support.small_models import make_batch, make_vae
 
 STEPS, LATENT = 3, 2
@@ -31,6 +32,9 @@ class Evaluable(nn.Module):
 
     def posterior(self, batch: Batch) -> Posterior:
         raise NotImplementedError
+
+    def encode(self, batch: Batch) -> Posterior:
+        return self.posterior(batch)
 
     def nll_given_z(self, batch: Batch, z: Tensor) -> Tensor:
         raise NotImplementedError
@@ -81,6 +85,17 @@ def vectors(sequences: int, seed: int = 0) -> VectorBatch:
         step_tokens=0,
         position=0,
     )
+
+
+def paired(*batches: VectorBatch) -> list[Pairs]:
+    """Give each sequence of a batch the next one for a partner; a single one has none."""
+    pairs = []
+    for batch in batches:
+        others = batch._replace(values_BTD=batch.values_BTD.roll(-1, dims=0))
+        count = len(batch.lengths_B)
+        part = Part("test", batch, np.arange(count), np.ones(count, np.bool_))
+        pairs.append(Pairs(part, others, np.full(count, count > 1)))
+    return pairs
 
 
 class DemoProcess(Evaluable):
@@ -135,6 +150,50 @@ def test_the_estimate_tightens_with_the_number_of_samples():
     assert estimates[-1] > LinearGaussian.true_nll(batch).mean().item() - 0.01
 
 
+def test_no_more_samples_are_drawn_than_bring_the_error_bar_down():
+    batch = vectors(300)
+    true = LinearGaussian.true_nll(batch).mean().item()
+    drawn = []
+    for moved in (0.0, 0.5, 3.0):
+        found = importance_weighted_nll(LinearGaussian(moved, 1.1), [batch, batch], within=0.2)
+        (samples,) = set(found.samples_N.tolist())
+        assert found.per_sequence.value < true + 0.3 or samples == 500
+        drawn.append(samples)
+    assert drawn[0] == 16
+    assert drawn == sorted(drawn)
+    assert drawn[-1] == 500
+
+
+def test_a_number_of_samples_that_is_given_is_exact():
+    assert set(importance_weighted_nll(LinearGaussian(), [vectors(5)], samples=40).samples_N.tolist()) == {40}
+
+
+def test_the_error_bar_is_what_samples_still_change():
+    """Of many networks' estimates few are farther from one of 16 times as many samples than the bar says."""
+    beyond = 0
+    for seed in range(20):
+        network, batch = LinearGaussian(0.4, 1.4), vectors(30, seed)
+        few, many = (importance_weighted_nll(network, [batch], samples=k, seed=seed) for k in (64, 1024))
+        weights_KB = log_weights(network, batch, 64, seed)
+        np.testing.assert_allclose(-logmeanexp(weights_KB, dim=0).numpy(), few.nll_N)
+        beyond += abs(few.per_sequence.value - many.per_sequence.value) > error_bar(weights_KB)
+    assert beyond <= 8
+
+
+def log_weights(network: LinearGaussian, batch: VectorBatch, samples: int, seed: int) -> Tensor:
+    """Draw as `importance_weighted_nll` does."""
+    posterior = network.posterior(batch)
+    deviation_BZ = (0.5 * posterior.logvar).exp()
+    torch.manual_seed(seed)
+    network(batch)
+    rounds = []
+    for _ in range(samples):
+        z_BZ = draw(posterior)
+        log_p_over_q_BZ = Normal(0.0, 1.0).log_prob(z_BZ) - Normal(posterior.mean, deviation_BZ).log_prob(z_BZ)
+        rounds.append((log_p_over_q_BZ.sum(dim=1) - network.nll_given_z(batch, z_BZ)).double())
+    return torch.stack(rounds)
+
+
 def test_one_sample_gives_the_negative_elbo_of_that_sample():
     network, batch = LinearGaussian(0.3, 1.5), vectors(5)
     result = importance_weighted_nll(network, [batch], samples=1)
@@ -168,7 +227,7 @@ def test_a_latent_for_each_step_counts_where_the_step_is_real():
 def test_the_sequence_of_an_empty_batch_is_left_out():
     batch = vectors(3)._replace(lengths_B=torch.tensor([STEPS, 0, STEPS]))
     assert importance_weighted_nll(LinearGaussian(), [batch], samples=2).sequences_N.tolist() == [0, 2]
-    assert posterior_statistics(LinearGaussian(), [batch]).sequences == 2
+    assert posterior_statistics(LinearGaussian(), paired(batch)).sequences == 2
 
 
 def test_the_demo_s_own_process_reaches_its_entropy_from_above(demo: Path, data: SequenceDataModule):
@@ -190,7 +249,7 @@ def test_the_same_seed_gives_the_same_numbers_and_leaves_torchs_own_alone():
     expected = torch.rand(3)
     torch.manual_seed(1)
     one, same, other = (importance_weighted_nll(network, [batch], samples=3, seed=s).nll_N for s in (5, 5, 6))
-    assert posterior_statistics(network, [batch], seed=2) == posterior_statistics(network, [batch], seed=2)
+    assert posterior_statistics(network, paired(batch), seed=2) == posterior_statistics(network, paired(batch), seed=2)
     assert torch.equal(torch.rand(3), expected)
     assert np.array_equal(one, same)
     assert not np.array_equal(one, other)
@@ -216,7 +275,7 @@ def test_batches_hold_every_sequence_once_and_keep_to_their_budget(data: Sequenc
 
 
 def test_statistics_of_a_linear_gaussian_model_are_the_known_ones():
-    statistics = posterior_statistics(LinearGaussian(), [vectors(500, seed) for seed in range(8)])
+    statistics = posterior_statistics(LinearGaussian(), paired(*(vectors(500, seed) for seed in range(8))))
     covariance_ZZ = torch.linalg.inv(torch.eye(LATENT) + WEIGHT_TZ.T @ WEIGHT_TZ / NOISE**2)
     # Means vary by what the posterior leaves of the prior's variance: E KL = -1/2 sum log of the posterior's variances.
     expected_Z = -0.5 * covariance_ZZ.diagonal().log()
@@ -234,12 +293,12 @@ def test_statistics_of_a_linear_gaussian_model_are_the_known_ones():
 def test_perplexity_counts_no_end_mark_of_a_sequence_that_is_cut_off():
     network = make_vae("tokens")
     batch = make_batch("tokens", [6, 4])._replace(ends_B=torch.tensor([False, True]))
-    assert posterior_statistics(network, [batch]).steps == 6 + 5
+    assert posterior_statistics(network, paired(batch)).steps == 6 + 5
     assert importance_weighted_nll(network, [batch], samples=2).steps_N.tolist() == [6, 5]
 
 
 def test_a_decoder_that_ignores_its_latent_has_no_use():
-    statistics = posterior_statistics(PerStep(), [vectors(10)])
+    statistics = posterior_statistics(PerStep(), paired(vectors(10)))
     assert statistics.decoder_use == Estimate(0.0, 0.0)
     assert statistics.active_units == 0
     assert statistics.mutual_information == pytest.approx(0.0, abs=1e-6)
@@ -248,7 +307,34 @@ def test_a_decoder_that_ignores_its_latent_has_no_use():
 
 
 def test_a_single_sequence_says_nothing_of_the_decoder_s_use():
-    assert posterior_statistics(LinearGaussian(), [vectors(1)]).decoder_use is None
+    statistics = posterior_statistics(LinearGaussian(), paired(vectors(1)))
+    assert (statistics.decoder_use, statistics.without_partner) == (None, 1)
+
+
+def test_the_error_over_windows_is_that_of_a_bootstrap_over_the_sequences_they_are_cut_from():
+    generator = np.random.default_rng(0)
+    windows_O = generator.integers(1, 20, 300)
+    owners_N = generator.permutation(np.repeat(np.arange(300), windows_O))
+    nll_N = 5 * generator.normal(size=300)[owners_N] + generator.normal(size=len(owners_N))
+    steps_N = generator.integers(5, 10, len(owners_N))
+    sums_3O = np.stack([np.bincount(owners_N, weights=part) for part in (nll_N, steps_N, np.ones(len(owners_N)))])
+    drawn_3R = sums_3O[:, generator.integers(0, 300, (4000, 300))].sum(axis=2)
+    per_sequence, per_step = mean_of(nll_N, owners_N=owners_N), mean_of(nll_N, steps_N, owners_N)
+    assert per_sequence.error == pytest.approx((drawn_3R[0] / drawn_3R[2]).std(), rel=0.08)
+    assert per_step.error == pytest.approx((drawn_3R[0] / drawn_3R[1]).std(), rel=0.08)
+    assert per_sequence.error > 2.5 * mean_of(nll_N).error
+    assert (per_sequence.value, per_step.value) == (mean_of(nll_N).value, mean_of(nll_N, steps_N).value)
+
+
+def test_the_error_over_whole_sequences_is_the_same_to_the_bit_whatever_their_order():
+    generator = np.random.default_rng(0)
+    nll_N, steps_N, owners_N = generator.normal(size=50), generator.integers(1, 9, 50), generator.permutation(50)
+    assert mean_of(nll_N, owners_N=owners_N) == mean_of(nll_N)
+    assert mean_of(nll_N, steps_N, owners_N) == mean_of(nll_N, steps_N)
+
+
+def test_the_windows_of_a_single_sequence_have_no_error_that_could_be_known():
+    assert mean_of(np.array([1.0, 3.0]), owners_N=np.array([7, 7])) == Estimate(2.0, math.inf)
 
 
 def test_a_mean_per_step_weighs_sequences_by_their_steps():

@@ -14,6 +14,7 @@ import torch
 from seqvae.inference.estimates import mean_of
 from seqvae.inference.evaluate import feature_errors
 from seqvae.inference.model import Model
+from seqvae.inference.streaming import Part
 from seqvae.training.network import StoredNetwork
 from tests.support.small_models import DESCRIPTIONS, make_batch, make_vae
 
@@ -38,9 +39,13 @@ def means_by_hand(trained: Model, batch) -> torch.Tensor:
         return all_BTV.flatten(0, 1)[batch.steps_E, batch.variables_E]
 
 
+OWNERS = {"whole": [np.array([0, 1, 2]), np.array([3, 4])], "windows": [np.array([0, 1, 0]), np.array([1, 2])]}
+
+
+@pytest.mark.parametrize("owners", OWNERS)
 @pytest.mark.parametrize("latent_scope", ["sequence", "step"])
 @pytest.mark.parametrize("kind", ["vectors", "events"])
-def test_errors_are_those_of_every_measured_value(kind, latent_scope):
+def test_errors_are_those_of_every_measured_value(kind, latent_scope, owners):
     trained = make_trained(kind, latent_scope=latent_scope)
     batches = [make_batch(kind, [3, 5, 1]), make_batch(kind, [4, 4], seed=1)]
     cells: dict[tuple[int, int], list[tuple[float, float]]] = {}
@@ -63,7 +68,12 @@ def test_errors_are_those_of_every_measured_value(kind, latent_scope):
             ]
         for b, d, off, value in found:
             cells.setdefault((10 * number + b, d), []).append((float(off), float(value)))
-    errors = {one.name: one for one in feature_errors(trained, batches)}
+    windows_O = np.bincount(np.concatenate(OWNERS[owners]))
+    parts = [
+        Part("test", batch, owners_B, windows_O[owners_B] == 1)
+        for batch, owners_B in zip(batches, OWNERS[owners], strict=True)
+    ]
+    errors = {one.name: one for one in feature_errors(trained, parts)}
     for d, name in enumerate(trained.description.names):
         values = [pair for (_, column), pairs in cells.items() if column == d for pair in pairs]
         if not values:
@@ -78,7 +88,9 @@ def test_errors_are_those_of_every_measured_value(kind, latent_scope):
             [sum(abs(off) for off, _ in cells.get((n, d), [])) * STD[d], len(cells.get((n, d), []))]
             for n in (0, 1, 2, 10, 11)
         ]
-        assert errors[name].mae_error == pytest.approx(mean_of(*np.array(sums_N).T).error, rel=1e-3)
+        absolute_N, count_N = np.array(sums_N).T
+        expected = mean_of(absolute_N, count_N, np.concatenate(OWNERS[owners]))
+        assert errors[name].mae_error == pytest.approx(expected.error, rel=1e-3)
 
 
 def test_tokens_have_no_features():

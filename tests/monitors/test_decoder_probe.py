@@ -3,11 +3,17 @@
 from typing import Any
 
 import lightning
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from seqvae.data.batch import TokenBatch
+from seqvae.data.datamodule import choose_sample
 from seqvae.monitors import PosteriorMetricsMonitor
+from seqvae.monitors.contract import StepOutputs
+from seqvae.monitors.decoder_use import decoder_use
+from tests.support.fake_sequences import FakeSequences
 from tests.support.foreign_vaes import QUIET, PosteriorImageVAE, ProbeableImageVAE, pictures, watched
 from tests.support.tiny_vaes import make_trainer
 
@@ -72,6 +78,32 @@ def test_probes_take_given_batches_or_offered_ones_or_the_first_of_validation_or
     else:
         trainer.fit(module, *loaders)
     assert module.sizes[::2] == module.sizes[1::2] == expected  # each is probed twice, with its own z and another's
+
+
+class KnowsTheSequence:
+    """A decoder that loses a nat a step with the latent of another sequence."""
+
+    def nll_given_z(self, batch: TokenBatch, z: Tensor) -> Tensor:
+        return batch.lengths_B * (z[:, 0].round() != batch.sequences_B)
+
+    def steps_of(self, batch: TokenBatch) -> Tensor:
+        return batch.lengths_B
+
+
+@pytest.mark.parametrize("length", [60, 300])
+def test_stubs_among_the_sequences_do_not_hide_that_the_decoder_uses_the_latent(length):
+    sequences = FakeSequences(np.where(np.arange(2000) % 25 < 3, 2, length))  # 12 % of two tokens
+    true_use = float(sequences.lengths_N.mean())
+    sample, uses = choose_sample(sequences.lengths_N), []
+    for chosen_B in sample.batches:
+        batch = sequences.cropped(sample.most_steps).gather(chosen_B)
+        mean_B1 = batch.sequences_B[:, None].double()
+        uses.append(decoder_use(KnowsTheSequence(), batch, StepOutputs(mean_B1, torch.full_like(mean_B1, -30.0))))
+    lost, squares, count, steps = (float(torch.stack(column).sum()) for column in zip(*uses, strict=True))
+    error = (max(0.0, squares / count - (lost / count) ** 2) / (count - 1)) ** 0.5
+    assert lost / count > 3 * error
+    assert lost / count == pytest.approx(true_use, rel=0.3)
+    assert steps == lost
 
 
 class ManualVAE(ProbeableImageVAE):

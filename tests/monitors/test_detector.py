@@ -114,6 +114,31 @@ def test_a_latent_of_which_most_dimensions_are_dead_is_partly_collapsed(cadence)
     assert watched.last.advice[0].startswith("--latent_size 4 ")
 
 
+@pytest.mark.parametrize("curve", [dead, ignored, partly, points], ids=lambda curve: curve.__name__)
+@pytest.mark.parametrize("steps", [10, 12, 50, 99, 200])
+def test_nothing_is_held_against_a_model_of_fewer_than_a_hundred_steps(curve, steps):
+    watched = watch(curve, Cadence(1, 1), KLSchedule(steps, lambda step: 1.0), steps=steps)
+    grave = [step for step, verdict in watched.verdicts if VERDICTS[verdict.name].tone in ("fair", "bad")]
+    assert bool(grave) == (steps == 200)
+    assert min(grave, default=100) >= 100
+
+
+def test_steps_under_a_rising_kl_weight_do_not_count_as_training():
+    watched = watch(dead, Cadence(1, 1), KLSchedule(400, lambda step: min(1.0, step / 200)), steps=400)
+    assert watched.first("collapsed") >= 190 + 100
+    evidence = next(verdict.evidence for step, verdict in watched.verdicts if step == 250)
+    assert evidence == (
+        "perhaps collapsed, but trained for only 60 of the 100 steps under the full KL weight that it takes to tell"
+    )
+
+
+def test_a_run_that_diverges_is_called_so_however_short():
+    assert (
+        watch(lambda step: reading(step, rate=math.nan, information=math.nan), Cadence(1, 1), steps=5).last.name
+        == "diverged"
+    )
+
+
 @at_each_cadence
 def test_posteriors_that_are_next_to_points_are_not_variational(cadence):
     assert [name for _, name in watch(points, cadence).changes] == ["cannot_tell", "not_variational"]
@@ -169,7 +194,11 @@ def test_the_beginning_of_a_run_and_of_its_full_weight_cannot_be_judged():
     first = watch(dead, LONG_RUN, KLSchedule()).verdicts[0][1]
     assert first.evidence == "the run has only begun: step 10"
     sixth = watch(dead, LONG_RUN, KLSchedule()).verdicts[4][1]
-    assert sixth.evidence == "perhaps collapsed, but not for long enough (since step 50)"
+    assert sixth.evidence == (
+        "perhaps collapsed, but trained for only 50 of the 100 steps under the full KL weight that it takes to tell"
+    )
+    later = watch(dead, LONG_RUN, KLSchedule()).verdicts[10][1]
+    assert later.evidence == "perhaps collapsed, but not for long enough (since step 50)"
     assert Detector().verdict.evidence == "there is no reading yet"
 
 
@@ -217,7 +246,7 @@ def test_a_partly_collapsed_latent_has_to_come_back_clearly():
     def curve(step):
         return reading(step, rate=4.0, use=6.0, active=6 if step <= 300 else 9 if step <= 600 else 11)
 
-    assert watch(curve, Cadence(10, 1)).changes[1:] == [(50, "partly_collapsed"), (630, "healthy")]
+    assert watch(curve, Cadence(10, 1)).changes[1:] == [(100, "partly_collapsed"), (630, "healthy")]
 
 
 @at_each_cadence
@@ -267,12 +296,12 @@ def test_a_state_that_went_through_json_changes_no_verdict(kinds, cadence, sched
         return kinds[min(len(kinds) - 1, step * len(kinds) // STEPS)](step)
 
     whole = watch(curve, cadence, schedule)
-    broken = Detector(None, cadence.window, schedule)
+    broken = Detector(None, cadence.window, schedule, advises_flags=True)
     verdicts = []
     for number, one in enumerate(offered(curve, cadence)):
         if number in breaks:
             state = json.loads(json.dumps(broken.state_dict()))
-            broken = Detector(None, cadence.window, schedule)
+            broken = Detector(None, cadence.window, schedule, advises_flags=True)
             broken.load_state_dict(state)
         verdicts.append((one.step, broken.judge(curve(one.step) if broken.wants_decoder_use(one) else one)))
     assert verdicts == whole.verdicts
@@ -496,13 +525,13 @@ def cycles(step: int) -> float:
 @pytest.mark.parametrize(
     ("name", "schedule", "weight_at", "expected"),
     [
-        ("known", LINEAR, LINEAR.weight_at, [(10, "warming_up"), (200, "cannot_tell"), (260, "collapsed")]),
-        ("known, but not returned", LINEAR, None, [(10, "warming_up"), (200, "cannot_tell"), (260, "collapsed")]),
+        ("known", LINEAR, LINEAR.weight_at, [(10, "warming_up"), (200, "cannot_tell"), (290, "collapsed")]),
+        ("known, but not returned", LINEAR, None, [(10, "warming_up"), (200, "cannot_tell"), (290, "collapsed")]),
         (
             "known cycles",
             KLSchedule(STEPS, cycles),
             cycles,
-            [(10, "warming_up"), (870, "cannot_tell"), (930, "collapsed")],
+            [(10, "warming_up"), (870, "cannot_tell"), (960, "collapsed")],
         ),
     ],
 )
@@ -603,6 +632,14 @@ def test_advice_names_flags_that_the_training_commands_have(name):
     for line in lines:
         if (words := WITH_A_VALUE.match(line)) and "--init_from" not in line:
             parse_command_line(TrainingSettings, words[1].split(), prog="test", description="")
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_advice_for_other_modules_names_no_flag_and_covers_the_same_remedies(name):
+    for situation in SITUATIONS:
+        flags, words = (advice_on(name, **situation, active=4, as_flags=as_flags) for as_flags in (True, False))
+        assert len(words) == len(flags)
+        assert not any("--" in line or "{" in line for line in words)
 
 
 @pytest.mark.parametrize("name", [name for name, kind in VERDICTS.items() if kind.is_alarm])

@@ -17,6 +17,7 @@ from torch.distributions import Normal, kl_divergence
 
 from seqvae.monitors import PosteriorMetricsMonitor, StepOutputs, read_readings
 from seqvae.monitors.contract import step_outputs_of
+from seqvae.monitors.decoder_use import z_of_another
 from tests.support.foreign_vaes import (
     LSTMVAE,
     QUIET,
@@ -91,10 +92,11 @@ def test_the_nll_is_the_mean_over_all_steps(tmp_path):
 @torch.no_grad()
 def lost(module: Any, batches: list[Any], z: Tensor, lengths: list[int] | None = None) -> list[float]:
     """By the definition, one sequence after the other; the steps of a shorter one repeat."""
-    differences = []
-    for i, batch in enumerate(batches):
+    differences, count = [], len(batches)
+    partners = z_of_another(torch.arange(count)[:, None], torch.ones(count, dtype=torch.bool)).flatten().tolist()
+    for i, (batch, j) in enumerate(zip(batches, partners, strict=True)):
         steps = range(z.shape[1])
-        other = z[i - 1] if lengths is None else torch.stack([z[i - 1, step % lengths[i - 1]] for step in steps])
+        other = z[j] if lengths is None else torch.stack([z[j, step % lengths[j]] for step in steps])
         differences.append(float(module.nll_given_z(batch, other[None]) - module.nll_given_z(batch, z[i, None])))
     return differences
 

@@ -15,7 +15,14 @@ from seqvae.monitors.contract import check_step_outputs, step_outputs_of
 from seqvae.monitors.decoder_use import DecoderUse, decoder_use, posterior_of, z_of_another
 from seqvae.monitors.publish import Publisher
 from seqvae.monitors.reading import NAME, describe_reading, from_row, to_row
-from seqvae.monitors.window import MICRO_BATCHES, LastRows, PosteriorWindow, read, take_reading
+from seqvae.monitors.window import (
+    MICRO_BATCHES,
+    LastRows,
+    PosteriorWindow,
+    read,
+    take_reading,
+    with_decoder_use,
+)
 from tests.support.tiny_vaes import TinyVAE, make_batches
 
 # --- The window -----------------------------------------------------------------------------------------------------
@@ -204,8 +211,11 @@ def test_a_reading_has_what_the_step_adds_and_none_for_what_is_missing():
     assert (bare.kl_weight, bare.nll, bare.decoder_use) == (None, None, None)
     window.push(torch.ones(2, 1), torch.ones(2, 1), None, torch.tensor([3.0, 5.0]))
     lost_B = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    use = DecoderUse(lost_B.sum(), lost_B.square().sum(), torch.tensor(4))
+    use = DecoderUse(lost_B.sum(), lost_B.square().sum(), torch.tensor(4), torch.tensor(90))
     full = take_reading(window, 1, 0, torch.tensor(0.6), use)
+    assert (full.decoder_use_sequences, full.decoder_use_steps) == (4, 90)
+    unknown = with_decoder_use(bare, use._replace(steps=torch.tensor(0)))
+    assert (unknown.decoder_use, unknown.decoder_use_sequences, unknown.decoder_use_steps) == (2.5, 4, None)
     assert (full.kl_weight, full.nll, full.decoder_use) == (0.6, 4.0, 2.5)
     assert full.decoder_use_error == pytest.approx(float(lost_B.std() / 2), rel=1e-5)
 
@@ -213,7 +223,7 @@ def test_a_reading_has_what_the_step_adds_and_none_for_what_is_missing():
 def test_the_error_of_a_decoder_use_of_one_sequence_is_not_known():
     window = PosteriorWindow(8)
     window.push(torch.ones(2, 1), torch.ones(2, 1))
-    use = DecoderUse(torch.tensor(3.0), torch.tensor(9.0), torch.tensor(1))
+    use = DecoderUse(*torch.tensor([3.0, 9.0, 1.0, 0.0]))
     reading = take_reading(window, 1, 0, None, use)
     assert reading.decoder_use == 3.0
     assert reading.decoder_use_error is not None
@@ -222,7 +232,7 @@ def test_the_error_of_a_decoder_use_of_one_sequence_is_not_known():
 
 def test_windows_of_several_processes_are_read_as_one():
     apart, together = (PosteriorWindow(20), PosteriorWindow(20)), PosteriorWindow(40)
-    probes = [DecoderUse(*torch.tensor(sums)) for sums in ([6.0, 20.0, 2.0], [1.0, 9.0, 5.0])]
+    probes = [DecoderUse(*torch.tensor(sums)) for sums in ([6.0, 20.0, 2.0, 30.0], [1.0, 9.0, 5.0, 8.0])]
     for window, rows_NZ in zip(apart, torch.randn(2, 5, 3).unbind(), strict=True):
         for one in (window, together):
             one.push(rows_NZ, -rows_NZ.abs(), None, rows_NZ.sum(dim=1))
@@ -235,7 +245,7 @@ def test_windows_of_several_processes_are_read_as_one():
     for window, probe in zip(apart, probes, strict=True):
         take_reading(window, 9, 1, 0.5, probe, send)
     both = [take_reading(window, 9, 1, 0.5, gather=lambda _: torch.stack(sent)) for window in apart]
-    expected = take_reading(together, 9, 1, 0.5, DecoderUse(*torch.tensor([7.0, 29.0, 7.0])))
+    expected = take_reading(together, 9, 1, 0.5, DecoderUse(*torch.tensor([7.0, 29.0, 7.0, 38.0])))
     assert both == [expected, expected]
 
 
@@ -441,26 +451,38 @@ def test_a_function_that_returns_no_step_outputs_is_refused(returned):
 
 def test_every_real_sequence_gets_the_z_of_another_real_one():
     mask_B = torch.tensor([True, False, True, True])
-    swapped = z_of_another(torch.arange(4.0)[:, None], mask_B)
-    assert swapped.flatten().tolist() == [3, 1, 0, 2]
+    swapped = z_of_another(torch.arange(4.0)[:, None], mask_B).flatten()
+    assert swapped[1] == 1
+    assert sorted(swapped.tolist()) == [0, 1, 2, 3]
+    assert all(swapped[place] != place for place in (0, 2, 3))
+
+
+def test_the_other_sequence_is_no_neighbour():
+    swapped_B = z_of_another(torch.arange(64.0)[:, None], torch.ones(64, dtype=torch.bool)).flatten()
+    apart_B = (swapped_B - torch.arange(64.0)).abs()
+    assert apart_B.min() > 0
+    assert (apart_B == 1).sum() < 8
+    assert apart_B.mean() > 10  # a third of 64, where partners are random
 
 
 def test_every_real_step_gets_a_real_step_of_another_sequence():
     z_BSZ = torch.tensor([[[10.0], [11.0], [12.0]], [[20.0], [-1.0], [-1.0]], [[30.0], [31.0], [-1.0]]])
     swapped_BS = z_of_another(z_BSZ, z_BSZ[..., 0] > 0).squeeze(dim=2)
-    assert swapped_BS.tolist() == [[30, 31, 30], [10, 11, 12], [20, 20, 20]]
+    repeated = {10: [10, 11, 12], 20: [20, 20, 20], 30: [30, 31, 30]}
+    assert sorted(swapped_BS.tolist()) == [*repeated.values()]
+    assert all(repeated[own] != given for own, given in zip(repeated, swapped_BS.tolist(), strict=True))
 
 
 def test_decoder_use_is_the_mean_difference_of_the_definition():
     module, batch = TinyVAE().eval(), make_batches(1)[0]
-    lost, squares, count = decoder_use(module, batch, posterior_of(module, batch))
+    lost, squares, count, _ = decoder_use(module, batch, posterior_of(module, batch))
     mean, logvar = module.posterior_of(batch)
     z = mean + (0.5 * logvar).exp() * torch.randn(mean.shape, generator=torch.Generator().manual_seed(0))
+    other_B = z_of_another(torch.arange(16)[:, None], torch.ones(16, dtype=torch.bool)).flatten().tolist()
     expected_B = torch.cat(
         [
-            module.nll_given_z(batch[i : i + 1], z[i - 1 : i] if i else z[-1:])
-            - module.nll_given_z(batch[i : i + 1], z[i, None])
-            for i in range(16)
+            module.nll_given_z(batch[i : i + 1], z[other, None]) - module.nll_given_z(batch[i : i + 1], z[i, None])
+            for i, other in enumerate(other_B)
         ]
     )
     torch.testing.assert_close(lost, expected_B.sum())
@@ -473,7 +495,7 @@ def test_a_sequence_that_is_alone_has_nothing_to_exchange(padding):
     mask_B = torch.arange(1 + padding) == 0
     batch = torch.ones(1 + padding, 4)
     use = decoder_use(TinyVAE().eval(), batch, StepOutputs(torch.ones(1 + padding, 3), batch[:, :3], mask_B))
-    assert use == (0.0, 0.0, 0)
+    assert use == (0.0, 0.0, 0, 0)
 
 
 def test_padding_has_no_part_in_decoder_use():

@@ -70,6 +70,7 @@ def test_a_verdict_in_the_events_has_its_reason_its_numbers_and_its_advice(warne
         assert change["since_step"] == change["step"]
         assert set(change["numbers"]) == {"rate", "mutual_information", "decoder_use"}
         assert bool(change["advice"]) == (change["verdict"] in ("collapsing", "collapsed"))
+        assert not any("--" in line for line in change["advice"])  # this module has no command, and no flags
         assert ("dead_by_step" in change) == (change["verdict"] == "collapsing")
     assert (
         step_of("collapsing", warned)

@@ -4,14 +4,15 @@ import numpy as np
 import torch
 
 from seqvae.data.batch import TokenBatch
+from seqvae.data.dataset import Windows
 
 
 class FakeSequences:
     """Sequence i of length L holds the tokens i % 97, i % 97 + 1, ..."""
 
-    def __init__(self, lengths: np.ndarray, broken: int | None = None) -> None:
+    def __init__(self, lengths: np.ndarray, broken: int | None = None, owners: np.ndarray | None = None) -> None:
         self.lengths_N = np.asarray(lengths, dtype=np.int32)
-        self.broken = broken
+        self.broken, self.owners_N = broken, owners
 
     def __len__(self) -> int:
         return len(self.lengths_N)
@@ -19,6 +20,13 @@ class FakeSequences:
     @property
     def stored_N(self) -> np.ndarray:
         return np.arange(len(self))
+
+    @property
+    def windows(self) -> Windows:
+        return Windows(np.zeros(len(self), np.int64), self.lengths_N, self.owners_N, 0)
+
+    def cropped(self, most_steps: int) -> "FakeSequences":
+        return FakeSequences(np.minimum(self.lengths_N, most_steps), self.broken, self.owners_N)
 
     def ids(self, sequences_B: np.ndarray) -> list[int | str]:
         return [int(sequence) for sequence in sequences_B]

@@ -125,7 +125,7 @@ def watch(
     steps: int = STEPS,
     can_probe: bool = True,
 ) -> Watched:
-    detector = Detector(None, cadence.window, schedule, can_probe=can_probe)
+    detector = Detector(None, cadence.window, schedule, can_probe=can_probe, advises_flags=True)
     verdicts, probed = [], []
     for one in offered(curve, cadence, steps):
         if detector.wants_decoder_use(one):

@@ -21,13 +21,13 @@ from seqvae.training.callbacks.checkpoint import is_between_steps
 from tests.support.tiny_vaes import LATENT, Batches, make_batches, make_trainer
 
 ROOT = Path(__file__).parent.parent.parent
-LONG = 100
+LONG = 200
 """Steps in which a run can be healthy, die slowly, and be found dead."""
 
 
 def dies(step: int) -> float:
     """Return the strength of a latent that dies slowly."""
-    return 1.0 if step < 15 else math.exp((15 - step) / 20)
+    return 1.0 if step < 50 else math.exp((50 - step) / 40)
 
 
 def lives(step: int) -> float:
