@@ -293,7 +293,8 @@ def test_statistics_of_a_linear_gaussian_model_are_the_known_ones():
 def test_perplexity_counts_no_end_mark_of_a_sequence_that_is_cut_off():
     network = make_vae("tokens")
     batch = make_batch("tokens", [6, 4])._replace(ends_B=torch.tensor([False, True]))
-    assert posterior_statistics(network, paired(batch)).steps == 6 + 5
+    part = Part("test", batch, np.arange(2), np.ones(2, np.bool_))
+    assert posterior_statistics(network, [Pairs(part, batch, np.zeros(2, np.bool_))]).steps == 6 + 5
     assert importance_weighted_nll(network, [batch], samples=2).steps_N.tolist() == [6, 5]
 
 
