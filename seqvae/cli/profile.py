@@ -109,7 +109,7 @@ def _analyse(
     recipes: "Sequence[Recipe]", measuring: MeasuringSettings, directory: Path, data: "SequenceDataModule", ink: "Ink"
 ) -> dict[str, Any]:
     from seqvae.profiling.analysis import analyse, bottleneck_of
-    from seqvae.reports.performance_report import as_dict, performance_page, write_performance_figure
+    from seqvae.reports.profile_report import as_dict, performance_page, write_performance_figure
 
     names = [recipe.name for recipe in recipes]
     suffixes = ["" if len(names) == 1 else f"-{name}" for name in names] if measuring.trace else []
@@ -131,7 +131,7 @@ def _analyse(
 def advise(recipe: "Recipe", words: Sequence[str], ink: "Ink") -> dict[str, Any]:
     """Print the advice on the training command with the flags typed, and return it in types of JSON."""
     from seqvae.profiling import advise as advising
-    from seqvae.reports.performance_report import advice_lines
+    from seqvae.reports.profile_report import advice_lines
 
     if program().endswith(" profile"):
         typed = program().removesuffix("profile") + {"optimized": "train", "reference": "train --plain"}[recipe.name]

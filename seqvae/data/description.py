@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 Kind = Literal["tokens", "vectors", "events"]
+"""What a step of a sequence is. A further kind needs a batch (`data/batch.py`) and its gathering (`data/dataset.py`), columns
+(`data/parquet/schema.py`) and their encoding (`data/building/`), an embedding and a likelihood (`models/`, chosen in
+`models/vae.py`), drawing (`models/sampling.py`), and tables (`inference/tables.py`)."""
 UNKNOWN = "<unknown>"
 UNITS: dict[Kind, str] = {"tokens": "token", "vectors": "time step", "events": "time step"}
 """What people are told that a step of a sequence is: a word that nobody takes for an optimizer step."""

@@ -10,7 +10,7 @@ decoder at its step. Where a sequence has an end mark, it is a step with a laten
 Shapes: B sequences, T steps, S steps with the end mark (S = T for kinds that have none), W width, Z latent dimensions, C classes.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 import torch
 import torch.nn.functional as F
@@ -67,6 +67,8 @@ class SequenceVAE(nn.Module):
             case "events":
                 self.embedding = EventEmbedding(description, width, pretrained)
                 self.likelihood = EventLikelihood(description, width)
+            case _:
+                assert_never(description.kind)
         self.input_dropout = Dropout(settings.dropout)
         self.encoder = Encoder(settings)
         make_posterior = GaussianPosterior if settings.posterior == "gaussian" else BatchNormPosterior

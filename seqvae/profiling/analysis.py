@@ -22,7 +22,7 @@ from seqvae.data.batch import EventBatch
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.monitors.hardware import Machine, difference, product_peak
 from seqvae.profiling.measured_run import STAGES, Lap, MeasuredRun, Recipe
-from seqvae.reports.performance_report import STAGE_NAMES, Bottleneck, Comparison, Speed, WholeRun
+from seqvae.reports.profile_report import STAGE_NAMES, Bottleneck, Comparison, Speed, WholeRun
 from seqvae.text import duration, measure, percent
 from seqvae.training.distributed import DTYPES
 from seqvae.training.fit import make_data, with_few_shapes

@@ -133,7 +133,7 @@ def test_changes_are_tried_on_the_training_command_as_it_was_typed(typed, advise
         return Advice()
 
     monkeypatch.setattr("seqvae.profiling.advise.advise", advise)
-    monkeypatch.setattr("seqvae.reports.performance_report.advice_lines", lambda advice, ink: [advice["command"]])
+    monkeypatch.setattr("seqvae.reports.profile_report.advice_lines", lambda advice, ink: [advice["command"]])
     words = ["--advise", "--command", "reference", "--lr", "0.1", "--num-iterations", "20", "--no_trace"]
     recipe = Recipe("reference", ReferenceSettings(), make_monitors)
     with named_command(typed):

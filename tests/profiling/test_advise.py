@@ -25,7 +25,7 @@ from seqvae.profiling.advise import (
     worth_measuring_again,
 )
 from seqvae.profiling.measured_run import MeasuredRunError, Recipe
-from seqvae.reports.performance_report import advice_lines
+from seqvae.reports.profile_report import advice_lines
 from seqvae.reports.terminal import Ink
 from tests.support.fake_runs import Behaviour, FakeRuns
 from train_optimized import callbacks

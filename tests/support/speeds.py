@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from seqvae.reports.performance_report import STAGE_NAMES, Speed, WholeRun
+from seqvae.reports.profile_report import STAGE_NAMES, Speed, WholeRun
 
 RUN = WholeRun(
     steps=1000,

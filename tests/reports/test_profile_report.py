@@ -9,7 +9,7 @@ from seqvae.config.data import BatchSettings
 from seqvae.config.run import ValidationSettings
 from seqvae.config.training import OptimizedSettings, ReferenceSettings
 from seqvae.profiling.analysis import Costs, bottleneck_of, whole_run
-from seqvae.reports.performance_report import (
+from seqvae.reports.profile_report import (
     STAGE_NAMES,
     Bottleneck,
     Comparison,
