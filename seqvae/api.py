@@ -85,7 +85,7 @@ def _signature_with_flags() -> inspect.Signature:
     return inspect.Signature([*own, *flags.values(), others], return_annotation="Run")
 
 
-fit.__signature__ = _signature_with_flags()  # type: ignore[attr-defined]
+vars(fit)["__signature__"] = _signature_with_flags()
 
 
 def load(

@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from benchmarks.measure import (
@@ -122,7 +123,7 @@ def trainings(codes: int, *, of_all: bool) -> tuple[Callable[[], None], Callable
     assert isinstance(likelihood, EventLikelihood)
     presence = likelihood.presence
     if of_all:
-        presence.nll = lambda *of: Presence.nll(presence, *of)  # type: ignore[method-assign]
+        vars(presence)["nll"] = partial(Presence.nll, presence)
     hidden_NW = torch.randn(SEQUENCES * STEPS, presence.in_features, requires_grad=True)
     dtype = DTYPES[loop.precision]
 

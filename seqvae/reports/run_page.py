@@ -273,7 +273,7 @@ def speed_rows(run: Run) -> list[tuple[str, str]]:
 
 
 def bottleneck(run: Run) -> str:
-    """Say what holds the run back, and what to try; from the shares alone, where `analyze_performance.py` measures."""
+    """Say what holds the run back, and what to try; from the shares alone, where `seqvae profile` measures."""
     rows = run.throughput
     waiting, padding = _typical(rows, "waiting_share"), _typical(rows, "padding_share")
     if waiting is None or padding is None:
@@ -281,7 +281,7 @@ def bottleneck(run: Run) -> str:
     own, all_of_them = _typical(rows, "cpu_utilisation"), _typical(rows, "machine_cpu_utilisation")
     peak = _typical(rows, "share_of_peak")
     on_gpu = any(number(row, "gpu_peak_memory_gib") is not None for row in rows)
-    more = " analyze_performance.py measures where a step goes, and, with --advise, what would be faster."
+    more = " seqvae profile measures where a step goes, and, with --advise, what would be faster."
     if waiting > NOTABLE_WAIT and waiting >= padding:
         return f"Waiting for data: {percent(waiting)} of training time. Try --num_workers 2 or --cache_data.{more}"
     if padding > NOTABLE_PADDING:

@@ -29,8 +29,7 @@ from seqvae.reports.run_files import HEALTHY, command_line, environment, write_e
 from seqvae.text import folded, window_width
 from seqvae.training.callbacks.checkpoint import Checkpoints, ReportsHealth
 from seqvae.training.callbacks.compile import COMPILER_ANSWERS, Answers, CompilerTrial
-from seqvae.training.callbacks.early_stopping import EarlyStopping
-from seqvae.training.callbacks.interrupt import StopOnSignal, TimeLimit, restore_signal_handlers
+from seqvae.training.callbacks.interrupt import EarlyStopping, StopOnSignal, TimeLimit, restore_signal_handlers
 from seqvae.training.callbacks.memory import FlatMemory
 from seqvae.training.callbacks.nonfinite import MOST_TIMES, NonFiniteError, Recovery, SkippedSteps, read_recovery
 from seqvae.training.callbacks.progress import Progress

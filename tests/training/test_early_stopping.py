@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
-from seqvae.training.callbacks.early_stopping import EarlyStopping
+from seqvae.training.callbacks.interrupt import EarlyStopping
 
 
 def validate(callback: EarlyStopping, step: int, elbo: float, sequences: int = 200) -> bool:

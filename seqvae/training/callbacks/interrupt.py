@@ -1,7 +1,8 @@
-"""The ends of a run before its last step, where a checkpoint can be written: --max_time, Ctrl-C and SIGTERM.
+"""The ends of a run before its last step, where a checkpoint can be written: --max_time, validations that no longer get better,
+Ctrl-C and SIGTERM.
 
-In: a clock, or a signal. Out: the end of training, or `Stopped`, raised where nothing is lost; the command then ends with 130 or
-143. A second signal ends the process at once.
+In: a clock, validations, or a signal. Out: the end of training, or `Stopped`, raised where nothing is lost; the command then ends
+with 130 or 143. A second signal ends the process at once.
 """
 
 import os
@@ -9,14 +10,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType
 from typing import Any
 
 import torch
-from lightning import Callback, Trainer
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import early_stopping
 
 from seqvae.errors import Stopped
 from seqvae.training.callbacks.checkpoint import Checkpoints, is_between_steps
@@ -54,6 +56,38 @@ class TimeLimit(Callback):
         if trainer.world_size > 1:  # all stop at the same step. sync: one per step
             is_over = trainer.strategy.reduce_boolean_decision(is_over, all=False)
         trainer.should_stop = trainer.should_stop or is_over
+
+
+class EarlyStopping(early_stopping.EarlyStopping):
+    """Callback that stops after `patience` validations in a row without a better ELBO.
+
+    It counts those under the KL's full weight: while the weight rises, the model is pulled from one objective to another, and the
+    ELBO, which is at weight 1, may fall for a while. Where a run goes on with other validation sequences, it counts anew. It has
+    the name of Lightning's class, which checkpoints of earlier versions know its state by.
+    """
+
+    def __init__(self, patience: int, is_counted: Callable[[int], bool]) -> None:
+        """`is_counted` says whether the KL has its full weight in an optimizer step, counted from 0."""
+        super().__init__("valid_elbo", mode="max", patience=patience, check_on_train_epoch_end=False)
+        self.is_counted = is_counted
+        self.sequences: int | None = None
+        """How many the best ELBO so far was validated on."""
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._should_skip_check(trainer) or not self.is_counted(trainer.global_step - 1):
+            return
+        sequences = int(trainer.callback_metrics["valid_sequences"])
+        if sequences != self.sequences:
+            self.sequences, self.wait_count, self.best_score = sequences, 0, torch.tensor(float("-inf"))
+        super().on_validation_end(trainer, pl_module)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"sequences": self.sequences}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on counting, by the patience that this session was given."""
+        super().load_state_dict(state_dict | {"patience": self.patience})
+        self.sequences = state_dict.get("sequences")  # older ones counted from the beginning of the run
 
 
 @contextmanager
