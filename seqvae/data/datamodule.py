@@ -24,7 +24,9 @@ from seqvae.data.batching import (
     Limits,
     Plan,
     choose_and_cut,
+    choose_sequences,
     cut_batches,
+    gather_batch,
     grid_efficiency,
     grid_lengths,
     padding_efficiency,
@@ -52,6 +54,8 @@ PROBE_STEPS = 1024
 """Steps of a sample for monitors, padding included; of long sequences more, where half of them would have to be cut short."""
 PROBE_CANDIDATES = 2048
 """Sequences that such a sample is chosen from: neighbours in length are then alike, and all are looked at in 0.1 s."""
+SCORED_SEQUENCES = 256
+"""Training sequences that monitors take gradients on."""
 
 EFFICIENCY_BATCHES = 1000
 """Enough to tell two digits of the padding efficiency; all batches of ten million sequences would take a quarter of a second."""
@@ -283,6 +287,21 @@ class SequenceDataModule(lightning.LightningDataModule):
         sample = choose_sample(np.asarray(stored.lengths_N)[candidates_C])
         batches = [stored.cropped(sample.most_steps).gather(candidates_C[chosen_B]) for chosen_B in sample.batches]
         return [batch._replace(step_tokens=int(batch.lengths_B.sum())) for batch in batches]
+
+    def score_batches(self) -> list[Batch]:
+        """Return training sequences of all lengths in a few batches, the same in all runs on these data.
+
+        They are for monitors that need the decoder's gradients on a sample of what it learns from.
+        """
+        sequences = self.split("train")
+        lengths_N = sequences.lengths_N
+        chosen_C = choose_sequences(lengths_N, sequences.stored_N, min(SCORED_SEQUENCES, len(lengths_N)))
+        limits = resolve_evaluation_limits(lengths_N, self.batches, self.lengths.max_sequence_length)
+        plan = plan_epoch(cut_batches(lengths_N[chosen_C], limits), seed=0, epoch=0)
+        return [
+            gather_batch(sequences, limits, chosen_C[batch_B])
+            for batch_B in np.split(plan.order_N, plan.starts_K1[1:-1])
+        ]
 
     def state_dict(self) -> dict[str, Any]:
         if "train" not in self._loaders:

@@ -71,9 +71,12 @@ class Decoder(nn.Module):
 
     def forward(self, inputs_BTW: Tensor, z: Tensor) -> Tensor:
         """Decode; `z` is (B, Z) or, with a latent for each step, (B, T, Z)."""
+        return self.add_at_layers(inputs_BTW, self.latent(z if z.dim() == 3 else z[:, None]))
+
+    def add_at_layers(self, inputs_BTW: Tensor, added_BTM: Tensor) -> Tensor:
+        """Decode, with what z comes to at all layers, one behind the other, (B, T or 1, depth * W)."""
         hidden_BTW = inputs_BTW if self.autoregressive else inputs_BTW[:, :1] + position_waves(inputs_BTW)
-        shifts = self.latent(z if z.dim() == 3 else z[:, None]).chunk(len(self.blocks), dim=-1)
-        return self.norm(self.blocks(hidden_BTW, shifts=shifts))
+        return self.norm(self.blocks(hidden_BTW, shifts=added_BTM.chunk(len(self.blocks), dim=-1)))
 
     def step(self, input_BW: Tensor, z_BZ: Tensor, step: int, pasts: Pasts) -> tuple[Tensor, Pasts]:
         """Return what `forward` does for one step, and the pasts of the next: all that blocks remember. Steps come in turn.

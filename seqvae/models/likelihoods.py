@@ -98,6 +98,22 @@ class TokenLikelihood(HasCpuKernel, nn.Module):
     def forward(self, hidden_BSW: Tensor, batch: TokenBatch) -> Tensor:
         steps_S = torch.arange(hidden_BSW.shape[1], device=hidden_BSW.device)
         targets_BS = F.pad(batch.tokens_BT, (0, 1)).masked_fill(steps_S == batch.lengths_B[:, None], self.end)
+        return self.nll_of(targets_BS, hidden_BSW, batch)
+
+    def nll_of_drawn(self, hidden_BSW: Tensor, batch: TokenBatch, generator: torch.Generator) -> Tensor:
+        """Return -log p, (B, S), of what the likelihood draws at each step of the batch."""
+        hidden_NW = hidden_BSW.detach().flatten(0, 1)
+        slices = hidden_NW.split(rows_at_once(self.scores.out_features))
+        with torch.no_grad():
+            targets_N = torch.cat([self.sample(hidden_RW, 1.0, generator) for hidden_RW in slices])
+            if self.unknown_share:
+                uniform_N = torch.rand(len(targets_N), generator=generator, device=targets_N.device)
+                targets_N = targets_N.masked_fill(uniform_N < self.unknown_share, UNKNOWN_ID)
+        return self.nll_of(targets_N.view(hidden_BSW.shape[:2]), hidden_BSW, batch)
+
+    def nll_of(self, targets_BS: Tensor, hidden_BSW: Tensor, batch: TokenBatch) -> Tensor:
+        """Return -log p of these ids at the steps that count, (B, S)."""
+        steps_S = torch.arange(hidden_BSW.shape[1], device=hidden_BSW.device)
         counts_BS = steps_S < predicted_steps(batch)[:, None]
         hidden_NW, targets_N = hidden_BSW.flatten(0, 1), targets_BS.flatten()
         if self.kernel_enabled and self.end >= MANY_IDS:
@@ -149,14 +165,20 @@ class VectorLikelihood(nn.Module):
         nll_BTD = robust_nll(batch.values_BTD, *self.predict(hidden_BTW)) * batch.observed_BTD
         return nll_BTD.sum(dim=-1) * real_steps(batch.lengths_B, hidden_BTW.shape[1])
 
+    def nll_of_drawn(self, hidden_BTW: Tensor, batch: VectorBatch, generator: torch.Generator) -> Tensor:
+        """Return -log p, (B, T), of what the likelihood draws where the batch has values."""
+        with torch.no_grad():
+            drawn_BTD = self.sample(hidden_BTW, 1.0, generator)
+        return self(hidden_BTW, batch._replace(values_BTD=drawn_BTD))
+
     def predict(self, hidden_BTW: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and log-variance of each feature."""
         mean_BTD, raw_logvar_BTD = self.moments(hidden_BTW).chunk(2, dim=-1)
         return mean_BTD, bounded(raw_logvar_BTD, LOGVAR_LIMIT)
 
-    def sample(self, hidden_BW: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
-        """Draw all features, normalised, (B, D)."""
-        return draw_gaussian(*self.predict(hidden_BW), temperature, generator)
+    def sample(self, hidden: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+        """Draw all features, normalised, (..., D)."""
+        return draw_gaussian(*self.predict(hidden), temperature, generator)
 
 
 class EventLikelihood(nn.Module):
@@ -198,6 +220,29 @@ class EventLikelihood(nn.Module):
             contents_N = contents_N + (mixed_N - learned_N)
         gaps_BT = gap_nll(batch.gaps_BT, *self.predict_gaps(hidden_BTW), self.gap_scale)
         return (gaps_BT * later_BT + contents_N.view_as(real_BT)) * real_BT
+
+    def nll_of_drawn(self, hidden_BTW: Tensor, batch: EventBatch, generator: torch.Generator) -> Tensor:
+        """Return -log p, (B, T), of the gap and the events that the likelihood draws at each step of the batch."""
+        with torch.no_grad():
+            hidden_NW, rows = hidden_BTW.flatten(0, 1), rows_at_once(len(self.valued_V))
+            gaps_BT = self.sample_gap(hidden_NW, 1.0, generator).view_as(batch.gaps_BT)
+            gaps_BT = gaps_BT.masked_fill(torch.arange(gaps_BT.shape[1], device=gaps_BT.device) == 0, 0.0)
+            events: list[tuple[Tensor, Tensor, Tensor]] = []
+            for number, (hidden_RW, gaps_R) in enumerate(
+                zip(hidden_NW.split(rows), gaps_BT.flatten().split(rows), strict=True)
+            ):
+                present_RV, values_RV = self.sample(hidden_RW, gaps_R, 1.0, generator)
+                steps, variables = present_RV.nonzero(as_tuple=True)
+                events.append((number * rows + steps, variables, values_RV[steps, variables]))
+            steps_E, variables_E, values_E = (torch.cat(column) for column in zip(*events, strict=True))
+        drawn = batch._replace(
+            gaps_BT=gaps_BT,
+            steps_E=steps_E,
+            variables_E=variables_E,
+            values_E=values_E.nan_to_num(),
+            has_value_E=~values_E.isnan(),
+        )
+        return self(hidden_BTW, drawn)
 
     def unknown_nll(self, hidden_BTW: Tensor, batch: EventBatch) -> tuple[Tensor, Tensor]:
         """Return what `forward` has for whether <unknown> is present at a step, (B, T), and where it is."""

@@ -10,7 +10,7 @@ decoder at its step. Where a sequence has an end mark, it is a step with a laten
 Shapes: B sequences, T steps, S steps with the end mark (S = T for kinds that have none), W width, Z latent dimensions, C classes.
 """
 
-from typing import NamedTuple, assert_never
+from typing import Any, NamedTuple, assert_never
 
 import torch
 import torch.nn.functional as F
@@ -108,8 +108,10 @@ class SequenceVAE(nn.Module):
 
     def encode(self, batch: Batch, steps_BTW: Tensor | None = None) -> Posterior:
         """Return the posterior of each sequence or step; `steps_BTW` are the embedded steps, where they are known already."""
-        if steps_BTW is None:
-            steps_BTW = self.embedding(batch)
+        return self.posterior(*self.features(batch, self.embedding(batch) if steps_BTW is None else steps_BTW))
+
+    def features(self, batch: Batch, steps_BTW: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the posterior is computed from, (B, W) or (B, S, W), and what of it is real."""
         # A sequence of length 0 counts as one of length 1: attention to nothing at all would be NaN.
         is_real_B, seen_B = batch.lengths_B > 0, batch.lengths_B.clamp(min=1)
         if self.end_has_latent:  # one step more, and the end mark, if there is one, right behind the last real step
@@ -120,17 +122,21 @@ class SequenceVAE(nn.Module):
         real_BS = real_steps(seen_B, steps_BTW.shape[1])
         hidden_BSW = self.encoder(self.input_dropout(steps_BTW), real_BS)
         if self.latent_per_step:
-            return self.posterior(hidden_BSW, real_BS & is_real_B[:, None])
-        return self.posterior(mean_over_steps(hidden_BSW, real_BS), is_real_B)
+            return hidden_BSW, real_BS & is_real_B[:, None]
+        return mean_over_steps(hidden_BSW, real_BS), is_real_B
 
     def decode_hidden(self, steps_BTW: Tensor, z: Tensor) -> Tensor:
         """Return the decoder's vector of each step, (B, S, W), given z and the embedded steps before it."""
+        return self.decoder(self.decoder_inputs(steps_BTW), z)
+
+    def decoder_inputs(self, steps_BTW: Tensor) -> Tensor:
+        """Return what the decoder sees at each step, (B, S, W): the begin mark, then the steps before it; in training not all."""
         if self.training and self.word_dropout > 0:
             drop_BT1 = torch.rand(steps_BTW.shape[:2], device=steps_BTW.device)[..., None] < self.word_dropout
             steps_BTW = torch.where(drop_BT1, self.dropped_W, steps_BTW)
         begin_B1W = self.begin_W.expand(len(steps_BTW), 1, -1)
         inputs_BSW = torch.cat((begin_B1W, steps_BTW), dim=1)[:, : steps_BTW.shape[1] + self.likelihood.extra_steps]
-        return self.decoder(self.input_dropout(inputs_BSW), z)
+        return self.input_dropout(inputs_BSW)
 
     def decode(self, batch: Batch, z: Tensor) -> Tensor:
         """Return -log p of each step given z and the steps before it, (B, S); 0 where padded."""
@@ -139,6 +145,36 @@ class SequenceVAE(nn.Module):
     def nll_given_z(self, batch: Batch, z: Tensor) -> Tensor:
         """Return -log p of each sequence given z, (B,)."""
         return self.decode(batch, z).sum(dim=1)
+
+    def latent_scores(self, batch: Batch, draws: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what the escape threshold is estimated from (`LatentScores` of the monitors), for a latent of each sequence.
+
+        These are the gradients of log p by what z adds to the decoder's layers, at z = 0, of the data, (P, B, M), and of targets
+        that the decoder draws, (K, B, M); and what the posterior's mean is linear in. The decoder alone is as in training; where
+        it has dropout, each draw has a pass with a mask of its own.
+        """
+        with torch.no_grad():
+            steps_BTW = self.embedding(batch)
+            features_BW, _ = self.features(batch, steps_BTW)
+        nll_of_drawn: Any = self.likelihood.nll_of_drawn
+        modes = [(part, part.training) for part in (self, *self.decoder.modules(), self.input_dropout)]
+        data, drawn, passes = [], [], draws if max(self.word_dropout, self.settings.dropout) > 0 else 1
+        generator = torch.Generator(steps_BTW.device).manual_seed(torch.initial_seed() % 2**63)
+        try:
+            for part, _ in modes:
+                part.training = True
+            with torch.enable_grad():
+                for _ in range(passes):
+                    added_B1M = self.decoder.latent.bias.detach().expand(len(steps_BTW), 1, -1).clone().requires_grad_()
+                    hidden_BSW = self.decoder.add_at_layers(self.decoder_inputs(steps_BTW), added_B1M)
+                    data.append(_gradient(-self.likelihood(hidden_BSW, batch), added_B1M))
+                    for _ in range(draws // passes):
+                        nll_BS = nll_of_drawn(hidden_BSW, batch, generator)
+                        drawn.append(_gradient(-nll_BS, added_B1M))
+        finally:
+            for part, mode in modes:
+                part.training = mode
+        return torch.stack(data), torch.stack(drawn), features_BW
 
     def use_gradient_checkpointing(self) -> None:
         """Forget the inner results of each layer and compute them again in the backward pass."""
@@ -154,6 +190,12 @@ class SequenceVAE(nn.Module):
         """Compile the layers in place, so that weights keep their names."""
         self.encoder.blocks.compile_each(mode)
         self.decoder.blocks.compile_each(mode)
+
+
+def _gradient(log_p: Tensor, added_B1M: Tensor) -> Tensor:
+    """Return the gradient of log p of each sequence by what is added, (B, M); the graph stays for the next."""
+    (gradient_B1M,) = torch.autograd.grad(log_p.sum(), added_B1M, retain_graph=True)
+    return gradient_B1M.squeeze(1)
 
 
 def mean_over_steps(vectors_BSR: Tensor, mask_BS: Tensor) -> Tensor:

@@ -17,10 +17,11 @@ from torch import Tensor
 from seqvae.monitors.contract import ReadOutputs, check_step_outputs, step_outputs_of
 from seqvae.monitors.decoder_use import DecoderProbe, Probeable
 from seqvae.monitors.detector import FEWEST_IN_WINDOW, Detector, KLSchedule
+from seqvae.monitors.escape import ThresholdReader, why_unreadable
 from seqvae.monitors.publish import Publisher
 from seqvae.monitors.reading import Reading
 from seqvae.monitors.rules import Thresholds
-from seqvae.monitors.window import PosteriorWindow, take_reading, with_decoder_use
+from seqvae.monitors.window import PosteriorWindow, take_reading, with_decoder_use, with_escape_threshold
 from seqvae.verdicts import VERDICTS, Verdict
 
 DRAWING_SECONDS, HURRIED_SECONDS = 30.0, 10.0
@@ -133,6 +134,7 @@ class PosteriorMetricsMonitor(Callback):
         """The latest."""
         self._window = PosteriorWindow(-(-self.posteriors // world_size))
         self._decoder = DecoderProbe(self.read_outputs, self.probe_batch)
+        self._escape = ThresholdReader()
         self._detector = Detector(self.thresholds, self.window_size)
         self._loaded: dict[str, Any] | None = None
         """The detector's state in a checkpoint."""
@@ -184,6 +186,7 @@ class PosteriorMetricsMonitor(Callback):
             self.window_size,
             schedule,
             can_probe=self._probes,
+            can_read_threshold=self.probe_decoder and why_unreadable(pl_module) is None,
             advises_flags=isinstance(pl_module, KnowsFlags) and pl_module.takes_flags(),
         )
         if self._loaded is not None:
@@ -218,6 +221,9 @@ class PosteriorMetricsMonitor(Callback):
         if self._probes and not probes_now and self._detector.wants_decoder_use(reading):
             use = self._decoder.probe(trainer, pl_module, batch, step_outputs)
             reading = with_decoder_use(reading, use, gather)  # sync: a second one, where there is a suspicion
+        if self._detector.wants_escape_threshold(reading):
+            threshold = self._escape.read(trainer, pl_module)  # sync: one for each batch that it is read on
+            reading = with_escape_threshold(reading, threshold, gather)
         before = self.verdict.name
         verdict = self._detector.judge(reading)
         self.reading = reading

@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 
 from seqvae.monitors import formulas
 from seqvae.monitors.decoder_use import DecoderUse
+from seqvae.monitors.escape import EscapeThreshold
 from seqvae.monitors.reading import Reading, Scope
 
 MICRO_BATCHES = 4
@@ -201,6 +202,13 @@ def with_decoder_use(reading: Reading, use: DecoderUse, gather: Gather = lambda 
     """Add what a probe found to a reading that was taken without."""
     sums_R4 = gather(torch.stack([part.float() for part in use])).cpu().reshape(-1, len(use))  # sync: once a probe
     return _with_sums(reading, sums_R4)
+
+
+def with_escape_threshold(reading: Reading, threshold: EscapeThreshold, gather: Gather = lambda own: own) -> Reading:
+    """Add the escape threshold, that of the first process, to a reading that was taken without."""
+    numbers = gather(torch.tensor(threshold))[0].tolist()
+    names = ("escape_threshold", "escape_threshold_error", "ideal_escape_threshold", "ideal_escape_threshold_error")
+    return reading._replace(**dict(zip(names, numbers, strict=True)))
 
 
 def _with_sums(reading: Reading, sums_R4: Tensor) -> Reading:

@@ -3,8 +3,8 @@
 Each is a function `chart(medium, data) -> Chart`, which `figures.py` turns into a file in plots/ or a part of a page; where there
 is nothing to draw it returns the reason instead.
 
-Shapes: R readings, P readings at which the decoder was probed, N posteriors, Z latent dimensions, D dimensions shown, G rows or
-places on an axis, K principal components.
+Shapes: R readings, P of them at which the decoder was probed, E at which the escape threshold was read, N posteriors,
+Z latent dimensions, D dimensions shown, G rows or places on an axis, K principal components.
 """
 
 import math
@@ -58,6 +58,8 @@ FEW_PROBES, MARKS = 60, 24
 """Up to FEW_PROBES probes are marked one by one, of more about MARKS."""
 MOST_BANDS = 200
 """Probes whose errors make up the band around the decoder use, where there are many."""
+MOST_OF_WEIGHT = 3.0
+"""Times the highest KL weight that an escape threshold is shown up to: far above it nothing has to be told apart."""
 NAME_WIDTH = 24
 OF_THE_LAST = "numbers: the last reading"
 
@@ -90,7 +92,7 @@ class Band(NamedTuple):
 
 
 def timeline(medium: Medium, history: History) -> Chart:
-    """Draw rate, mutual information and decoder use over the run; below them the verdicts and the KL weight."""
+    """Draw rate, mutual information and decoder use; below them the verdicts, and the KL weight beside the escape threshold."""
     bands = bands_of(history.steps_R, history.verdicts)
     met = dict.fromkeys(band.verdict for band in bands)
     rows = [*(name for name in VERDICTS if name in met), *(name for name in met if name not in VERDICTS)]
@@ -153,7 +155,22 @@ def timeline(medium: Medium, history: History) -> Chart:
         weight.fill_between(steps_R, weight_R, color=RULE, linewidth=0)
         weight.plot(steps_R, weight_R, color=GREY, linewidth=1.2, marker=mark)
         highest = float(np.nanmax(weight_R)) or 1.0
-        weight.set_ylim(0, 1.12 * highest)
+        top = highest
+        if np.isfinite(history.threshold_E).any():
+            top = max(highest, min(float(np.nanmax(history.threshold_E)), MOST_OF_WEIGHT * highest))
+            latest = (
+                f"{_legend_number(history.threshold_E[-1])} ± {_legend_number(history.threshold_error_E[-1], '.2g')}"
+            )
+            weight.errorbar(
+                *(history.threshold_steps_E, history.threshold_E, history.threshold_error_E),
+                fmt="o",
+                color=LOST,
+                markersize=3.5,
+                elinewidth=0.8,
+                label=f"escape threshold: {latest}",
+            )
+            weight.legend(loc="upper right", frameon=False, fontsize="small")
+        weight.set_ylim(0, 1.12 * top)
         weight.set_yticks((0.0, highest), ("0", brief(highest)))
         weight.set_ylabel("KL weight")
     places[0].set_xlabel("")

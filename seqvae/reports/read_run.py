@@ -3,7 +3,8 @@
 The one reader of a run's files. Nothing is taken for granted: a run may have just begun, been killed, be damaged, or come from an
 older version. Half lines and foreign lines are passed over. A long run is thinned to what a page can show, its last row included.
 
-Shapes: R readings, P readings at which the decoder was probed, N posteriors, Z latent dimensions.
+Shapes: R readings, P of them at which the decoder was probed, E at which the escape threshold was read, N posteriors,
+Z latent dimensions.
 """
 
 import csv
@@ -222,6 +223,10 @@ class History(NamedTuple):
     probed_steps_P: np.ndarray
     decoder_use_P: np.ndarray
     decoder_use_error_P: np.ndarray
+    threshold_steps_E: np.ndarray
+    """Steps at which the escape threshold was read."""
+    threshold_E: np.ndarray
+    threshold_error_E: np.ndarray
     verdicts: tuple[str | None, ...]
     """The R names of the verdict in force after each reading; None before any judgement."""
     readings_taken: int
@@ -255,6 +260,7 @@ def history_of(readings: Sequence[Row], readings_taken: int) -> History | None:
         return None
     rows = [row for row, _ in pairs]
     probed = [row for row in rows if "decoder_use" in row]
+    escaping = [row for row in rows if "escape_threshold" in row]
 
     def array(rows: Sequence[Row], name: str) -> np.ndarray:
         return np.array([number(row, name) for row in rows], dtype=float)
@@ -271,6 +277,9 @@ def history_of(readings: Sequence[Row], readings_taken: int) -> History | None:
         probed_steps_P=array(probed, "step"),
         decoder_use_P=array(probed, "decoder_use"),
         decoder_use_error_P=array(probed, "decoder_use_error"),
+        threshold_steps_E=array(escaping, "step"),
+        threshold_E=array(escaping, "escape_threshold"),
+        threshold_error_E=array(escaping, "escape_threshold_error"),
         verdicts=tuple(text(row, "verdict") or None for row in rows),
         readings_taken=readings_taken,
     )
@@ -279,16 +288,15 @@ def history_of(readings: Sequence[Row], readings_taken: int) -> History | None:
 def thin(lines: Iterable[bytes], most: int) -> tuple[int, list[bytes]]:
     """Count the lines that may be JSON objects, and keep at most `most` (an even number) of them, evenly spread, and the last.
 
-    One of every 1, 2, 4 ... in a row is kept, in one pass and bounded memory. Of those in a row one at which the decoder was
-    probed is preferred, or rare probes would meet the lines that are kept by chance only.
+    One of every 1, 2, 4 ... in a row is kept, in one pass and bounded memory. Of those in a row one at which the escape threshold
+    or the decoder use was read is preferred, or rare ones would meet the lines that are kept by chance only.
 
     >>> thin([b'{"step": %d}\\n' % step for step in range(1, 6)], most=4)
     (5, [b'{"step": 2}\\n', b'{"step": 4}\\n', b'{"step": 5}\\n'])
     """
 
     def better(one: bytes, other: bytes) -> bytes:
-        probed = b'"decoder_use"'
-        return one if probed in one and probed not in other else other
+        return max(other, one, key=lambda line: (b'"escape_threshold"' in line, b'"decoder_use"' in line))
 
     kept: list[bytes] = []
     count, in_a_row, waiting, last = 0, 1, b"", b""

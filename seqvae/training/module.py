@@ -95,6 +95,8 @@ class TrainingModule(lightning.LightningModule):
         """Where it is reported what a step survived."""
         if isinstance(network, Probeable):  # by these methods a monitor sees whether the decoder uses z
             self.posterior_of, self.nll_given_z = network.encode, network.nll_given_z
+        if isinstance(network, SequenceVAE) and not network.latent_per_step:
+            self.latent_scores = network.latent_scores
         self._validated: list[Sums] = []
         self._kl_of_step: list[Tensor] = []
         """The KL and the sequences that it belongs to, of each micro-batch of the present optimizer step."""
