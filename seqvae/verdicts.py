@@ -187,6 +187,14 @@ VERDICTS: Mapping[str, VerdictKind] = {
             is_alarm=True,
         ),
         VerdictKind(
+            name="asleep",
+            tone="fair",
+            sentence="The latent is silent, but not dead: it can still come to life by itself",
+            reason="the latent is silent, and the KL weight is small enough for it to come to life by itself",
+            patience=Patience(1),
+            remedies=(),
+        ),
+        VerdictKind(
             name="collapsed",
             tone="bad",
             sentence="The posterior has collapsed: the decoder does without the latent",

@@ -22,7 +22,7 @@ from seqvae.monitors.publish import Publisher
 from seqvae.monitors.reading import Reading
 from seqvae.monitors.rules import Thresholds
 from seqvae.monitors.window import PosteriorWindow, take_reading, with_decoder_use, with_escape_threshold
-from seqvae.verdicts import VERDICTS, Verdict
+from seqvae.verdicts import Verdict
 
 DRAWING_SECONDS, HURRIED_SECONDS = 30.0, 10.0
 """How long a run's end waits for figures; the second where a signal ended it, and will not be sent twice."""
@@ -96,8 +96,9 @@ class PosteriorMetricsMonitor(Callback):
 
         `log_dir` is where posterior.jsonl, events.jsonl and plots/ go, by default the Trainer's default_root_dir. It belongs to
         one run: a run that starts at step 0 begins new files.
-        `on_collapse="stop"` saves a checkpoint and raises `PosteriorCollapsed`. A run that is resumed from there is meant to go
-        on: it is stopped again only when another verdict has come between.
+        `on_collapse="stop"` saves a checkpoint and raises `PosteriorCollapsed` once a collapse is certain: the escape threshold
+        confirms it, or the verdict has been in force for a quarter of the run, a tenth if the latent had been alive. A run that is
+        resumed from there is meant to go on: it is stopped again only when another verdict has come between.
         `probe_decoder` reads decoder use, where the module has `nll_given_z`: at every n-th reading, and whenever a suspicion
         has to be confirmed before the verdict changes; `probe_every_n_readings=None`: only then. It is read on `probe_batch`, or
         on a few sequences that are chosen from the first validation batches and then kept.
@@ -148,7 +149,7 @@ class PosteriorMetricsMonitor(Callback):
 
     def is_unharmed(self) -> bool:
         """Whether a checkpoint saved now is worth going back to."""
-        return VERDICTS[self.verdict.name].is_unharmed
+        return self._detector.is_unharmed()
 
     def describe(self, total_steps: int) -> str:
         """Describe the monitor for the header of a run of `total_steps` optimizer steps."""
@@ -195,7 +196,7 @@ class PosteriorMetricsMonitor(Callback):
             draws = self.plot_frequency is not None
             self._publisher = Publisher(self._directory, trainer.loggers, verbose=self.verbose, draws=draws)
             unprobed = type(pl_module).__name__ if self.probe_decoder and not self._probes else None
-            stops = self.on_collapse == "stop"
+            stops = self.on_collapse == "stop" and self._detector.is_certain()
             self._publisher.start_after(trainer.global_step, self.verdict, unprobed=unprobed, stops=stops)
 
     def on_train_batch_end(
@@ -224,7 +225,7 @@ class PosteriorMetricsMonitor(Callback):
         if self._detector.wants_escape_threshold(reading):
             threshold = self._escape.read(trainer, pl_module)  # sync: one for each batch that it is read on
             reading = with_escape_threshold(reading, threshold, gather)
-        before = self.verdict.name
+        before, was_certain = self.verdict.name, self._detector.is_certain()
         verdict = self._detector.judge(reading)
         self.reading = reading
         if self._publisher is not None:
@@ -233,7 +234,7 @@ class PosteriorMetricsMonitor(Callback):
             if self.plot_frequency is not None and step - self._step_drawn >= self.plot_frequency:
                 self._step_drawn = step
                 self._publisher.draw(self._window, step)
-        if self.on_collapse == "stop" and VERDICTS[verdict.name].is_collapse and not VERDICTS[before].is_collapse:
+        if self.on_collapse == "stop" and self._detector.is_certain() and not was_certain:
             self._stop(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

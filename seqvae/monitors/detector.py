@@ -1,28 +1,34 @@
 """The detector: readings one by one in, the verdict in force out. Plain Python on numbers; no torch, no clock, no files.
 
-It waits until the KL weight is full, tells faint readings that fall or stay from those that grow, and changes its mind only
-when the readings have pointed elsewhere for a while. `rules.py` judges readings at one moment; this module adds memory. The same
-readings give the same verdicts, also across a checkpoint.
+It waits until the KL weight is full, or until a silent latent has nothing to hope for from the weights to come, tells faint
+readings that fall or stay from those that grow, and changes its mind only when the readings have pointed elsewhere for a while.
+Where the escape threshold can be read, two readings of it tell a dead latent from one that is asleep. `rules.py` judges readings
+at one moment; this module adds memory. The same readings give the same verdicts, also across a checkpoint.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from itertools import pairwise
-from typing import Any, NamedTuple
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from operator import itemgetter
+from typing import Any, Literal, NamedTuple
 
 from seqvae.monitors.reading import Reading
 from seqvae.monitors.rules import (
+    FEWEST,
     LONG,
     OF_SEQUENCES,
     OF_STEPS,
+    Escape,
     Finding,
     Point,
     Thresholds,
+    escape_of,
     find,
     is_faint,
     point_of,
 )
-from seqvae.verdicts import VERDICTS, Verdict, advice_on, readable
+from seqvae.verdicts import LEAST_TRAINED, VERDICTS, Verdict, advice_on, readable
 
 # --- The KL weight ------------------------------------------------------------------------------------------------------
 
@@ -30,6 +36,9 @@ FULL_SHARE = 0.95
 """Share of the highest weight from which on the weight counts as full: the last twentieth changes a KL by no more than that."""
 LOOKS = 1000
 """Steps at which a known schedule is evaluated, to find where it settles: a thousandth of the run is exact enough."""
+BINDING_WEIGHT = 0.5
+"""A rising weight from which on a silent latent counts, as more weight only makes it worse; half of the highest one where that is
+below 1. A constant weight of this much would count as well."""
 STEADY_READINGS = 5
 STEADY_SHARE = 0.005
 """A weight whose schedule is not known counts as rising while it grew by more than this share within STEADY_READINGS."""
@@ -52,6 +61,14 @@ class KLSchedule(NamedTuple):
         full = FULL_SHARE * max(weight for _, weight in weights)
         arrivals = [step for (_, before), (step, weight) in pairwise(weights) if before < full <= weight]
         return max(arrivals, default=0)
+
+    def outlook(self) -> list[tuple[int, float, float, float]]:
+        """Return (step, weight, lowest weight from it on, highest) in order; empty where that is not known beforehand."""
+        if not (weights := self.steps_and_weights()):
+            return []
+        steps, values = zip(*weights[::-1], strict=True)
+        rows = zip(steps, values, accumulate(values, min), accumulate(values, max), strict=True)
+        return list(rows)[::-1]
 
     def steps_and_weights(self) -> list[tuple[int, float]]:
         """Evaluate the schedule; empty where it is not known beforehand."""
@@ -95,6 +112,23 @@ LONGEST_PATIENCE, LONGEST_ONCE_HEALTHY = 0.15, 0.06
 FEWEST_IN_WINDOW = LONG.readings
 """Readings that a detector has to remember."""
 
+APART_SHARE, LEAST_APART, MOST_APART = 0.03, 40, 500
+"""Share of the run, and steps at least and at most, between two readings of the escape threshold: the decoder moves meanwhile."""
+LEAST_ASLEEP = 2 * LEAST_TRAINED
+"""Steps under a weight that counts before a latent is called asleep: at 100 to 150 steps the dead, too, reach thresholds of 2.8
+times the weight, because their decoder is still catching up."""
+ASLEEP_SHARE, MOST_ASLEEP, ASLEEP_AT_MOST_UNTIL = 0.4, 4000, 0.9
+"""Share of the run, and steps at most, that a latent may sleep, and the share of the run at which no sleep is believed any more.
+The sleepers that are known woke after 38 % of their runs. One that did not wake in 4,000 steps was dead although its threshold was
+above its weight."""
+MOST_ASLEEP_UNPLANNED = 1000
+"""The same steps where the length of the run is not known."""
+CERTAIN_SHARE, CERTAIN_ONCE_HEALTHY = 0.25, 0.1
+"""Share of the run that a collapse must have been in force before it ends the run, where no threshold confirms it: two runs that
+were called at step 144 of 800 woke at about 450. The second where the latent had been alive: it need not come to life any more."""
+CERTAIN_STEPS = 500
+"""The same where the length of the run is not known."""
+
 UNPROBED_READINGS = 10
 """A verdict that rests on the decoder's use is worth nothing once it was not probed at this many readings."""
 UNDECIDED_READINGS = 5
@@ -110,6 +144,66 @@ class Pending(NamedTuple):
     since_step: int
 
 
+Dip = Literal["none", "not yet", "the fall", "all of it"]
+"""How far a silence has outlasted a fall of the KL weight: begun under a high weight, it went on under a low one, and on to a high
+one again."""
+
+
+class Memory(NamedTuple):
+    """What is known once a reading is added."""
+
+    thresholds: Thresholds
+    points: list[Point]
+    """What is remembered of the last readings, oldest first."""
+    finding: Finding
+    """What they look like."""
+    pending: Pending
+    faint_since: int | None
+    early_until: int
+    unbinding_until: int
+    slept_through: Dip
+    escapes: list[Point]
+    """The last points of the silence that lasts still at which the escape threshold was read, oldest first."""
+    is_certain: bool = False
+    """Whether the finding needs no patience: the escape threshold has confirmed it."""
+
+
+MOST_ESCAPES = 8
+"""Readings of the escape threshold that are remembered, of which two count."""
+
+
+def describe_threshold(points: Sequence[Point]) -> str:
+    """Compare the KL weight with the escape threshold that was read last; empty where none was, or none could be estimated."""
+    for point in reversed(points):
+        threshold, error, weight = point.threshold, point.threshold_error, point.weight
+        if threshold is not None and error is not None and math.isfinite(threshold) and math.isfinite(error):
+            weighs = "" if weight is None else f"the weight is {_two_digits(weight)}; "
+            return f"{weighs}this latent could live below {_two_digits(threshold)} ± {_two_digits(error)}"
+    return ""
+
+
+def _two_digits(value: float) -> str:
+    """
+    >>> _two_digits(1.0), _two_digits(0.536), _two_digits(31.6)
+    ('1.0', '0.54', '32')
+    """
+    return f"{value:#.2g}" if abs(value) < 9.5 else f"{value:,.0f}"
+
+
+def _with_threshold(numbers: Mapping[str, float], points: Sequence[Point]) -> dict[str, float]:
+    """Add the last escape threshold to the numbers of a finding."""
+    read = [point for point in points if point.threshold is not None and math.isfinite(point.threshold)]
+    if not read:
+        return dict(numbers)
+    rounded = {
+        "escape_threshold": read[-1].threshold,
+        "escape_threshold_error": read[-1].threshold_error,
+        "ideal_escape_threshold": read[-1].ideal_threshold,
+    }
+    known = {name: value for name, value in rounded.items() if value is not None and math.isfinite(value)}
+    return {**numbers, **{name: float(f"{value:.3g}") for name, value in known.items()}}
+
+
 class Detector:
     """The judge of one run's readings."""
 
@@ -120,9 +214,11 @@ class Detector:
         schedule: KLSchedule | None = None,
         *,
         can_probe: bool = True,
+        can_read_threshold: bool = False,
         advises_flags: bool = False,
     ) -> None:
         """`window_size` is in readings. `can_probe`: decoder use can be read; without, `decoder_ignores_z` is not offered.
+        `can_read_threshold`: the escape threshold can; `collapsed` is then not said before it was read twice.
         `advises_flags`: advice names the flags of the training commands; else it is in words.
         """
         self.thresholds = thresholds
@@ -130,6 +226,7 @@ class Detector:
         self.window_size = window_size
         self.schedule = schedule or KLSchedule()
         self.can_probe = can_probe
+        self.can_read_threshold = can_read_threshold
         self.advises_flags = advises_flags
         self.verdict = Verdict("cannot_tell", 0, "there is no reading yet")
         self.points: list[Point] = []
@@ -137,6 +234,7 @@ class Detector:
         self._full_from = self.schedule.full_from()
         weights = self.schedule.steps_and_weights()
         self._is_cyclical = any(later < earlier for (_, earlier), (_, later) in pairwise(weights))
+        self._outlook = [] if self.schedule.is_steered else self.schedule.outlook()
         self._has_been_healthy = False
         self._pending = Pending("cannot_tell", 0, 0)
         self._upheld_at = 0
@@ -145,8 +243,20 @@ class Detector:
         """Readings since."""
         self._early_until = 0
         """The last step whose KL weight was not full."""
+        self._unbinding_until = 0
+        """The last step under whose weight a silent latent did not count."""
         self._faint_since: int | None = None
         """The step from which all readings were faint, also those under a smaller weight: under the full one it is no better."""
+        self._slept_through: Dip = "none"
+        """How far the silence has outlasted a fall of the weight, which may wake a latent."""
+        self._escapes: list[Point] = []
+        """The last points of that silence at which the escape threshold was read."""
+        self._asleep_since: int | None = None
+        """The step at which this silence was called sleep."""
+        self._is_confirmed = False
+        """Whether the verdict is a collapse that the escape threshold, or a sleep without end, has confirmed."""
+        self._last_found = "cannot_tell"
+        """What the last reading looked like by itself."""
         self._unprobed = 0
         """Readings since the decoder was last probed."""
 
@@ -155,28 +265,46 @@ class Detector:
         there is none, or because the last probe is too old."""
         if not self.can_probe or reading.decoder_use is not None:
             return False
-        _, finding = self._look_at(reading)
-        if not finding.decoder_matters:
+        memory = self._with(reading)
+        if not memory.finding.decoder_matters:
             return False
-        if finding.contradicts:
+        if memory.finding.contradicts:
             return True
-        if finding.name == "cannot_tell":
+        if memory.finding.name == "cannot_tell":
             return self._unprobed + 1 >= UNDECIDED_READINGS
-        is_enough = self._is_enough(self._pending_after(finding, reading.step), reading.step)
-        return is_enough or self._unprobed + 1 >= UNPROBED_READINGS
+        return self._is_enough(memory, reading.step) or self._unprobed + 1 >= UNPROBED_READINGS
+
+    def wants_escape_threshold(self, reading: Reading) -> bool:
+        """Whether the escape threshold should be read before this reading is judged: because its latent is silent, not known to be
+        dead, and the last reading of the threshold is old."""
+        if not self.can_read_threshold or reading.escape_threshold is not None:
+            return False
+        memory = self._with(reading)
+        point, apart = memory.points[-1], self._steps_apart()
+        if memory.faint_since is None or memory.finding.contradicts or self.verdict.name == "collapsed":
+            return False
+        # Under a small weight that rises, what matters is how long it has been silent already.
+        trained = reading.step - (memory.unbinding_until if point.is_binding else memory.faint_since)
+        if trained < LEAST_TRAINED or (not point.is_binding and not point.lowest_ahead):
+            return False
+        if self.verdict.name == "asleep" or not point.is_binding:
+            apart *= 2
+        return not memory.escapes or reading.step - memory.escapes[-1].step >= apart
 
     def judge(self, reading: Reading) -> Verdict:
         """Take in a reading; return the verdict now in force."""
         step = reading.step
+        memory = self._with(reading)
+        finding = memory.finding
         self._unprobed = 0 if reading.decoder_use is not None else self._unprobed + 1
-        self.points, finding = self._look_at(reading)
-        if self.points[-1].early:
-            self._early_until = step
-        if not is_faint(self.points[-1], self._thresholds_for(reading)):
-            self._faint_since = None
-        elif self._faint_since is None:
-            self._faint_since = step
-        self._pending = self._pending_after(finding, step)
+        self.points, self._pending, self._last_found = memory.points, memory.pending, finding.name
+        self._early_until, self._unbinding_until = memory.early_until, memory.unbinding_until
+        self._faint_since, self._slept_through = memory.faint_since, memory.slept_through
+        self._escapes = memory.escapes
+        if self._faint_since is None:
+            self._asleep_since = None
+        elif finding.name == "asleep" and self._asleep_since is None:
+            self._asleep_since = step
         before = self.verdict.name
         if finding.name == before or (VERDICTS[finding.name].is_unharmed and VERDICTS[before].is_unharmed):
             self._upheld_at, self._unupheld = step, 0
@@ -187,20 +315,49 @@ class Detector:
         longest = patience.share_of_run * (self.schedule.total_steps or 0)
         is_forsaken = self._unupheld > 2 * patience.readings and step - self._upheld_at > longest
         if finding.name == before:
+            self._is_confirmed |= memory.is_certain
             self._pronounce(finding, self.verdict.since_step)
-        elif self._is_enough(self._pending, step):
+        elif self._is_enough(memory, step):
+            self._is_confirmed = memory.is_certain
             self._pronounce(finding, step)
+        elif self._is_refuted_by(memory):
+            self._pronounce(
+                Finding("cannot_tell", f"the information is back: {finding.evidence}", finding.numbers), step
+            )
         elif before != "cannot_tell" and is_forsaken:
             why = f"the last {self._unupheld} readings were not {readable(before)}, and do not agree on anything else"
             self._pronounce(Finding("cannot_tell", f"{why}: {finding.evidence}", finding.numbers), step)
         elif before == "cannot_tell":
-            trained, least = step - self._early_until, VERDICTS[finding.name].patience.under_full_weight
+            trained, least = self._trained(memory, step), VERDICTS[finding.name].patience.under_full_weight
             why = f"perhaps {readable(finding.name)}, but not for long enough (since step {self._pending.since_step:,})"
             if trained < least:
-                few = f"only {trained:,} of the {least:,} steps under the full KL weight that it takes to tell"
+                weight = "the full KL weight"
+                if finding.name == "collapsed" and memory.unbinding_until < memory.early_until:
+                    weight = "enough KL weight"
+                few = f"only {trained:,} of the {least:,} steps under {weight} that it takes to tell"
                 why = f"perhaps {readable(finding.name)}, but trained for {few}"
+            elif finding.name == "collapsed" and self._awaits_threshold(memory):
+                why = "silent, dead or asleep: the escape threshold is read twice before that is called"
+                if known := describe_threshold(memory.escapes):
+                    why = f"{why}; {known}"
             self._pronounce(Finding("cannot_tell", why, finding.numbers), self.verdict.since_step)
         return self.verdict
+
+    def is_unharmed(self) -> bool:
+        """Whether a checkpoint saved now is worth going back to: by the verdict in force, and by the last reading alone."""
+        return VERDICTS[self.verdict.name].is_unharmed and VERDICTS[self._last_found].is_unharmed
+
+    def is_certain(self) -> bool:
+        """Whether a collapse is in force that may end the run: because the escape threshold confirms it, or for long.
+
+        To go on with a dead run costs time; to end one that would have come to life costs the run.
+        """
+        if not VERDICTS[self.verdict.name].is_collapse:
+            return False
+        share = CERTAIN_ONCE_HEALTHY if self._has_been_healthy else CERTAIN_SHARE
+        least = share * self.schedule.total_steps if self.schedule.total_steps else CERTAIN_STEPS
+        step = self.points[-1].step if self.points else 0
+        return self._is_confirmed or step - self.verdict.since_step >= least
 
     def diverged(self, step: int, evidence: str) -> Verdict:
         """Judge a run that has ended in NaN or infinity before a reading could show it."""
@@ -223,21 +380,136 @@ class Detector:
             finding.name, since_step, finding.evidence, advice, finding.numbers, finding.dead_by_step
         )
 
-    def _look_at(self, reading: Reading) -> tuple[list[Point], Finding]:
-        """Return the last points with that of the reading, and what they look like.
+    def _with(self, reading: Reading) -> "Memory":
+        """Return what is known with this reading, without taking it in.
 
         A reading takes the place of those that were taken at its step or later: a run may have gone back.
         """
-        thresholds = self._thresholds_for(reading)
+        thresholds = self.thresholds or (OF_STEPS if reading.scope == "step" else OF_SEQUENCES)
         points = [point for point in self.points if point.step < reading.step]
         weights = [*(point.weight for point in points), reading.kl_weight]
         early = why_not_full(reading.step, weights, self.schedule, self._full_from)
         before = points[-1] if points else None
-        points = [*points, point_of(reading, early, thresholds, before)][-self.window_size :]
-        return points, find(points, thresholds, self.schedule.total_steps, self.verdict.name)
+        point = point_of(reading, early, thresholds, before)
+        is_silent = is_faint(point, thresholds)
+        known = [weight for weight in weights if weight is not None and math.isfinite(weight)]
+        weight = known[-1] if known and reading.kl_weight == known[-1] else None
+        lowest: float | None
+        highest: float | None
+        if self._outlook:
+            place = max(0, bisect_right(self._outlook, reading.step, key=itemgetter(0)) - 1)
+            _, scheduled, lowest, highest = self._outlook[place]
+            weight, top = scheduled if weight is None else weight, self._outlook[0][3]
+        else:  # what is to come is what is; a weight that rises may become that of the evidence lower bound, or more
+            lowest = highest = weight
+            top = max([1.0, *known])
+        # A weight that falls again may wake a latent, unless it has been silent through such a fall before.
+        is_high = weight is not None and weight >= BINDING_WEIGHT * min(1.0, top)
+        slept_through: Dip = self._slept_through if is_silent and self._faint_since is not None else "none"
+        if is_silent and is_high:
+            slept_through = "all of it" if slept_through in ("the fall", "all of it") else "not yet"
+        elif is_silent and slept_through == "not yet":
+            slept_through = "the fall"
+        falls_again = lowest is not None and weight is not None and lowest < FULL_SHARE * weight
+        is_binding = early is None or slept_through == "all of it" or (is_high and not falls_again)
+        point = point._replace(is_binding=is_binding, lowest_ahead=lowest, highest_ahead=highest)
+        points = [*points, point][-self.window_size :]
+        faint_since, escapes = None, []
+        if is_silent:
+            escapes = [earlier for earlier in self._escapes if earlier.step < reading.step]
+            escapes = [*escapes, *([point] if point.threshold is not None else [])][-MOST_ESCAPES:]
+            faint_since = reading.step if self._faint_since is None else min(self._faint_since, reading.step)
+        memory = Memory(
+            thresholds=thresholds,
+            points=points,
+            finding=find(points, thresholds, self.schedule.total_steps, self.verdict.name),
+            pending=self._pending,
+            faint_since=faint_since,
+            early_until=reading.step if early else self._early_until,
+            unbinding_until=self._unbinding_until if is_binding else reading.step,
+            slept_through=slept_through,
+            escapes=escapes,
+        )
+        memory = self._with_fate(memory)
+        return memory._replace(pending=self._pending_after(memory.finding, reading.step))
 
-    def _thresholds_for(self, reading: Reading) -> Thresholds:
-        return self.thresholds or (OF_STEPS if reading.scope == "step" else OF_SEQUENCES)
+    def _with_fate(self, memory: "Memory") -> "Memory":
+        """Tell death from sleep, where a latent is silent and the escape threshold was read."""
+        step, finding = memory.points[-1].step, memory.finding
+        # Readings that are noise, or say that they grow, leave a number no say.
+        if finding.contradicts or finding.grows or finding.name not in ("collapsed", "cannot_tell", "warming_up"):
+            return memory
+        known, fates = describe_threshold(memory.escapes), self._last_escapes(memory)
+        numbers = _with_threshold(finding.numbers, memory.escapes)
+        silence = [
+            point for point in memory.points if memory.faint_since is not None and point.step >= memory.faint_since
+        ]
+        if fates == ["dead", "dead"] and len(silence) >= FEWEST:
+            evidence = finding.evidence if finding.name == "collapsed" else VERDICTS["collapsed"].reason
+            evidence = f"{evidence}; {known}: it will not come back by itself"
+            return memory._replace(finding=Finding("collapsed", evidence, numbers), is_certain=True)
+        if finding.name != "collapsed":
+            return memory
+        if known:
+            finding = finding._replace(evidence=f"{finding.evidence}; {known}", numbers=numbers)
+        is_late = step >= ASLEEP_AT_MOST_UNTIL * self._total_steps
+        if self._asleep_since is not None:
+            slept, longest = step - self._asleep_since, MOST_ASLEEP_UNPLANNED
+            if total_steps := self.schedule.total_steps:
+                longest = min(round(ASLEEP_SHARE * total_steps), MOST_ASLEEP)
+            if slept > longest or is_late:
+                evidence = f"{finding.evidence}, and has not come to life in {slept:,} steps"
+                return memory._replace(finding=finding._replace(evidence=evidence), is_certain=True)
+        elif (
+            fates != ["asleep", "asleep"]
+            or is_late
+            or self.verdict.name == "collapsed"
+            or self._trained(memory, step) < LEAST_ASLEEP
+        ):
+            return memory._replace(finding=finding)
+        evidence = finding.evidence.replace(VERDICTS["collapsed"].reason, VERDICTS["asleep"].reason, 1)
+        return memory._replace(finding=Finding("asleep", evidence, numbers))
+
+    def _last_escapes(self, memory: "Memory") -> list[Escape | None]:
+        """Return what the last two readings of the threshold say that lie far enough apart, the later one first."""
+        later, apart = memory.escapes[-1:], self._steps_apart()
+        earlier = [point for point in memory.escapes[:-1] if later[0].step - point.step >= apart]
+        return [escape_of(point) for point in (*later, *earlier[-1:])]
+
+    @property
+    def _total_steps(self) -> float:
+        return self.schedule.total_steps or math.inf
+
+    def _steps_apart(self) -> float:
+        """Return the steps between two readings of the escape threshold."""
+        return min(max(APART_SHARE * (self.schedule.total_steps or 0), LEAST_APART), MOST_APART)
+
+    def _awaits_threshold(self, memory: "Memory") -> bool:
+        """Whether the escape threshold is still to be read before a silent latent may be called collapsed.
+
+        One that lies above the weight means to wait, also early on.
+        """
+        if not self.can_read_threshold or memory.points[-1].step >= ASLEEP_AT_MOST_UNTIL * self._total_steps:
+            return False
+        fates = self._last_escapes(memory)
+        return len(fates) < 2 or fates[0] == "asleep"
+
+    def _is_refuted_by(self, memory: "Memory") -> bool:
+        """Whether the last reading alone ends the verdict in force: there is information where there was none."""
+        point, name = memory.points[-1], memory.finding.name
+        is_there = point.information >= memory.thresholds.clear_information and memory.faint_since is None
+        is_silence = self.verdict.name in ("collapsed", "asleep")
+        if self.verdict.name == "decoder_ignores_z":
+            return is_there and VERDICTS[name].is_unharmed and point.use is not None
+        return is_silence and is_there and name != "decoder_ignores_z"
+
+    def _trained(self, memory: "Memory", step: int) -> int:
+        """Return the steps that count for what the reading looks like."""
+        if memory.finding.name not in ("collapsed", "asleep"):
+            return step - memory.early_until
+        if memory.slept_through == "all of it" and memory.faint_since is not None:
+            return step - memory.faint_since
+        return step - memory.unbinding_until
 
     def _pending_after(self, finding: Finding, step: int) -> Pending:
         if finding.name == self.verdict.name:
@@ -247,16 +519,28 @@ class Detector:
             return Pending(finding.name, before.readings + 1, before.since_step)
         return Pending(finding.name, 1, step)
 
-    def _is_enough(self, pending: Pending, step: int) -> bool:
+    def _is_enough(self, memory: "Memory", step: int) -> bool:
         """Whether the verdict should change to what is pending."""
+        pending = memory.pending
         if pending.name == self.verdict.name:
             return False
         if pending.name == "cannot_tell" and self.verdict.name == "warming_up":
             return True
-        patience, since_step = VERDICTS[pending.name].patience, pending.since_step
-        if pending.name == "collapsed" and self._faint_since is not None and self._faint_since <= self._early_until:
-            since_step = self._faint_since
-        steps = patience.share_of_past * max(0, since_step - self._early_until)
+        if pending.name == "warming_up" and VERDICTS[self.verdict.name].is_collapse and memory.faint_since is not None:
+            return False
+        if pending.name == "asleep":
+            return True  # it is the threshold that has been patient
+        if pending.name == "collapsed":
+            if memory.is_certain:
+                return True
+            if self._awaits_threshold(memory):
+                return False
+        patience, since_step, past = VERDICTS[pending.name].patience, pending.since_step, self._early_until
+        if pending.name == "collapsed" and memory.faint_since is not None:
+            past = memory.unbinding_until
+            if memory.faint_since <= past:
+                since_step = memory.faint_since
+        steps = patience.share_of_past * max(0, since_step - past)
         if not (total_steps := self.schedule.total_steps):
             steps = max(steps, patience.steps)
         else:
@@ -266,8 +550,11 @@ class Detector:
             )
             longest = LONGEST_ONCE_HEALTHY if self._has_been_healthy else LONGEST_PATIENCE
             steps = max(least, min(steps, longest * total_steps))
-        is_trained = step - self._early_until >= patience.under_full_weight
-        return is_trained and pending.readings >= patience.readings and step - since_step >= steps
+        is_trained = self._trained(memory, step) >= patience.under_full_weight
+        is_seen = pending.readings >= patience.readings or (
+            pending.name == "collapsed" and memory.slept_through == "all of it"  # many were seen, under other weights
+        )
+        return is_trained and is_seen and step - since_step >= steps
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that later verdicts depend on, in types of JSON."""
@@ -279,7 +566,13 @@ class Detector:
             "upheld_at": self._upheld_at,
             "unupheld": self._unupheld,
             "early_until": self._early_until,
+            "unbinding_until": self._unbinding_until,
             "faint_since": self._faint_since,
+            "slept_through": self._slept_through,
+            "escapes": [list(point) for point in self._escapes],
+            "asleep_since": self._asleep_since,
+            "is_confirmed": self._is_confirmed,
+            "last_found": self._last_found,
             "unheard": self._unprobed,
             "has_been_healthy": self._has_been_healthy,
         }
@@ -291,5 +584,12 @@ class Detector:
         self._upheld_at, self._unupheld = state["upheld_at"], state["unupheld"]
         self._early_until = state["early_until"]
         self._faint_since = state["faint_since"]
+        # Those of earlier versions say no more of a silence, and are as good as a new one there.
+        self._unbinding_until = state.get("unbinding_until", self._early_until)
+        self._slept_through = state.get("slept_through", "none")
+        self._escapes = [Point(*point) for point in state.get("escapes", [])]
+        self._asleep_since = state.get("asleep_since")
+        self._is_confirmed = state.get("is_confirmed", False)
+        self._last_found = state.get("last_found", self.verdict.name)
         self._unprobed = state["unheard"]
         self._has_been_healthy = state["has_been_healthy"]

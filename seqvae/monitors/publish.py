@@ -17,7 +17,7 @@ from seqvae.monitors.drawing import PLOTS, Drawing, save_posteriors
 from seqvae.monitors.reading import NAME, Reading, describe_reading
 from seqvae.monitors.window import PosteriorWindow
 from seqvae.text import folded, window_width
-from seqvae.verdicts import VERDICTS, Verdict, describe_change, readable
+from seqvae.verdicts import Verdict, describe_change, readable
 
 EVENTS = "events.jsonl"
 NOT_PROBED = "decoder_not_asked"
@@ -46,7 +46,7 @@ class Publisher:
 
         Readings and verdicts beyond the step will be made again; what others wrote into events.jsonl stays. Of that very step,
         too, a verdict goes that is not in force: a run found it as it broke off, behind its last checkpoint.
-        `unprobed` names a module whose decoder use should be read and cannot; `stops`: a collapse ends the run.
+        `unprobed` names a module whose decoder use should be read and cannot; `stops`: the collapse in force has ended the run.
         """
 
         def will_be_remade(row: dict[str, Any]) -> bool:
@@ -63,7 +63,7 @@ class Publisher:
             if not any(row.get("event") == NOT_PROBED for row in self._events.rows()):  # a resumed run has this event
                 self._event(NOT_PROBED, step, said=message)
             _say(f"posterior: {message}")
-        if stops and VERDICTS[in_force.name].is_collapse:
+        if stops:
             _say(
                 f"posterior: {readable(in_force.name)} since step {in_force.since_step:,}; the run continues nevertheless, and "
                 "stops only if it collapses again after another verdict"

@@ -1,9 +1,10 @@
 """What readings look like at one moment: points, which are what is remembered of readings, in, a `Finding` out. No memory.
 
-The rules stand in `find`, in their order: NaN (diverged); a weight that is not full (warming up); nothing to judge yet; faint
-(collapsed, unless it grows); paid for and unused (the decoder ignores z, unless that changes); used, or so clear that it may well
-be, and then nearly points (not variational), falling (collapsing), mostly dead dimensions (partly collapsed) or none of these
-(healthy). What lies between is "cannot tell", with the reason. Plain Python: no torch, no clock, no files.
+The rules stand in `find`, in their order: NaN (diverged); a weight that is not full (warming up, unless the latent is faint and the
+weight can only become worse for it); nothing to judge yet; faint (collapsed, unless it grows); falling (collapsing); paid for and
+unused (the decoder ignores z, unless that changes); used, or so clear that it may well be, and then nearly points (not
+variational), mostly dead dimensions (partly collapsed) or none of these (healthy). What lies between is "cannot tell", with the
+reason. `escape_of` compares a weight with an escape threshold. Plain Python: no torch, no clock, no files.
 """
 
 import math
@@ -43,7 +44,8 @@ class Thresholds:
     """A rate that grew by this factor lately is growing."""
 
     waking: float = 1.9
-    """The same factor for the information of a model that begins to use a rate that it pays for: it scatters more than the rate."""
+    """The same factor for the information of a model that begins to use a rate that it pays for, as it scatters more than the rate,
+    and for a rate below a twentieth of a nat, where readings scatter as much."""
 
     clear_information: float = 0.5
     """From here on the latent tells things apart. Counts where decoder use cannot be read, or is neither clear nor gone."""
@@ -68,10 +70,19 @@ class Thresholds:
     """Share of dead dimensions from which a latent is called partly collapsed."""
 
     narrow_variance: float = 0.02
-    """A geometric mean of the active dimensions' variances below this is nearly a point, no distribution."""
+    """A geometric mean of the active dimensions' variances below this is nearly a point, no distribution: more than two nats in
+    each dimension. That alone is no fault, as a latent that tells much is precise; hence the next two."""
+
+    light_weight: float = 0.5
+    """Under a KL weight of this or more, the rate is paid for at something like its price, however narrow the posteriors are."""
+
+    worth_use: float = 2.0
+    """A decoder use of this many times the rate says that the latent gains more than it costs. Another sequence's z costs more than
+    a decoder that knows of none, so that 1 would not do: runs that are not variational read 1.0, precise ones 1.8 to 8."""
 
     falling_share: float = 0.6
-    """A rate or an information that fell to less than this share of what it was is falling."""
+    """A rate that fell to less than this share of what it was is falling, if the information was clear then: before a model has
+    learned anything, its rate always falls."""
 
     slowing_share: float = 0.6
     """A fall that has slowed down to less than this share of its slope will settle."""
@@ -102,7 +113,7 @@ BEGINNING, LONGEST_BEGINNING = 0.03, 500
 BEGINNING_STEPS = 50
 """The same where the length of the run is not known."""
 FEWEST = 3
-"""Readings under the full weight that a finding takes."""
+"""Readings under the full weight that a finding takes; readings in a row that were faint, of a latent that is."""
 DEAD_MARGIN = 0.1
 """Share of dimensions that have to come back to life before a partly collapsed latent is none."""
 LEAST_POSTERIORS = 8
@@ -138,6 +149,17 @@ class Point(NamedTuple):
     use_sequences: int | None = None
     """Sequences that the use was read on, and their steps."""
     use_steps: int | None = None
+    peak_information: float = 0.0
+    """The highest information under the full weight so far."""
+    is_binding: bool = True
+    """Whether a latent that is faint under this weight will be no better under those to come."""
+    lowest_ahead: float | None = None
+    """The lowest KL weight from here on, and the highest; None: not known."""
+    highest_ahead: float | None = None
+    threshold: float | None = None
+    """The escape threshold, its standard error, and what it could be at best; None: not read."""
+    threshold_error: float | None = None
+    ideal_threshold: float | None = None
 
     @property
     def has_information(self) -> bool:
@@ -146,7 +168,10 @@ class Point(NamedTuple):
 
 
 def point_of(reading: Reading, early: str | None, thresholds: Thresholds, before: Point | None = None) -> Point:
-    """Return what there is to remember of a reading; `early` says why its KL weight is not full, `before` is the point before."""
+    """Return what there is to remember of a reading; `early` says why its KL weight is not full, `before` is the point before.
+
+    What the weights ahead are is left to the caller.
+    """
     active = [
         variance
         for variance, moves in zip(reading.mean_of_variances, reading.variance_of_means, strict=True)
@@ -172,6 +197,13 @@ def point_of(reading: Reading, early: str | None, thresholds: Thresholds, before
         ),
         use_sequences=reading.decoder_use_sequences,
         use_steps=reading.decoder_use_steps,
+        peak_information=max(
+            reading.mutual_information if math.isfinite(reading.mutual_information) else 0.0,
+            0.0 if before is None or before.early else before.peak_information,
+        ),
+        threshold=reading.escape_threshold,
+        threshold_error=reading.escape_threshold_error,
+        ideal_threshold=reading.ideal_escape_threshold,
     )
 
 
@@ -186,6 +218,35 @@ def is_faint(point: Point, thresholds: Thresholds) -> bool:
     return point.rate < faint_rate(point, thresholds) and (is_few or point.information < thresholds.faint_information)
 
 
+Escape = Literal["dead", "asleep", "open"]
+ASLEEP_ERRORS = 2.0
+"""Standard errors by which a threshold must lie above the weight for a silent latent to be asleep."""
+DEAD_ERRORS = 1.0
+"""The same for one that lies below the weight. It takes two such readings, so that one is enough of each: of 30 dead runs 27 read a
+threshold below the weight twice, of 25 that woke none."""
+
+
+def escape_of(point: Point) -> Escape | None:
+    """Return whether a silent latent can leave its silence under the weights ahead; None: the threshold was not read.
+
+    It is dead where even the lowest weight to come is above the threshold, and asleep where the highest is below. "open" is what
+    lies between, or could not be estimated.
+
+    >>> point = Point(9, 0.0, 0.0, 64, None, None, 0, 4, 0.0, math.nan, 1.0, None, 0.0, lowest_ahead=1.0, highest_ahead=1.0)
+    >>> escape_of(point), *[escape_of(point._replace(threshold=t, threshold_error=0.1)) for t in (0.5, 1.0, 1.5, math.nan)]
+    (None, 'dead', 'open', 'asleep', 'open')
+    """
+    threshold, error = point.threshold, point.threshold_error
+    if threshold is None:
+        return None
+    if error is None or not (math.isfinite(threshold) and math.isfinite(error)):
+        return "open"
+    if point.lowest_ahead is not None and point.lowest_ahead > threshold + DEAD_ERRORS * error:
+        return "dead"
+    is_asleep = point.highest_ahead is not None and point.highest_ahead < threshold - ASLEEP_ERRORS * error
+    return "asleep" if is_asleep else "open"
+
+
 # --- What points say together -------------------------------------------------------------------------------------------
 
 
@@ -195,6 +256,8 @@ MOST_IN_TREND = 16
 """Points of a trend, evenly taken: its cost grows with their square."""
 NOISE = 0.05
 """Rates and informations below go up and down by themselves, and their logarithms are no trend."""
+QUIET_NOISE = 0.02
+"""The same for a growth of `Thresholds.waking`, which noise seldom reaches: 0.02 to 0.09 is how a latent begins to wake."""
 
 
 class Stretch(NamedTuple):
@@ -206,6 +269,8 @@ class Stretch(NamedTuple):
 
 RECENT = Stretch(4, 0.03)
 """What has just begun."""
+MIDDLE = Stretch(6, 0.1)
+"""What falls or wakes. Of twice that, a run that fell from a rate of 1.30 to 0.16 in 150 of 800 steps showed no trend in time."""
 LONG = Stretch(12, 0.15)
 """What leads somewhere."""
 
@@ -259,6 +324,8 @@ class Evidence:
         use, error = (probed[-1].use, probed[-1].use_error) if probed else (None, None)
         self.is_used = self.is_unused = False
         """Whether the decoder clearly uses the latent, or clearly does not; neither where that is not known."""
+        self.is_worth_it = False
+        """Whether the decoder uses it so much that it gains more than its rate."""
         self.text = f"rate {now.rate:.2f}"
         numbers = {"rate": now.rate}
         if math.isfinite(now.information):  # that of one posterior is none
@@ -269,6 +336,7 @@ class Evidence:
             self.is_used = use >= max(t.clear_use, t.clear_use_errors * error)
             # A decoder that does worse with its own latent uses it, too.
             self.is_unused = -near < use < min(t.clear_use, near)
+            self.is_worth_it = use - t.no_use_errors * error > t.worth_use * now.rate
             probed_on = describe_probe(probed[-1].use_sequences, probed[-1].use_steps)
             self.text += f", decoder use {use:.2f} ± {error:.2f}{probed_on}"
             numbers["decoder_use"] = use
@@ -281,16 +349,22 @@ class Evidence:
         points = self.points[-max(stretch.readings, within) :]
         return points, points[-1].step - points[0].step
 
-    def trend(self, name: Literal["rate", "information"], stretch: Stretch) -> Trend:
+    def trend(self, name: Literal["rate", "information"], stretch: Stretch, floor: float = NOISE) -> Trend:
         """Return the trend of the points that have the number; the newest has."""
         points = [point for point in self.last(stretch)[0] if not math.isnan(getattr(point, name))]
         every = -(-len(points) // MOST_IN_TREND)
         points = points[::-1][::every][::-1]
-        return log_trend([point.step for point in points], [getattr(point, name) for point in points])
+        return log_trend([point.step for point in points], [getattr(point, name) for point in points], floor)
 
-    def grows(self, name: Literal["rate", "information"], growth: float, stretch: Stretch = RECENT) -> bool:
+    def grows(
+        self,
+        name: Literal["rate", "information"],
+        growth: float,
+        stretch: Stretch = RECENT,
+        floor: float = NOISE,
+    ) -> bool:
         """Whether the number became `growth` times as large, and the readings agree on that."""
-        trend, (_, span) = self.trend(name, stretch), self.last(stretch)
+        trend, (_, span) = self.trend(name, stretch, floor), self.last(stretch)
         return trend.slope * span > math.log(growth) and trend.agreement >= self.thresholds.agreement
 
     def falls(self, trend: Trend) -> bool:
@@ -313,18 +387,31 @@ class Finding(NamedTuple):
     """Whether it contradicts the decoder use that was last read."""
     decoder_matters: bool = True
     """Whether reading decoder use could change it."""
+    grows: bool = False
+    """Whether it is a silence that may be about to end."""
 
 
 def find(points: Sequence[Point], thresholds: Thresholds, total_steps: int | None, before: str) -> Finding:
-    """Go through the rules in their order; `before` is the verdict in force."""
+    """Return what the points look like; `before` is the verdict in force."""
+    finding = _find(points, thresholds, total_steps, before)
+    if finding.name == "cannot_tell" and (early := points[-1].early):
+        return finding._replace(name="warming_up", evidence=early)
+    return finding
+
+
+def _find(points: Sequence[Point], thresholds: Thresholds, total_steps: int | None, before: str) -> Finding:
+    """Go through the rules in their order."""
     now, t = points[-1], thresholds
     if now.posteriors and not math.isfinite(now.rate):
         return Finding("diverged", VERDICTS["diverged"].reason, decoder_matters=False)
-    if now.early:
+    is_silent = is_faint(now, t)
+    if now.early and not (is_silent and now.is_binding):
         return Finding("warming_up", now.early, decoder_matters=False)
     judged: list[Point] = []
+    """Under the full weight, or, of a silent latent, under any weight while it was silent."""
     for point in reversed(points):
-        if point.early or not (point.posteriors and math.isfinite(point.rate) and point.has_information):
+        is_comparable = not point.early or (is_silent and is_faint(point, t))
+        if not (is_comparable and point.posteriors and math.isfinite(point.rate) and point.has_information):
             break
         judged.insert(0, point)
     why = None
@@ -342,11 +429,11 @@ def find(points: Sequence[Point], thresholds: Thresholds, total_steps: int | Non
         return Finding("cannot_tell", why, decoder_matters=False)
 
     seen = Evidence(judged, t, total_steps)
-    if is_faint(now, t):
+    if is_silent:
         if seen.is_used:
             return _undecided("almost no information, and yet it is used", seen)._replace(contradicts=True)
-        if seen.grows("rate", t.growth):
-            return _undecided("faint, but it grows", seen)
+        if seen.grows("rate", t.growth) or seen.grows("rate", t.waking, MIDDLE, QUIET_NOISE):
+            return _undecided("faint, but it grows", seen)._replace(grows=True)
         last, span = seen.last(LONG)
         has_long_been_faint = (
             len(judged) >= LONG.readings
@@ -358,21 +445,24 @@ def find(points: Sequence[Point], thresholds: Thresholds, total_steps: int | Non
         return _found("collapsed", seen)
     if now.posteriors < LEAST_POSTERIORS:
         return _undecided(f"too few posteriors ({now.posteriors})", seen)
+    if (dead_by := _dead_by(seen)) is not None:
+        return _found("collapsing", seen)._replace(dead_by_step=dead_by)
     if seen.is_unused:
-        if now.rate < t.paid_rate:
+        if now.rate < t.paid_rate and now.information >= t.faint_information:
             return _undecided("a small rate, and not used", seen)
         rate, (_, span) = seen.trend("rate", LONG), seen.last(LONG)
         if seen.falls(rate) and rate.steps_until(faint_rate(now, t)) <= 2 * span:
             return _undecided("not used, and the rate falls", seen)
+        if now.rate < t.paid_rate and seen.grows("rate", t.growth):
+            return _undecided("a small rate that is not used, but grows", seen)
         if seen.grows("information", t.waking) or seen.grows("information", 1.3 * t.waking, LONG):
             return _undecided("not used so far, but the information grows", seen)
         return _found("decoder_ignores_z", seen)
     if not (seen.is_used or now.information >= t.clear_information):
         return _undecided("neither clearly there nor gone", seen)
-    if now.variance < t.narrow_variance:
+    is_light = now.weight is None or not math.isfinite(now.weight) or now.weight < t.light_weight
+    if now.variance < t.narrow_variance and is_light and not seen.is_worth_it:
         return _found("not_variational", seen)
-    if (dead_by := _dead_by(seen)) is not None:
-        return _found("collapsing", seen)._replace(dead_by_step=dead_by)
     dead = (now.dimensions - now.active) / now.dimensions
     if dead > t.many_dead - (DEAD_MARGIN if before == "partly_collapsed" else 0):
         return _found("partly_collapsed", seen)
@@ -382,7 +472,9 @@ def find(points: Sequence[Point], thresholds: Thresholds, total_steps: int | Non
 def _dead_by(seen: Evidence) -> int | None:
     """Return the step at which rate and information will be faint, if they fall as they do, within the run and soon."""
     now, t = seen.points[-1], seen.thresholds
-    rate, information = seen.trend("rate", LONG), seen.trend("information", LONG)
+    if now.peak_information < t.clear_information:
+        return None  # there was nothing to lose
+    rate, information = seen.trend("rate", MIDDLE), seen.trend("information", MIDDLE)
     if not (seen.falls(rate) and seen.falls(information)) or rate.level > t.falling_share * now.peak:
         return None
     steps = max(rate.steps_until(faint_rate(now, t)), information.steps_until(t.faint_information))

@@ -123,12 +123,22 @@ def test_nothing_is_held_against_a_model_of_fewer_than_a_hundred_steps(curve, st
     assert min(grave, default=100) >= 100
 
 
-def test_steps_under_a_rising_kl_weight_do_not_count_as_training():
-    watched = watch(dead, Cadence(1, 1), KLSchedule(400, lambda step: min(1.0, step / 200)), steps=400)
-    assert watched.first("collapsed") >= 190 + 100
-    evidence = next(verdict.evidence for step, verdict in watched.verdicts if step == 250)
+def test_steps_under_a_small_rising_kl_weight_do_not_count_as_training():
+    """Less than half of the weight; more of it can only make a silent latent worse."""
+
+    def rising(step: int) -> float:
+        return min(1.0, step / 200)
+
+    watched = watch(
+        lambda step: dead(step)._replace(kl_weight=rising(step)), Cadence(1, 1), KLSchedule(400, rising), steps=400
+    )
+    assert watched.first("collapsed") == 99 + 100
+    paid = watch(
+        lambda step: ignored(step)._replace(kl_weight=rising(step)), Cadence(1, 1), KLSchedule(400, rising), steps=400
+    )
+    evidence = next(verdict.evidence for step, verdict in paid.verdicts if step == 250)
     assert evidence == (
-        "perhaps collapsed, but trained for only 60 of the 100 steps under the full KL weight that it takes to tell"
+        "perhaps decoder ignores z, but trained for only 60 of the 100 steps under the full KL weight that it takes to tell"
     )
 
 
@@ -508,7 +518,7 @@ def test_no_verdict_on_the_decoder_comes_without_a_fresh_answer(curve, every_n_s
 
 def test_there_is_no_probe_while_its_result_would_change_nothing():
     warming = watch(dead, Cadence(10, None), LINEAR)
-    assert min(warming.probed) > 190
+    assert min(warming.probed) == 190  # where the weight that counts has lasted a hundred steps
     assert watch(lambda step: reading(step, rate=math.nan, information=math.nan), Cadence(10, None)).probed == []
 
 
@@ -525,17 +535,19 @@ def cycles(step: int) -> float:
 @pytest.mark.parametrize(
     ("name", "schedule", "weight_at", "expected"),
     [
-        ("known", LINEAR, LINEAR.weight_at, [(10, "warming_up"), (200, "cannot_tell"), (290, "collapsed")]),
-        ("known, but not returned", LINEAR, None, [(10, "warming_up"), (200, "cannot_tell"), (290, "collapsed")]),
+        ("known", LINEAR, LINEAR.weight_at, [(10, "warming_up"), (190, "collapsed")]),
+        ("known, but not returned", LINEAR, None, [(10, "warming_up"), (190, "collapsed")]),
         (
             "known cycles",
             KLSchedule(STEPS, cycles),
             cycles,
-            [(10, "warming_up"), (870, "cannot_tell"), (960, "collapsed")],
+            [(10, "warming_up"), (320, "collapsed")],
         ),
     ],
 )
-def test_a_known_weight_is_waited_for(name, schedule, weight_at, expected):
+def test_a_known_weight_is_waited_for_until_it_can_only_get_worse(name, schedule, weight_at, expected):
+    """From half of a weight that rises for good, or once a silence has outlasted a fall of it."""
+
     def curve(step):
         return dead(step)._replace(kl_weight=weight_at and weight_at(step))
 
@@ -545,7 +557,7 @@ def test_a_known_weight_is_waited_for(name, schedule, weight_at, expected):
 def test_a_weight_that_is_returned_but_not_known_beforehand_is_waited_for():
     watched = watch(lambda step: dead(step)._replace(kl_weight=min(1.0, step / 200)), LONG_RUN, KLSchedule(STEPS))
     assert (10, "warming_up") in watched.changes or (20, "warming_up") in watched.changes
-    assert 200 < watched.first("collapsed") <= 200 + 5 * 10 + 10 * 10
+    assert 100 + 80 < watched.first("collapsed") <= 200 + 5 * 10 + 10 * 10
 
 
 @pytest.mark.parametrize("schedule", [KLSchedule(STEPS), KLSchedule()], ids=["length known", "length unknown"])

@@ -88,6 +88,10 @@ class Watched(NamedTuple):
     """(step, the verdict in force after its reading)."""
     probed: list[int]
     """Steps at which the detector requested decoder use."""
+    thresholds_read: list[int]
+    """Steps at which the detector requested the escape threshold."""
+    certain: list[int]
+    """Steps at which a collapse was certain enough to end the run."""
 
     @property
     def last(self) -> Verdict:
@@ -124,17 +128,33 @@ def watch(
     *,
     steps: int = STEPS,
     can_probe: bool = True,
+    threshold: Callable[[int], float] | None = None,
+    ideal: float = math.nan,
 ) -> Watched:
-    detector = Detector(None, cadence.window, schedule, can_probe=can_probe, advises_flags=True)
-    verdicts, probed = [], []
+    """Show a run to a detector; `threshold` is the escape threshold, with an error of a tenth, where it can be read."""
+    detector = Detector(
+        None,
+        cadence.window,
+        schedule,
+        can_probe=can_probe,
+        can_read_threshold=threshold is not None,
+        advises_flags=True,
+    )
+    verdicts, probed, thresholds_read, certain = [], [], [], []
     for one in offered(curve, cadence, steps):
         if detector.wants_decoder_use(one):
             one = curve(one.step)
             probed.append(one.step)
         if not can_probe:
             one = one._replace(decoder_use=None, decoder_use_error=None)
+        if threshold is not None and detector.wants_escape_threshold(one):
+            value = threshold(one.step)
+            one = one._replace(escape_threshold=value, escape_threshold_error=value / 10, ideal_escape_threshold=ideal)
+            thresholds_read.append(one.step)
         verdicts.append((one.step, detector.judge(one)))
-    return Watched(detector, verdicts, probed)
+        if detector.is_certain():
+            certain.append(one.step)
+    return Watched(detector, verdicts, probed, thresholds_read, certain)
 
 
 # --- Runs --------------------------------------------------------------------------------------------------------------
@@ -170,8 +190,8 @@ def partly(step: int) -> Reading:
 
 
 def points(step: int) -> Reading:
-    """Return posteriors of almost no variance."""
-    return reading(step, rate=20 + step / 20, information=6.9, use=40.0, use_error=1.0, variance=0.001)
+    """Return posteriors of almost no variance, which next to no KL weight leads to."""
+    return reading(step, rate=20 + step / 20, information=6.9, use=40.0, use_error=1.0, variance=0.001, weight=0.05)
 
 
 def annealed_to_death(step: int) -> Reading:

@@ -21,8 +21,8 @@ from seqvae.training.callbacks.checkpoint import is_between_steps
 from tests.support.tiny_vaes import LATENT, Batches, make_batches, make_trainer
 
 ROOT = Path(__file__).parent.parent.parent
-LONG = 200
-"""Steps in which a run can be healthy, die slowly, and be found dead."""
+LONG = 240
+"""Steps in which a run can be healthy, die slowly, be found dead, and be found dead for so long that it is ended."""
 
 
 def dies(step: int) -> float:
