@@ -50,8 +50,8 @@ class Reading(NamedTuple):
     decoder_use_steps: int | None = None
     """How many steps they have together; None: the module does not say."""
     escape_threshold: float | None = None
-    """The KL weight below which a collapsed posterior is unstable, with the features that the encoder has now (`escape.py`). Read on
-    suspicion only, on held-out directions; NaN where it cannot be estimated."""
+    """The KL weight below which a collapsed posterior is unstable, with the features that the encoder has now (`escape.py`). Read
+    on suspicion only, on held-out directions; NaN where it cannot be estimated."""
     escape_threshold_error: float | None = None
     """Its standard error."""
     ideal_escape_threshold: float | None = None
