@@ -123,7 +123,7 @@ def report(runs: Sequence[ZooRun], directory: Path) -> dict[str, Any]:
     known = []
     for run in recorded:
         stored = read_json(record_path(run, directory))
-        has_diverged = stored["diverged_at_step"] is not None or not stored["has_finite_weights"]
+        has_diverged = stored["said"] is not None or not stored["has_finite_weights"]  # a single step may be survived
         has_numbers = stored["measured"] is not None and not has_diverged
         truth = truth_of(measured_from(stored["measured"]) if has_numbers else None, errors[run.data])
         one = record_from(stored)

@@ -48,6 +48,8 @@ Narrow posteriors alone are no fault: sequences of much information fill such a 
 LOSS = 1.0
 """Nats, plus GAIN_ERRORS standard errors, by which a model is worse than its decoder alone: its posteriors are so far from the
 prior that the latent costs more than it tells."""
+EXPLODED = 1000.0
+"""Nats of rate that no sequence of the zoo has to tell: the run survived steps that were not finite, or came near to one."""
 
 ACTIVE_VARIANCE = 0.01
 MOSTLY_DEAD, MOSTLY_ALIVE = 0.4, 0.6
@@ -108,11 +110,11 @@ class Truth(NamedTuple):
 def truth_of(measured: Measured | None, seed_error: float = 0.0) -> Truth:
     """Name a run by the limits above.
 
-    `measured` is None if the run's loss or weights became NaN or infinite; `seed_error` is the error of the gain, in nats, that
-    other seeds make.
+    `measured` is None if the run broke off or its weights became NaN or infinite; `seed_error` is the error of the gain, in nats,
+    that other seeds make.
     """
     if measured is None:
-        return Truth(("diverged",), "loss or weights are not finite")
+        return Truth(("diverged",), "weights are not finite, or the run broke off")
     rate, information, use, use_error, gain, gain_error = (
         math.nan if number is None else number
         for number in (
@@ -122,6 +124,9 @@ def truth_of(measured: Measured | None, seed_error: float = 0.0) -> Truth:
     )
     if any(math.isnan(number) for number in (rate, information, use)) or (measured.is_compared and math.isnan(gain)):
         return Truth((), "finite weights, but numbers that are not")
+    if rate > EXPLODED:
+        ignored = ("decoder_ignores_z",) if use < UNUSED + UNUSED_ERRORS * use_error else ()
+        return Truth(("diverged", "not_variational", *ignored), f"rate {rate:.3g}, with finite weights")
     gain_error = math.hypot(gain_error, seed_error)
     limits = LIMITS[measured.scope]
     if use < UNUSED + UNUSED_ERRORS * use_error:

@@ -277,6 +277,11 @@ def test_steps_under_the_full_weight_are_counted_over_all_cycles() -> None:
     assert record([])._replace(total_steps=400, objective=cyclical).steps_under_full_weight == pytest.approx(210, abs=8)
 
 
+def test_a_rate_beyond_all_measure_is_no_latent_any_more_whatever_the_weights() -> None:
+    assert truth_of(measured(rate=4e5)).right == ("diverged", "not_variational")
+    assert truth_of(measured(rate=4e5, **UNUSED)).right == ("diverged", "not_variational", "decoder_ignores_z")
+
+
 def test_nothing_measured_is_diverged() -> None:
     assert truth_of(None).right == ("diverged",)
 
