@@ -1,11 +1,12 @@
-"""Is the detector right? Train 129 small runs once, record what a detector may see, replay the records, score the verdicts.
+"""Is the detector right? Train 188 small runs once, record what a detector may see, replay the records, score the verdicts.
 
     python -m benchmarks.detection.collapse_zoo                                 # both, in runs/zoo
     python -m benchmarks.detection.collapse_zoo --record DIR --jobs 2           # only train; existing records are kept
+    python -m benchmarks.detection.collapse_zoo --record DIR --shard 1/4        # only the first quarter of the runs
     python -m benchmarks.detection.collapse_zoo --score DIR --half tuning       # only replay and score, in a minute
 
-Half of the data sets are real and lie below SEQVAE_REAL_DATA; without it the zoo is of the demo data alone. Thresholds are
-chosen on one half of the runs. The figures that count are those of the other half, which is looked at last.
+A third of the data sets are real and lie below SEQVAE_REAL_DATA; without it the zoo is of demo and generated data alone.
+Thresholds are chosen on one half of the runs. The figures that count are those of the other half, which is looked at once.
 """
 
 import json
@@ -28,6 +29,7 @@ from benchmarks.detection.zoo_scoring import (
     Outcome,
     Record,
     Truth,
+    as_far_as_can_be_told,
     history,
     measured_from,
     outcome_of,
@@ -50,13 +52,14 @@ def main() -> None:
     parser.add_argument("--score", metavar="DIR", help="only replay and score the records of a directory")
     parser.add_argument("--half", choices=HALVES, help="only this half of the runs")
     parser.add_argument("--only", metavar="NAME", nargs="+", default=[], help="only runs whose names begin with these")
+    parser.add_argument("--shard", metavar="I/N", help="only the I-th of N parts of the runs, each of all kinds")
     parser.add_argument("--jobs", type=int, default=2, help="processes that train, of one thread each")
     options = parser.parse_args()
     if options.jobs < 1:
         raise UsageError(f"--jobs must be 1 or more, got {options.jobs}")
     if options.record is not None and options.score is not None:
         raise UsageError("--record and --score exclude each other; without either, the zoo is recorded and scored")
-    runs = choose(options.only, options.half)
+    runs = shard_of(choose(options.only, options.half), options.shard)
     directory = Path(options.record or options.score or DEFAULT_DIRECTORY).resolve()
     result: dict[str, Any] = {"benchmark": "collapse_zoo", "machine": machine(), "runs": len(runs)}
     if options.score is None:
@@ -75,6 +78,20 @@ def choose(prefixes: Sequence[str], half: str | None) -> list[ZooRun]:
         if not any(run.name.startswith(prefix) for run in runs):
             raise UsageError(f"--only {prefix}: no run's name begins with it; one is called {runs[0].name}")
     return [run for run in runs if run.name.startswith(tuple(prefixes) or "") and half in (None, run.half)]
+
+
+def shard_of(runs: list[ZooRun], shard: str | None) -> list[ZooRun]:
+    """Return each N-th run from the I-th on; the parts 1/N to N/N are all runs.
+
+    >>> shard_of([1, 2, 3, 4, 5], "2/2")
+    [2, 4]
+    """
+    if shard is None:
+        return runs
+    first, _, parts = shard.partition("/")
+    if not (first.isdecimal() and parts.isdecimal() and 1 <= int(first) <= int(parts)):
+        raise UsageError(f"--shard must be two numbers like 1/4, the first no larger than the second, got {shard}")
+    return runs[int(first) - 1 :: int(parts)]
 
 
 def record_all(runs: Sequence[ZooRun], directory: Path, jobs: int) -> float:
@@ -106,10 +123,11 @@ def report(runs: Sequence[ZooRun], directory: Path) -> dict[str, Any]:
     known = []
     for run in recorded:
         stored = read_json(record_path(run, directory))
-        has_diverged = stored["diverged_at_step"] is not None or not stored["has_finite_weights"]
+        has_diverged = stored["said"] is not None or not stored["has_finite_weights"]  # a single step may be survived
         has_numbers = stored["measured"] is not None and not has_diverged
         truth = truth_of(measured_from(stored["measured"]) if has_numbers else None, errors[run.data])
-        known.append(RunWithTruth(run.half, record_from(stored), truth))
+        one = record_from(stored)
+        known.append(RunWithTruth(run.half, one, as_far_as_can_be_told(truth, one)))
     if len(known) < len(runs):
         print(f"{len(known)} of {len(runs)} runs are recorded")
     counts = Counter((run.truth.name, run.half) for run in known)
@@ -142,12 +160,15 @@ def report_half(half: Half, runs: Sequence[RunWithTruth]) -> dict[str, dict[str,
                     "judge": judge,
                     "found": f"{figures.found}/{figures.sick}",
                     "false alarms": f"{figures.false_alarms}/{figures.well}",
+                    "at the end": figures.false_at_end,
+                    "wakers called": f"{figures.wakers_called}/{figures.wakers}",
                     "right kind": f"{figures.right_kind}/{figures.runs}",
                     "readings to call": readings,
                     "share of run": "-" if figures.median_share is None else f"{figures.median_share:.1%}",
                     "dead at start": f"{at_start} ({figures.dead_at_start})",
                     "after annealing": f"{after_annealing} ({figures.annealed})",
                     "with decoder use": f"{figures.asked_share:.0%}",
+                    "thresholds": figures.threshold_readings,
                 }
             )
             result.setdefault(judge, {})[name] = figures._asdict()
@@ -159,7 +180,7 @@ def report_half(half: Half, runs: Sequence[RunWithTruth]) -> dict[str, dict[str,
 
 def print_wrong(title: str, outcomes: Sequence[Outcome]) -> None:
     scored = [one for one in outcomes if one.truth.right]
-    wrong = [one for one in scored if not one.is_right_at_end or (one.alarms and not one.truth.is_sick)]
+    wrong = [one for one in scored if not one.is_right_at_end or one.false_alarms]
     if wrong:
         print(f"\n{title}")
     for one in wrong:
@@ -174,12 +195,16 @@ def summary(scores: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[dict[
     for judge, by_cadence in scores.items():
         of = [by_cadence[cadence] for cadence in OF_COMMANDS]
         span = {name: span_of([one[name] for one in of]) for name in of[0]}
+        shares = span_of([None if one["median_share"] is None else round(one["median_share"], 3) for one in of])
         rows.append(
             {
                 "judge": judge,
                 "found": f"{span['found']} of {of[0]['sick']}",
                 "false alarms": f"{span['false_alarms']} of {of[0]['well']}",
+                "false at the end": span["false_at_end"],
                 "right kind at the end": f"{span['right_kind']} of {of[0]['runs']}",
+                "sleepers that wake, called": f"{span['wakers_called']} of {of[0]['wakers']}",
+                "median first call": "none" if span["median_share"] == "not all" else f"{shares} of the run",
                 "readings until a run dead from the start is called": span["most_readings_dead_at_start"],
                 "readings after the full weight until one annealed to death is": span["most_readings_after_annealing"],
             }

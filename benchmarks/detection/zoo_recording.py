@@ -25,8 +25,18 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
-from benchmarks.detection.zoo_runs import DEMO_KINDS, DEMO_MEAN_LENGTH, DEMO_SEQUENCES, STEPS, Alteration, ZooRun
-from benchmarks.detection.zoo_scoring import Measured
+from benchmarks.detection.zoo_data import GENERATED, write_generated
+from benchmarks.detection.zoo_features import features_of
+from benchmarks.detection.zoo_runs import (
+    DEMO_KINDS,
+    DEMO_MEAN_LENGTH,
+    DEMO_SEED,
+    DEMO_SEQUENCES,
+    TREATMENTS,
+    Alteration,
+    ZooRun,
+)
+from benchmarks.detection.zoo_scoring import Measured, record_every
 from benchmarks.quality.results import WithoutLatent
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.training import TrainingSettings
@@ -40,15 +50,18 @@ from seqvae.inference.streaming import batches_of, paired_batches
 from seqvae.models.backbones import Decoder
 from seqvae.models.posteriors import Posterior
 from seqvae.models.vae import SequenceVAE
-from seqvae.monitors.callback import PosteriorMetricsMonitor
+from seqvae.monitors.callback import FEWEST_READINGS, PosteriorMetricsMonitor
 from seqvae.monitors.decoder_use import undisturbed
+from seqvae.monitors.escape import EscapeThreshold, ThresholdReader, why_unreadable
 from seqvae.monitors.formulas import mean_of_variances, variance_of_means
-from seqvae.monitors.reading import NAME, read_readings, to_row
+from seqvae.monitors.reading import NAME, Reading, read_readings, to_row
+from seqvae.monitors.window import with_escape_threshold
 from seqvae.training.fit import fit, make_data
 from seqvae.training.network import build_network
 
-EVERY_N_STEPS = 2
-PROBED_SEQUENCES = 32
+PROBED_SEQUENCES = 128
+FAINT_ENOUGH = 1.0
+"""Nats of rate below which escape thresholds are recorded: no judge asks for one of a latent that carries more."""
 FIXED_LOGVAR = math.log(0.5)
 """A KL of 0.097 nats per dimension that nothing can take away: 1.5 for 16."""
 SEQUENCES = 400
@@ -87,6 +100,10 @@ class CutOffDecoder(nn.Module):
         self.decoder = decoder
         self.autoregressive = decoder.autoregressive
         self.noise = noise
+        self.latent = decoder.latent
+
+    def add_at_layers(self, inputs_BTW: Tensor, added_BTM: Tensor) -> Tensor:
+        return self.decoder.add_at_layers(inputs_BTW, 0 * added_BTM)
 
     def forward(self, inputs_BTW: Tensor, z: Tensor) -> Tensor:
         # Added up with z so that its gradient is a plain 0.
@@ -119,12 +136,40 @@ class FirstNonFinite(Callback):
             self.step = trainer.global_step
 
 
+class ThresholdRecorder(Callback):
+    """The escape threshold at every fiftieth of a run whose rate is small, for judges that ask for it in a replay.
+
+    It stands behind the monitor among a Trainer's callbacks, as it goes by its readings.
+    """
+
+    def __init__(self, monitor: PosteriorMetricsMonitor, total_steps: int) -> None:
+        self.monitor, self.reader = monitor, ThresholdReader()
+        self.every_n_steps = max(1, total_steps // FEWEST_READINGS)
+        self.found: dict[int, EscapeThreshold] = {}
+        """By the step that they were read at."""
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        reading, step = self.monitor.reading, trainer.global_step
+        if reading is None or reading.step != step or step % self.every_n_steps or why_unreadable(pl_module):
+            return
+        if reading.rate < FAINT_ENOUGH and reading.escape_threshold is None:
+            self.found[step] = self.reader.read(trainer, pl_module)
+
+    def add_to(self, reading: Reading) -> Reading:
+        found = self.found.get(reading.step)
+        return reading if found is None else with_escape_threshold(reading, found)
+
+
 def record(run: ZooRun, directory: Path) -> Path:
     """Train, measure and write, unless the record exists."""
-    without_latent_N, *_ = [baseline(run, directory, seed) for seed in BASELINE_SEEDS]
     path = record_path(run, directory)
     if path.exists():
         return path
+    without_latent_N = None
+    if run.baseline is not None:
+        without_latent_N, *_ = [baseline(run, directory, seed) for seed in BASELINE_SEEDS]
     start = time.perf_counter()
     settings = settings_of(run.words, run.data, directory, run.name)
     run_directory = Path(settings.run.output_dir, run.name)
@@ -132,31 +177,36 @@ def record(run: ZooRun, directory: Path) -> Path:
     torch.manual_seed(settings.run.seed)
     network = altered(build_network(data, settings.model, settings.compute), run.alteration)
     monitor = PosteriorMetricsMonitor(
-        update_frequency=EVERY_N_STEPS,
+        update_frequency=record_every(run.steps),
         plot_frequency=None,
         probe_every_n_readings=1,
         probe_batch=probe_batch(data),
         log_dir=run_directory,
     )
     first_nonfinite = FirstNonFinite()
-    message = train(settings, run_directory, network, [monitor, first_nonfinite])
+    thresholds = ThresholdRecorder(monitor, run.steps)
+    message = train(settings, run_directory, network, [monitor, first_nonfinite, thresholds])
     training_seconds = time.perf_counter() - start
     has_finite_weights = all(bool(weights.isfinite().all()) for weights in network.parameters())
     measured = measure(network, data, without_latent_N)._asdict() if has_finite_weights else None
     content = {
         "name": run.name,
         **run._asdict(),
-        "body": run.alteration,
+        "treatment_kind": TREATMENTS[run.treatment].kind,
+        "alteration": run.alteration,
         "seed": run.seed,
         "words": run.words,
-        "total_steps": STEPS,
+        "total_steps": run.steps,
         "objective": asdict(settings.objective),
+        "features": features_of(
+            settings.model, settings.objective, data, run.steps, TREATMENTS[run.treatment].batch
+        )._asdict(),
         "diverged_at_step": first_nonfinite.step,
         "said": message,
         "has_finite_weights": has_finite_weights,
         "measured": measured,
         "seconds": [round(training_seconds, 1), round(time.perf_counter() - start - training_seconds, 1)],
-        "readings": [to_row(reading) for reading in read_readings(run_directory / NAME)],
+        "readings": [to_row(thresholds.add_to(reading)) for reading in read_readings(run_directory / NAME)],
     }
     shutil.rmtree(run_directory)
     write_at_once(path, content)
@@ -199,22 +249,23 @@ def train(
 
 def settings_of(words: Sequence[str], data: str, directory: Path, run_name: str) -> TrainingSettings:
     if data in DEMO_KINDS:
-        folder = write_demo(
-            directory / "data", DEMO_KINDS[data], sequences=DEMO_SEQUENCES, mean_length=DEMO_MEAN_LENGTH
-        )
+        sizes: dict[str, Any] = {"sequences": DEMO_SEQUENCES, "mean_length": DEMO_MEAN_LENGTH, "seed": DEMO_SEED}
+        folder = write_demo(directory / "data", DEMO_KINDS[data], **sizes)
+    elif data in GENERATED:
+        folder = write_generated(directory / "data", data)
     else:
         folder = Path(os.environ["SEQVAE_REAL_DATA"]) / data
     places = ("--data_dir", str(folder), "--cache_dir", str(directory / "cache"))
     run = ("--output_dir", str(directory / "runs"), "--run_name", run_name, "--resume", "auto")
     prog = "benchmarks.detection.collapse_zoo"
-    return parse_command_line(TrainingSettings, [*places, *run, *words], prog=prog, description="")
+    filled = [word.format(folder=folder) for word in words]
+    return parse_command_line(TrainingSettings, [*places, *run, *filled], prog=prog, description="")
 
 
 def probe_batch(data: SequenceDataModule) -> Batch:
-    """Return fixed validation sequences; neighbours, which exchange their latents, are of similar length."""
+    """Return fixed validation sequences of all lengths, as many as the product probes by itself."""
     split = data.split("valid")
-    chosen_N = np.random.default_rng(0).choice(len(split), PROBED_SEQUENCES, replace=False)
-    return split.gather(chosen_N[np.argsort(np.asarray(split.lengths_N)[chosen_N], kind="stable")])
+    return split.gather(np.sort(np.random.default_rng(0).permutation(len(split))[:PROBED_SEQUENCES]))
 
 
 def quiet_worker() -> None:
@@ -230,30 +281,35 @@ def held_out(data: SequenceDataModule) -> list[Batch]:
     return list(batches_of(data, "test", sequences=SEQUENCES))
 
 
-def measure(network: SequenceVAE, data: SequenceDataModule, without_latent_N: np.ndarray) -> Measured:
-    """Measure a network beside the NLLs of the same sequences under the decoder without a latent."""
+def measure(network: SequenceVAE, data: SequenceDataModule, without_latent_N: np.ndarray | None) -> Measured:
+    """Measure a network beside the NLLs of the same sequences under the decoder without a latent, where there is one."""
     batches = held_out(data)
     statistics_ = posterior_statistics(network, paired_batches(data, ["test"], sequences=SEQUENCES))
     with undisturbed(network, torch.device("cpu"), torch.autocast("cpu", enabled=False)):
         posteriors = [network.encode(batch) for batch in batches]
-    mean_NZ = torch.cat([posterior.mean for posterior in posteriors])
-    logvar_NZ = torch.cat([posterior.logvar for posterior in posteriors])
-    gain = mean_of(without_latent_N - importance_weighted_nll(network, batches, samples=SAMPLES).nll_N)
+    mean_PZ = torch.cat([posterior.mean[posterior.mask] for posterior in posteriors])
+    logvar_PZ = torch.cat([posterior.logvar[posterior.mask] for posterior in posteriors])
+    gain = None
+    if without_latent_N is not None:
+        gain = mean_of(without_latent_N - importance_weighted_nll(network, batches, samples=SAMPLES).nll_N)
     use = statistics_.decoder_use or Estimate(math.nan, math.nan)
+    per_posterior = statistics_.sequences / len(mean_PZ)
     return Measured(
         sequences=statistics_.sequences,
-        rate=finite(statistics_.rate.value),
-        kl_per_dim=tuple(map(finite, statistics_.kl_per_dim)),
+        scope="step" if network.latent_per_step else "sequence",
+        rate=finite(statistics_.rate.value * per_posterior),
+        kl_per_dim=tuple(finite(kl * per_posterior) for kl in statistics_.kl_per_dim),
         mutual_information=finite(statistics_.mutual_information),
         mutual_information_cap=math.log(statistics_.posteriors),
         active_units=statistics_.active_units,
-        variance_of_means=tuple(map(finite, variance_of_means(mean_NZ).tolist())),
-        mean_of_variances=tuple(map(finite, mean_of_variances(logvar_NZ).tolist())),
+        variance_of_means=tuple(map(finite, variance_of_means(mean_PZ).tolist())),
+        mean_of_variances=tuple(map(finite, mean_of_variances(logvar_PZ).tolist())),
         decoder_use=finite(use.value),
         decoder_use_error=finite(use.error),
-        nll_without_latent=finite(float(without_latent_N.mean())),
-        gain=finite(gain.value),
-        gain_error=finite(gain.error),
+        nll_without_latent=None if without_latent_N is None else finite(float(without_latent_N.mean())),
+        is_compared=gain is not None,
+        gain=None if gain is None else finite(gain.value),
+        gain_error=None if gain is None else finite(gain.error),
     )
 
 
@@ -279,6 +335,8 @@ def seed_errors(runs: Iterable[ZooRun], directory: Path) -> dict[str, float]:
     """
     squares: dict[str, dict[str, float]] = defaultdict(dict)
     for run in runs:
+        if run.baseline is None:
+            continue
         paths = [baseline_path(run, directory, seed) for seed in BASELINE_SEEDS]
         if all(path.exists() for path in paths):
             first, second = (statistics.fmean(read_json(path)["nll"]) for path in paths)

@@ -2,9 +2,16 @@
 
 In: the name of a data set. Out: for each run its flags, what is done to its network beyond flags, its seed and its half.
 Nothing is trained here, and nothing is imported that trains.
+
+This is the third draw: the first two, of 129 runs each, served to build the detector. It has other data, decoders and treatments,
+and aims at what a detector gets wrong: late wakers, ramps that kill late, cycles, latents of each step, labels that carry the
+latent, batches of 2, runs too short to tell.
 """
 
 import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from seqvae.data.description import Kind
@@ -13,108 +20,221 @@ Half = Literal["tuning", "scored"]
 HALVES: tuple[Half, ...] = ("tuning", "scored")
 Alteration = Literal["none", "fixed variance", "dead encoder", "z is 0", "z is noise"]
 """A change of the network beyond what flags can do."""
+Flags = dict[str, str]
 
-STEPS = 1000
-"""Optimizer steps of each run."""
+STEPS = 750
+"""Optimizer steps of a run whose treatment says nothing else: 15 between two of its 50 readings."""
 BATCH = 32
-DEMO_KINDS: dict[str, Kind] = {"demo-tokens": "tokens", "demo-vectors": "vectors", "demo-events": "events"}
-FREE_DATA = tuple(DEMO_KINDS)
-REAL_DATA = ("moses_smiles", "japanese_vowels", "physionet2012")
-ALL_DATA = (*FREE_DATA, *REAL_DATA)
+RATE = "3e-3"
+"""Learning rate at which models become healthy within the run, and strong decoders learn to do without a latent at weight 1."""
 
 
 class DataSet(NamedTuple):
     """A data set: the length of its sequences, at which a step stays below about 10 ms, and its own flags."""
 
     longest: int
-    words: tuple[str, ...] = ()
+    flags: Mapping[str, str] = MappingProxyType({})
+    labels: Mapping[str, str] | None = None
+    """The flags that name its labels; None: it has none."""
 
 
+DEMO_KINDS: dict[str, Kind] = {"demo-tokens": "tokens", "demo-vectors": "vectors", "demo-events": "events"}
+DEMO_SEQUENCES, DEMO_MEAN_LENGTH, DEMO_SEED = 4000, 16.0, 3
+GENERATED_SETS = ("pen", "ar", "topics")
+REAL_DATA = ("moses_smiles", "japanese_vowels", "physionet2012")
+FREE_DATA = (*DEMO_KINDS, *GENERATED_SETS)
+ALL_DATA = (*FREE_DATA, *REAL_DATA)
 DATA = {
-    "demo-tokens": DataSet(24),
-    "demo-vectors": DataSet(24),
-    "demo-events": DataSet(16),
-    "moses_smiles": DataSet(32, ("--tokenizer", "characters")),
+    "demo-tokens": DataSet(20, labels={"--label_column": "label"}),
+    "demo-vectors": DataSet(20),
+    "demo-events": DataSet(12),
+    "pen": DataSet(16),
+    "ar": DataSet(16),
+    "topics": DataSet(16),
+    "moses_smiles": DataSet(28, {"--tokenizer": "characters"}),
     # 270 sequences: at the rate of the others the decoders memorise them, and two seeds differ by 2 nats on held-out ones.
-    "japanese_vowels": DataSet(29, ("--lr", "5e-4")),
-    "physionet2012": DataSet(12),
+    "japanese_vowels": DataSet(29, {"--lr": "1e-3"}, labels={"--label_column": "label"}),
+    "physionet2012": DataSet(
+        12, labels={"--label_path": "{folder}/outcomes.csv", "--label_column": "in_hospital_mortality"}
+    ),
 }
-DEMO_SEQUENCES, DEMO_MEAN_LENGTH = 4000, 16.0
 
-STRONG = ("--width", "64", "--depth", "2", "--latent_size", "16")
-WEAK = ("--width", "24", "--depth", "1", "--heads", "2", "--latent_size", "8")
-DECODERS: dict[str, tuple[str, ...]] = {
-    "transformer": ("--encoder", "transformer", "--decoder", "transformer", *STRONG),
-    "weak-lstm": ("--encoder", "lstm", "--decoder", "lstm", *WEAK),
-    "tcn": ("--encoder", "tcn", "--decoder", "tcn", *STRONG),
-    "parallel": ("--encoder", "transformer", "--decoder", "parallel", *WEAK),
-    "lstm": ("--encoder", "lstm", "--decoder", "lstm", *STRONG),
-    "weak-transformer": ("--encoder", "transformer", "--decoder", "transformer", *WEAK),
-    "weak-tcn": ("--encoder", "tcn", "--decoder", "tcn", *WEAK),
+
+def body(
+    encoder: str, decoder: str, width: int, depth: int, latent_size: int, heads: int = 2, dropout: float = 0.1
+) -> Flags:
+    sizes = {"--width": width, "--depth": depth, "--latent_size": latent_size, "--heads": heads, "--dropout": dropout}
+    return {"--encoder": encoder, "--decoder": decoder} | {flag: str(value) for flag, value in sizes.items()}
+
+
+DECODERS: dict[str, Flags] = {
+    "transformer": body("transformer", "transformer", 64, 2, 16, heads=4),
+    "small-transformer": body("transformer", "transformer", 32, 1, 8),
+    "lstm": body("lstm", "lstm", 64, 1, 16),
+    "small-lstm": body("lstm", "lstm", 24, 1, 6),
+    "tcn": body("tcn", "tcn", 48, 2, 12),
+    "parallel": body("transformer", "parallel", 24, 1, 8),
+    "wide-parallel": body("lstm", "parallel", 48, 1, 10),
+    "mixed": body("lstm", "transformer", 40, 1, 4, dropout=0.0),
 }
-DECODER_SHIFT = 3
-"""Places by which the list of decoders is shifted from one data set to the next: each treatment meets six of the seven."""
+PARALLEL = ("parallel", "wide-parallel")
+PAIRS: tuple[tuple[str, str], ...] = (
+    ("demo-tokens", "transformer"),
+    ("demo-tokens", "small-lstm"),
+    ("demo-vectors", "tcn"),
+    ("demo-vectors", "wide-parallel"),
+    ("demo-events", "small-transformer"),
+    ("demo-events", "lstm"),
+    ("pen", "parallel"),
+    ("pen", "small-lstm"),
+    ("pen", "mixed"),
+    ("ar", "wide-parallel"),
+    ("ar", "tcn"),
+    ("ar", "small-transformer"),
+    ("topics", "mixed"),
+    ("topics", "lstm"),
+    ("topics", "parallel"),
+    ("moses_smiles", "small-lstm"),
+    ("moses_smiles", "transformer"),
+    ("japanese_vowels", "parallel"),
+    ("japanese_vowels", "lstm"),
+    ("japanese_vowels", "small-transformer"),
+    ("physionet2012", "parallel"),
+    ("physionet2012", "tcn"),
+    ("physionet2012", "mixed"),
+)
+"""What is trained on what: a baseline, the decoder without a latent, is trained twice for each pair."""
 
 
 class Treatment(NamedTuple):
     """One way to train: flags, and what is done to the network."""
 
-    words: tuple[str, ...]
+    kind: str
+    runs: int
+    """On how many pairs."""
+    flags: Flags
     alteration: Alteration = "none"
-    turn: int | None = None
-    """0 or 1: applied to every other data set, alternating with another treatment of its kind; None: to all."""
+    steps: int = STEPS
+    batch: int = BATCH
+    data: tuple[str, ...] = ALL_DATA
+    """The sets that it makes sense on."""
+    decoders: tuple[str, ...] = tuple(DECODERS)
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether a decoder that was trained without a latent in the same way tells what the latent is worth."""
+        return (self.steps, self.batch) == (STEPS, BATCH) and not {"--word_dropout", "--lr"} & set(self.flags)
 
 
-def constant(beta: float, *more: str) -> tuple[str, ...]:
-    return ("--kl_schedule", "constant", "--beta", str(beta), *more)
+def constant(beta: float, **more: float | str) -> Flags:
+    return {"--kl_schedule": "constant", "--beta": f"{beta:g}"} | {
+        f"--{name}": f"{value}" for name, value in more.items()
+    }
 
 
-def linear(beta: float, warmup: float) -> tuple[str, ...]:
-    return ("--kl_schedule", "linear", "--beta", str(beta), "--kl_warmup", str(warmup))
+def rising(beta: float, warmup: float, shape: str = "linear") -> Flags:
+    return {"--kl_schedule": shape, "--beta": f"{beta:g}", "--kl_warmup": f"{warmup:g}"}
 
 
-BATCH_NORM = constant(1, "--posterior", "batch_norm")
-UNBOUNDED = ("--lr_schedule", "constant", "--gradient_clip", "0")
+def cyclical(beta: float, cycle: float = 0.25, warmup: float = 0.5) -> Flags:
+    return rising(beta, warmup, "cyclical") | {"--kl_cycle": f"{cycle:g}"}
+
+
+AUTOREGRESSIVE = tuple(name for name in DECODERS if name not in PARALLEL)
+LABELLED = tuple(name for name, data in DATA.items() if data.labels)
+UNBOUNDED: dict[str, float | str] = {"lr_schedule": "constant", "gradient_clip": 0}
+BATCH_NORM = constant(1, posterior="batch_norm")
+WAKER_STEPS = 1000
+WAKER_DATA, WAKER_DECODERS = ("physionet2012",), ("parallel",)
+
 TREATMENTS: dict[str, Treatment] = {
-    "weight-0.005": Treatment(constant(0.005)),
-    "weight-0.05": Treatment(constant(0.05)),
-    "weight-0.2": Treatment(constant(0.2), turn=1),
-    "weight-0.5": Treatment(constant(0.5), turn=0),
-    "weight-1": Treatment(constant(1)),
-    "weight-2": Treatment(constant(2)),
-    "weight-4": Treatment(constant(4)),
-    "weight-30": Treatment(constant(30), turn=1),
-    "linear-in-0.2": Treatment(linear(1, 0.2), turn=1),
-    "linear-in-0.5": Treatment(linear(1, 0.5), turn=0),
-    "linear-to-4": Treatment(linear(4, 0.5)),
-    "linear-to-30": Treatment(linear(30, 0.5), turn=0),
-    "cyclical": Treatment(("--kl_schedule", "cyclical", "--kl_warmup", "0.5")),
-    "free-bits-0.1": Treatment(constant(1, "--free_bits", "0.1"), turn=0),
-    "free-bits-0.5": Treatment(constant(1, "--free_bits", "0.5"), turn=1),
-    "free-bits-0.25": Treatment(constant(1, "--free_bits", "0.25")),
-    "batch-norm": Treatment(BATCH_NORM),
-    "fixed-variance": Treatment(constant(1), "fixed variance"),
-    "word-dropout-0.3": Treatment(constant(1, "--word_dropout", "0.3"), turn=0),
-    "word-dropout-0.6": Treatment(constant(1, "--word_dropout", "0.6"), turn=1),
-    "target-kl-3": Treatment(("--target_kl", "3"), turn=0),
-    "target-kl-5": Treatment(("--target_kl", "5"), turn=1),
-    "diverging": Treatment(constant(1, "--lr", "1e5", "--warmup", "0.1", *UNBOUNDED), turn=0),
-    "diverging-late": Treatment(constant(0.2, "--lr", "5e2", "--warmup", "1.0", *UNBOUNDED), turn=1),
-    "dead-encoder": Treatment(constant(0.2), "dead encoder", turn=0),
-    "cut-off": Treatment(constant(1), "z is 0", turn=0),
-    "cut-off-by-noise": Treatment(linear(1, 0.2), "z is noise", turn=1),
-    "cut-off-free-bits": Treatment(constant(1, "--free_bits", "0.25"), "z is 0"),
-    "cut-off-batch-norm": Treatment(BATCH_NORM, "z is noise"),
-    "fixed-variance-at-4": Treatment(constant(4), "fixed variance"),
+    # Constant weights, from no price to one that nothing survives.
+    "weight-0.0005": Treatment("weight", 4, constant(0.0005)),
+    "weight-0.005": Treatment("weight", 4, constant(0.005)),
+    "weight-0.05": Treatment("weight", 2, constant(0.05)),
+    "weight-0.2": Treatment("weight", 4, constant(0.2)),
+    "weight-0.5": Treatment("weight", 4, constant(0.5)),
+    "weight-1": Treatment("weight", 8, constant(1)),
+    "weight-2": Treatment("weight", 6, constant(2)),
+    "weight-4": Treatment("weight", 6, constant(4)),
+    "weight-8": Treatment("weight", 4, constant(8)),
+    "weight-32": Treatment("weight", 2, constant(32)),
+    # Ramps, some of which kill late.
+    "linear-1-in-0.2": Treatment("ramp", 2, rising(1, 0.2)),
+    "linear-1-in-0.5": Treatment("ramp", 4, rising(1, 0.5)),
+    "linear-1-in-0.8": Treatment("ramp", 2, rising(1, 0.8)),
+    "linear-4-in-0.4": Treatment("ramp", 4, rising(4, 0.4)),
+    "linear-4-in-0.8": Treatment("ramp", 2, rising(4, 0.8)),
+    "linear-30-in-0.3": Treatment("ramp", 2, rising(30, 0.3)),
+    "linear-30-in-0.6": Treatment("ramp", 2, rising(30, 0.6)),
+    "linear-30-in-0.9": Treatment("ramp", 2, rising(30, 0.9), steps=1000),
+    "sigmoid-1-in-0.6": Treatment("ramp", 2, rising(1, 0.6, "sigmoid")),
+    "sigmoid-4-in-0.7": Treatment("ramp", 4, rising(4, 0.7, "sigmoid")),
+    "cyclical-0.3": Treatment("cycle", 2, cyclical(0.3)),
+    "cyclical-1": Treatment("cycle", 4, cyclical(1)),
+    "cyclical-4": Treatment("cycle", 2, cyclical(4)),
+    "cyclical-30": Treatment("cycle", 2, cyclical(30, cycle=0.2, warmup=0.3), steps=1000),
+    # Remedies, which hold up the rate whether it is used or not.
+    "free-bits-0.02": Treatment("floor", 4, constant(1, free_bits=0.02)),
+    "free-bits-0.1": Treatment("floor", 2, constant(1, free_bits=0.1)),
+    "free-bits-0.25": Treatment("floor", 4, constant(1, free_bits=0.25)),
+    "free-bits-0.1-at-4": Treatment("floor", 2, constant(4, free_bits=0.1)),
+    "batch-norm": Treatment("floor", 4, BATCH_NORM),
+    "fixed-variance": Treatment("floor", 2, constant(1), "fixed variance"),
+    "fixed-variance-at-4": Treatment("floor", 2, constant(4), "fixed variance"),
+    "target-kl-1": Treatment("target", 2, {"--target_kl": "1"}),
+    "target-kl-4": Treatment("target", 4, {"--target_kl": "4"}),
+    "word-dropout-0.3": Treatment("word dropout", 2, constant(1, word_dropout=0.3), decoders=AUTOREGRESSIVE),
+    "word-dropout-0.7": Treatment("word dropout", 4, constant(1, word_dropout=0.7), decoders=AUTOREGRESSIVE),
+    # Faults.
+    "dead-encoder": Treatment("fault", 2, constant(0.2), "dead encoder"),
+    "cut-off": Treatment("fault", 2, constant(0.5), "z is 0"),
+    "cut-off-free-bits": Treatment("fault", 2, constant(1, free_bits=0.2), "z is 0"),
+    "cut-off-by-noise": Treatment("fault", 2, rising(1, 0.4), "z is noise"),
+    "cut-off-batch-norm": Treatment("fault", 2, BATCH_NORM, "z is noise"),
+    "diverging": Treatment("divergence", 2, constant(1, lr="1e5", warmup=0.1, **UNBOUNDED)),
+    "diverging-late": Treatment("divergence", 2, constant(0.2, lr="5e2", warmup=1.0, **UNBOUNDED)),
+    # A latent of each step: 0.01 is the product's own free bits there.
+    "steps-at-0.2": Treatment("steps", 2, constant(0.2, latent_scope="step", latent_size=4)),
+    "steps-at-1": Treatment("steps", 4, constant(1, latent_scope="step", latent_size=4)),
+    "steps-at-4": Treatment("steps", 2, constant(4, latent_scope="step", latent_size=4)),
+    "steps-free-bits-0.01": Treatment("steps", 4, constant(1, latent_scope="step", latent_size=4, free_bits=0.01)),
+    "steps-linear-4": Treatment("steps", 2, rising(4, 0.6) | {"--latent_scope": "step", "--latent_size": "4"}),
+    # Other sizes.
+    "batch-2": Treatment("batch", 4, constant(1), batch=2, steps=1000),
+    "batch-2-at-0.2": Treatment("batch", 2, constant(0.2), batch=2, steps=1000),
+    "batch-256": Treatment("batch", 2, constant(1), batch=256, steps=250, decoders=("parallel", "mixed", "small-lstm")),
+    "latent-1": Treatment("latent size", 2, constant(0.5, latent_size=1)),
+    "latent-2": Treatment("latent size", 2, constant(1, latent_size=2), data=("pen", "ar", "demo-vectors")),
+    "latent-64": Treatment("latent size", 4, constant(1, latent_size=64)),
+    "latent-128": Treatment("latent size", 2, constant(0.3, latent_size=128)),
+    "latent-128-free-bits": Treatment("latent size", 2, constant(1, latent_size=128, free_bits=0.01)),
+    "label-weight-5-at-1": Treatment("labels", 2, constant(1, label_weight=5), data=LABELLED),
+    "label-weight-20-at-4": Treatment("labels", 4, constant(4, label_weight=20), data=LABELLED),
+    # Other lengths; after the first few of these it cannot be told.
+    "short-60": Treatment("short", 2, constant(1), steps=60),
+    "short-100": Treatment("short", 2, constant(4), steps=100),
+    "short-150": Treatment("short", 2, constant(1), steps=150),
+    "short-ramp-150": Treatment("short", 2, rising(1, 0.5), steps=150),
+    "steps-300": Treatment("length", 2, constant(2), steps=300),
+    "steps-2000": Treatment("length", 2, constant(2), steps=2000, decoders=("parallel", "mixed", "small-transformer")),
+    "ramp-2000": Treatment(
+        "length", 2, rising(4, 0.5), steps=2000, decoders=("small-lstm", "wide-parallel", "parallel")
+    ),
+    # Models that fall silent while their decoder learns the simplest things, and wake.
+    "waker-5": Treatment("waker", 1, constant(5), steps=WAKER_STEPS, data=WAKER_DATA, decoders=WAKER_DECODERS),
+    "waker-6.5": Treatment("waker", 1, constant(6.5), steps=WAKER_STEPS, data=WAKER_DATA, decoders=WAKER_DECODERS),
+    "waker-8": Treatment("waker", 1, constant(8), steps=WAKER_STEPS, data=WAKER_DATA, decoders=WAKER_DECODERS),
+    "waker-11": Treatment("waker", 1, constant(11), steps=WAKER_STEPS, data=WAKER_DATA, decoders=WAKER_DECODERS),
+    "vowels-4": Treatment("waker", 2, constant(4), steps=WAKER_STEPS, data=("japanese_vowels",)),
+    "vowels-8": Treatment("waker", 2, constant(8), steps=WAKER_STEPS, data=("japanese_vowels",)),
 }
-DRAW: dict[Half, int] = {"tuning": 1, "scored": 2}
-"""The number of times a half was drawn. A change of the detector because of what the scored half showed takes a new draw of
-that half, with other decoders and other seeds."""
-RATE = "3e-3"
-"""Learning rate at which models become healthy within the run, and strong decoders learn to do without a latent at weight 1."""
-SPLIT = 12
-"""Part of the hash that splits the runs. Forty were tried before any run was judged; this one gives halves with about as many runs
-of each data set and of each decoder."""
+DRAW = 3
+"""The number of times the zoo was drawn. A change of the detector because of what the scored half showed takes a new one, with
+other seeds at least."""
+SPLIT = 308
+"""Part of the hash that splits the runs, chosen before any was trained: of 2,000, the one whose halves hold most nearly as many
+runs of each data set, decoder and kind of treatment."""
 
 
 class ZooRun(NamedTuple):
@@ -131,57 +251,73 @@ class ZooRun(NamedTuple):
 
     @property
     def seed(self) -> int:
-        draw = DRAW[self.half]
-        return hash_of(self.name if draw == 1 else f"{self.name}, round {draw}") % 2**32
+        return hash_of(f"{self.name}, round {DRAW}") % 2**32
 
     @property
     def alteration(self) -> Alteration:
         return TREATMENTS[self.treatment].alteration
 
     @property
+    def steps(self) -> int:
+        return TREATMENTS[self.treatment].steps
+
+    @property
     def words(self) -> tuple[str, ...]:
         """Flags of the command line, without those for the places of the data and of the run."""
-        return (*self.common_words, *TREATMENTS[self.treatment].words, "--seed", str(self.seed))
+        treatment = TREATMENTS[self.treatment]
+        labels = dict(DATA[self.data].labels or {}) if "--label_weight" in treatment.flags else {}
+        flags = common_flags(self.data, self.decoder, treatment.steps, treatment.batch) | labels | treatment.flags
+        return words_of(flags | {"--seed": str(self.seed)})
 
     @property
-    def word_dropout(self) -> str:
-        words = TREATMENTS[self.treatment].words
-        return words[words.index("--word_dropout") + 1] if "--word_dropout" in words else "0"
-
-    @property
-    def baseline(self) -> str:
-        """Name of the same decoder, trained as long without a latent."""
-        return f"{self.data}.{self.decoder}.word-dropout-{self.word_dropout}"
+    def baseline(self) -> str | None:
+        """Name of the same decoder, trained alike without a latent; None: there is none to compare with."""
+        return f"{self.data}.{self.decoder}" if TREATMENTS[self.treatment].is_compared else None
 
     @property
     def baseline_words(self) -> tuple[str, ...]:
-        return (*self.common_words, "--word_dropout", self.word_dropout)
-
-    @property
-    def common_words(self) -> tuple[str, ...]:
-        """The flags that a run shares with its baseline."""
-        data = DATA[self.data]
-        lengths = ("--max_sequence_length", str(data.longest), "--tokens_per_batch", str(BATCH * data.longest))
-        batches = ("--batch_size", str(BATCH), "--max_steps", str(STEPS), "--num_workers", "0")
-        # Labels would keep the means moving whatever the decoder does, and free bits are a treatment of their own.
-        objective = ("--label_weight", "0", "--free_bits", "0", "--lr", RATE)
-        validation = ("--limit_val_batches", "0", "--checkpoint_every_n_steps", str(STEPS))
-        return (*lengths, *batches, *objective, *validation, *DECODERS[self.decoder], *data.words)
+        return words_of(common_flags(self.data, self.decoder))
 
 
-def all_runs(data: tuple[str, ...] = ALL_DATA) -> list[ZooRun]:
-    """Return the runs on these data sets, those of the tuning half first."""
+def common_flags(data: str, decoder: str, steps: int = STEPS, batch: int = BATCH) -> Flags:
+    """Return the flags that a run shares with its baseline, as far as a treatment does not say otherwise."""
+    longest = DATA[data].longest
+    lengths = {"--max_sequence_length": longest, "--tokens_per_batch": batch * longest}
+    length = {"--batch_size": batch, "--max_steps": steps, "--num_workers": 0, "--checkpoint_every_n_steps": steps}
+    # Free bits are a treatment of their own, and labels too: they keep the means moving whatever the decoder does.
+    objective = {"--label_weight": 0, "--free_bits": 0, "--lr": RATE, "--limit_val_batches": 0}
+    numbers = {flag: str(value) for flag, value in (lengths | length | objective).items()}
+    return numbers | DECODERS[decoder] | dict(DATA[data].flags)
+
+
+def words_of(flags: Flags) -> tuple[str, ...]:
+    return tuple(word for flag_and_value in flags.items() for word in flag_and_value)
+
+
+def all_runs(data: tuple[str, ...] = ALL_DATA, split: int = SPLIT) -> list[ZooRun]:
+    """Return the runs on these data sets, those of the tuning half first.
+
+    A treatment goes to the pairs that have fewest runs so far, no data set twice as long as there are others. Its runs count in
+    the one half and the other by turns, in the order of a hash.
+    """
     runs = []
-    for place, (treatment, (_, _, turn)) in enumerate(TREATMENTS.items()):
-        data_sets = ALL_DATA if turn is None else ALL_DATA[turn::2]
-        # Every other data set, in an order by hash, from one that the treatment's hash decides.
-        ordered = [name for _, name in sorted((hash_of(f"{SPLIT}.{treatment}.{name}"), name) for name in data_sets)]
-        for name in data_sets:
-            is_tuning = (ordered.index(name) + hash_of(f"{SPLIT}.{treatment}")) % 2 == 0
-            half: Half = "tuning" if is_tuning else "scored"
-            decoder = (place + DECODER_SHIFT * ALL_DATA.index(name) + DRAW[half] - 1) % len(DECODERS)
-            if name in data:
-                runs.append(ZooRun(treatment, name, list(DECODERS)[decoder], half))
+    load: Counter[tuple[str, str]] = Counter()
+    for name, treatment in TREATMENTS.items():
+        chosen: list[tuple[str, str]] = []
+        for _ in range(treatment.runs):
+            candidates = [
+                pair
+                for pair in PAIRS
+                if pair not in chosen and pair[0] in treatment.data and pair[1] in treatment.decoders
+            ]
+            of_data = Counter(pair[0] for pair in chosen)
+            pair = min(candidates, key=lambda pair: (of_data[pair[0]], load[pair], hash_of(f"{name}.{'.'.join(pair)}")))
+            chosen.append(pair)
+            load[pair] += 1
+        chosen.sort(key=lambda pair: hash_of(f"{split}.{name}.{'.'.join(pair)}"))
+        first = hash_of(f"{split}.{name}")
+        runs += [ZooRun(name, *pair, HALVES[(place + first) % 2]) for place, pair in enumerate(chosen)]
+    runs = [run for run in runs if run.data in data]
     return sorted(runs, key=lambda run: (run.half != "tuning", hash_of(run.name)))
 
 

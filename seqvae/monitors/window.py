@@ -206,7 +206,7 @@ def with_decoder_use(reading: Reading, use: DecoderUse, gather: Gather = lambda 
 
 def with_escape_threshold(reading: Reading, threshold: EscapeThreshold, gather: Gather = lambda own: own) -> Reading:
     """Add the escape threshold, that of the first process, to a reading that was taken without."""
-    numbers = gather(torch.tensor(threshold))[0].tolist()
+    numbers = gather(torch.tensor(threshold)).reshape(-1, len(threshold))[0].tolist()  # sync: once a threshold
     names = ("escape_threshold", "escape_threshold_error", "ideal_escape_threshold", "ideal_escape_threshold_error")
     return reading._replace(**dict(zip(names, numbers, strict=True)))
 

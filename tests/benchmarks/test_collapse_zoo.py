@@ -4,11 +4,14 @@ import math
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
-from benchmarks.detection import zoo_recording, zoo_runs
-from benchmarks.detection.collapse_zoo import report, summary
+from benchmarks.detection import zoo_recording
+from benchmarks.detection.collapse_zoo import report, shard_of, summary
+from benchmarks.detection.zoo_data import GENERATED, SPLITS, write_generated
 from benchmarks.detection.zoo_recording import (
     BASELINE_SEEDS,
     FIXED_LOGVAR,
@@ -22,18 +25,36 @@ from benchmarks.detection.zoo_recording import (
 from benchmarks.detection.zoo_recording import (
     record as record_run,
 )
-from benchmarks.detection.zoo_runs import ALL_DATA, DATA, DECODERS, FREE_DATA, TREATMENTS, Alteration, ZooRun, all_runs
+from benchmarks.detection.zoo_runs import (
+    ALL_DATA,
+    DATA,
+    DECODERS,
+    FREE_DATA,
+    PAIRS,
+    TREATMENTS,
+    Alteration,
+    Treatment,
+    ZooRun,
+    all_runs,
+    common_flags,
+    words_of,
+)
 from benchmarks.detection.zoo_scoring import (
     CADENCES,
     JUDGES,
+    Cadence,
     Call,
     Measured,
     Outcome,
     Record,
     Replayed,
     Rule,
+    SmallInformation,
     SmallKL,
+    Truth,
+    as_far_as_can_be_told,
     due_readings,
+    has_slept,
     history,
     measured_from,
     record_from,
@@ -43,6 +64,7 @@ from benchmarks.detection.zoo_scoring import (
 )
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.training import ObjectiveSettings, TrainingSettings
+from seqvae.errors import UsageError
 from seqvae.models.vae import SequenceVAE
 from seqvae.monitors.reading import Reading, to_row
 from seqvae.verdicts import Verdict
@@ -61,13 +83,41 @@ def test_both_halves_hold_every_data_set_every_decoder_and_about_as_many_runs() 
 
 
 def test_every_treatment_is_in_both_halves() -> None:
-    for treatment in TREATMENTS:
-        assert {one.half for one in all_runs() if one.treatment == treatment} == {"tuning", "scored"}
+    for name, treatment in TREATMENTS.items():
+        halves = {one.half for one in all_runs() if one.treatment == name}
+        assert halves == {"tuning", "scored"} or treatment.runs == 1
 
 
 def test_a_run_does_not_depend_on_which_data_sets_exist() -> None:
     assert set(all_runs(FREE_DATA)) <= set(all_runs())
-    assert "weight-1.demo-tokens.lstm" in {one.name for one in all_runs() if one.half == "tuning"}
+
+
+def test_both_halves_hold_about_as_many_runs_of_each_kind_of_treatment() -> None:
+    counts = Counter((TREATMENTS[one.treatment].kind, one.half) for one in all_runs())
+    for kind in {kind for kind, _ in counts}:
+        assert abs(counts[kind, "tuning"] - counts[kind, "scored"]) <= 4
+
+
+def test_decoders_without_a_latent_are_trained_for_few_pairs() -> None:
+    baselines = {one.baseline for one in all_runs()} - {None}
+    assert len(baselines) == len(PAIRS) <= 24
+
+
+def test_what_is_trained_unlike_its_baseline_has_none() -> None:
+    for name in ("word-dropout-0.3", "batch-2", "short-60", "waker-5"):
+        assert {one.baseline for one in all_runs() if one.treatment == name} == {None}
+
+
+def test_the_parts_of_a_recording_are_all_runs() -> None:
+    runs = all_runs()
+    parts = [shard_of(runs, f"{number}/3") for number in (1, 2, 3)]
+    assert sorted(one.name for part in parts for one in part) == sorted(one.name for one in runs)
+
+
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "2", "a/b", "1/"])
+def test_a_part_that_does_not_exist_is_refused(shard: str) -> None:
+    with pytest.raises(UsageError, match="--shard"):
+        shard_of(all_runs(), shard)
 
 
 def test_names_and_seeds_tell_all_runs_apart() -> None:
@@ -88,11 +138,17 @@ def test_every_treatment_is_a_command_line_that_parses(treatment: str) -> None:
     assert settings.run.seed == run.seed
 
 
-def test_word_dropout_is_what_a_run_has_in_common_with_its_baseline() -> None:
-    run = next(one for one in all_runs() if one.treatment == "word-dropout-0.6")
-    words = run.baseline_words
-    assert words[words.index("--word_dropout") + 1] == "0.6"
-    assert "word-dropout-0.6" in run.baseline
+@pytest.mark.parametrize("name", GENERATED)
+def test_generated_sets_have_factors_that_steps_depend_on(tmp_path: Path, name: str) -> None:
+    folder = write_generated(tmp_path, name)
+    assert write_generated(tmp_path, name) == folder
+    tables = {split: pq.read_table(folder / f"{split}.parquet") for split in SPLITS}
+    assert {split: len(table) for split, table in tables.items()} == SPLITS
+    column = "tokens" if "tokens" in tables["train"].column_names else "values"
+    first = np.array([np.asarray(steps, dtype=float).mean(axis=0) for steps in tables["train"][column].to_pylist()])
+    factors_NF = np.array(tables["train"]["factors"].to_pylist())
+    correlations = np.corrcoef(first.reshape(len(first), -1).T, factors_NF.T)[: -factors_NF.shape[1], first.ndim :]
+    assert np.abs(correlations).max() > 0.2
 
 
 # --- Truth ------------------------------------------------------------------------------------------------------------
@@ -105,6 +161,8 @@ def measured(**changed: object) -> Measured:
     """Return the numbers of a healthy run of 4 dimensions, with changes."""
     numbers: dict[str, object] = {
         "sequences": 400,
+        "scope": "sequence",
+        "is_compared": True,
         "rate": 3.0,
         "kl_per_dim": (0.75,) * 4,
         "mutual_information": 2.5,
@@ -181,6 +239,48 @@ def test_a_gain_no_larger_than_seeds_make_is_none() -> None:
     assert truth_of(dead, seed_error=2.0).right == ("collapsed",)
 
 
+def test_the_rate_of_a_latent_of_each_step_is_held_to_a_tenth() -> None:
+    faint = measured(scope="step", rate=0.1, mutual_information=0.05, **UNUSED)
+    assert truth_of(faint).right == ("decoder_ignores_z",)
+    assert truth_of(faint._replace(rate=0.02)).right == ("collapsed",)
+    assert truth_of(faint._replace(scope="sequence")).right == ("collapsed",)
+
+
+def test_without_a_decoder_to_compare_with_the_gain_decides_nothing() -> None:
+    alone: dict[str, object] = {"is_compared": False, "gain": None, "gain_error": None}
+    dead = measured(rate=0.01, mutual_information=0.0, **UNUSED | alone)
+    assert truth_of(dead).right == ("collapsed",)
+    assert truth_of(measured(**alone)).right == ("healthy",)
+    assert truth_of(measured(mean_of_variances=(0.01,) * 4, **alone)).right == ()
+
+
+DEAD, ALIVE = truth_of(measured(rate=0.01, mutual_information=0.0, **UNUSED)), truth_of(measured())
+
+
+@pytest.mark.parametrize(
+    ("steps", "truth", "right"),
+    [
+        (60, DEAD, ("cannot_tell", "warming_up")),
+        (60, ALIVE, ("cannot_tell", "warming_up", "healthy")),
+        (150, DEAD, ("cannot_tell", "warming_up", "collapsed")),
+        (300, DEAD, ("collapsed",)),
+        (60, truth_of(None), ("diverged",)),
+    ],
+)
+def test_a_short_run_may_be_left_open(steps: int, truth: Truth, right: tuple[str, ...]) -> None:
+    assert as_far_as_can_be_told(truth, record([])._replace(total_steps=steps)).right == right
+
+
+def test_steps_under_the_full_weight_are_counted_over_all_cycles() -> None:
+    cyclical = ObjectiveSettings(kl_schedule="cyclical", kl_cycle=0.25, kl_warmup=0.5)
+    assert record([])._replace(total_steps=400, objective=cyclical).steps_under_full_weight == pytest.approx(210, abs=8)
+
+
+def test_a_rate_beyond_all_measure_is_no_latent_any_more_whatever_the_weights() -> None:
+    assert truth_of(measured(rate=4e5)).right == ("diverged", "not_variational")
+    assert truth_of(measured(rate=4e5, **UNUSED)).right == ("diverged", "not_variational", "decoder_ignores_z")
+
+
 def test_nothing_measured_is_diverged() -> None:
     assert truth_of(None).right == ("diverged",)
 
@@ -230,14 +330,20 @@ def test_a_decoder_that_sees_noise_gets_no_gradient_from_z() -> None:
 def test_a_run_is_recorded_once_with_its_baselines_and_leaves_no_run_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (zoo_runs, zoo_recording):
-        monkeypatch.setattr(module, "STEPS", 6)
+    monkeypatch.setitem(TREATMENTS, "weight-4", TREATMENTS["weight-4"]._replace(steps=6))
+    monkeypatch.setattr(Treatment, "is_compared", True)
     monkeypatch.setattr(zoo_recording, "DEMO_SEQUENCES", 320)
-    run = next(one for one in all_runs() if one.treatment == "weight-4" and one.data == "demo-tokens")
+    monkeypatch.setattr(zoo_recording, "FAINT_ENOUGH", math.inf)
+    short = common_flags("demo-vectors", "wide-parallel", steps=6)
+    monkeypatch.setattr(ZooRun, "baseline_words", words_of(short))
+    run = ZooRun("weight-4", "demo-vectors", "wide-parallel", "tuning")
     stored = read_json(record_run(run, tmp_path))
     assert [reading.step for reading in record_from(stored).readings] == list(range(1, 7))
     assert stored["measured"]["sequences"] == 32
     assert stored["diverged_at_step"] is None
+    assert all((reading.escape_threshold or 0.0) > 0 for reading in record_from(stored).readings)
+    assert stored["features"]["final_weight"] == 4
+    assert stored["features"]["eigenvalues"][0] > 1
     assert all(baseline_path(run, tmp_path, seed).exists() for seed in BASELINE_SEEDS)
     assert list((tmp_path / "runs").iterdir()) == []
     assert read_json(record_run(run, tmp_path)) == stored
@@ -256,7 +362,7 @@ def reading(step: int, rate: float = 1.0, active_units: int | None = 4, use: flo
 
 def record(readings: list[Reading], message: str | None = None, diverged_at_step: int | None = None) -> Record:
     objective = ObjectiveSettings(kl_schedule="constant")
-    return Record("made up", 40, objective, tuple(readings), diverged_at_step, message)
+    return Record("made up", 1000, objective, tuple(readings), diverged_at_step, message)
 
 
 class CuriousJudge:
@@ -279,21 +385,50 @@ class CuriousJudge:
 
 def test_a_throttled_judge_sees_decoder_use_where_it_requests_it_and_nowhere_else() -> None:
     judge = CuriousJudge(requested_at=20)
-    replayed = replay(record([reading(step) for step in range(2, 41, 2)]), CADENCES["throttled"], judge)
+    replayed = replay(record([reading(step) for step in range(4, 41, 4)]), CADENCES["throttled"], judge)
     assert judge.seen == [(20, 2.0), (40, None)]
     assert replayed.probed == 1
 
 
 def test_by_default_every_fourth_reading_and_the_last_come_with_decoder_use() -> None:
-    readings = due_readings(record([reading(step) for step in range(2, 101, 2)]), CADENCES["2 x as close"])
+    readings = due_readings(record([reading(step) for step in range(4, 201, 4)]), CADENCES["default"])
     assert [one.decoder_use for one in readings] == [None, None, None, 2.0, *[None] * 3, 2.0, None, None]
+
+
+class SuspiciousJudge(CuriousJudge):
+    """A judge that asks for the escape threshold at one step."""
+
+    def __init__(self, suspects_at: int) -> None:
+        super().__init__(requested_at=0)
+        self.suspects_at = suspects_at
+        self.thresholds: list[float | None] = []
+
+    def wants_escape_threshold(self, reading: Reading) -> bool:
+        return reading.step == self.suspects_at
+
+    def judge(self, reading: Reading) -> Verdict:
+        self.thresholds.append(reading.escape_threshold)
+        return super().judge(reading)
+
+
+def test_a_judge_sees_the_threshold_where_it_asks_for_it_and_it_was_recorded() -> None:
+    readings = [reading(step)._replace(escape_threshold=0.7) for step in range(10, 41, 10)]
+    judge = SuspiciousJudge(suspects_at=30)
+    every = Cadence(10, 50, None)
+    stored = record(readings)._replace(total_steps=500)
+    replayed = replay(stored, every, judge)
+    assert judge.thresholds == [None, None, 0.7, None]
+    assert judge.seen[2] == (30, None)
+    assert replayed.thresholds == 1
+    not_recorded = replay(record([reading(30)])._replace(total_steps=500), every, SuspiciousJudge(suspects_at=30))
+    assert not_recorded.thresholds == 0
 
 
 def test_a_run_that_broke_off_ends_in_the_verdict_on_its_message() -> None:
     replayed = replay(
-        record([reading(2), reading(4)], message="NaN", diverged_at_step=5), CADENCES["10 x, closest"], CuriousJudge(0)
+        record([reading(4), reading(8)], message="NaN", diverged_at_step=9), CADENCES["5 x, closest"], CuriousJudge(0)
     )
-    assert [(call.step, call.name) for call in replayed.calls] == [(2, "healthy"), (4, "healthy"), (5, "diverged")]
+    assert [(call.step, call.name) for call in replayed.calls] == [(4, "healthy"), (8, "healthy"), (9, "diverged")]
 
 
 def test_a_run_that_broke_off_before_its_first_reading_is_called_all_the_same() -> None:
@@ -302,8 +437,8 @@ def test_a_run_that_broke_off_before_its_first_reading_is_called_all_the_same() 
 
 
 def test_every_judge_goes_through_a_record_that_ends_in_nan() -> None:
-    broken = [reading(step, math.nan, None, math.nan) for step in range(22, 40, 2)]
-    stored = record([*(reading(step) for step in range(2, 21, 2)), *broken], message="NaN", diverged_at_step=21)
+    broken = [reading(step, math.nan, None, math.nan) for step in range(220, 401, 20)]
+    stored = record([*(reading(step) for step in range(20, 201, 20)), *broken], message="NaN", diverged_at_step=210)
     last = {
         name: replay(stored, CADENCES["closest"], make(stored, CADENCES["closest"])).calls[-1].name
         for name, make in JUDGES.items()
@@ -312,7 +447,7 @@ def test_every_judge_goes_through_a_record_that_ends_in_nan() -> None:
         "detector": "diverged",
         "KL < 0.01 over 50 steps": "healthy",
         "AU < 10 %": "healthy",
-        "always 0 active units": "collapsed",
+        "MI < 0.1, five in a row": "healthy",
     }
 
 
@@ -329,6 +464,12 @@ def test_the_rule_of_few_active_units_counts_shares() -> None:
         "collapsed",
         "healthy",
     ]
+
+
+def test_the_rule_of_a_small_information_wants_five_readings_in_a_row() -> None:
+    is_small = SmallInformation()
+    low, high = reading(2)._replace(mutual_information=0.05), reading(2)
+    assert [is_small(one) for one in (low, low, high, *[low] * 5)] == [*[False] * 7, True]
 
 
 def test_a_rule_keeps_its_verdict_when_a_run_breaks_off() -> None:
@@ -371,6 +512,35 @@ def test_any_alarm_in_a_run_that_is_well_is_a_false_alarm() -> None:
     assert (scores.well, scores.false_alarms, scores.right_kind) == (4, 1, 3)
 
 
+def test_an_alarm_that_a_short_run_need_not_raise_is_no_false_one() -> None:
+    may_tell = ("cannot_tell", "warming_up", "collapsed")
+    scores = score([outcome(may_tell, "collapsing", "collapsed"), outcome(may_tell, "cannot_tell", "diverged")])
+    assert (scores.sick, scores.false_alarms, scores.false_at_end, scores.right_kind) == (0, 1, 1, 1)
+
+
+def test_a_false_alarm_that_was_taken_back_is_none_at_the_end() -> None:
+    scores = score([outcome(("healthy",), "collapsed", "healthy")])
+    assert (scores.false_alarms, scores.false_at_end) == (1, 0)
+
+
+def test_a_sleeper_that_wakes_must_never_have_been_called_collapsed() -> None:
+    patient, hasty, dead = (
+        outcome(("healthy",), "cannot_tell", "healthy"),
+        outcome(("healthy",), "collapsed", "healthy"),
+        outcome(("collapsed",), "collapsed"),
+    )
+    scores = score([one._replace(slept=True) for one in (patient, hasty, dead)])
+    assert (scores.wakers, scores.wakers_called) == (2, 1)
+
+
+def test_a_latent_slept_where_its_rate_was_small_for_a_while_after_the_beginning() -> None:
+    def of(*rates: float) -> Record:
+        return record([reading(20 * place, rate=rate) for place, rate in enumerate(rates, start=1)])
+
+    assert has_slept(of(2.0, 2.0, 2.0, 0.1, 0.1, 0.1, 0.1, 2.0))
+    assert not has_slept(of(0.1, 0.1, 0.1, 2.0, 0.1, 2.0))
+
+
 def test_grey_runs_are_not_scored() -> None:
     scores = score([outcome((), "collapsed"), outcome(("healthy",), "healthy")])
     assert (scores.runs, scores.sick, scores.well, scores.false_alarms) == (1, 0, 1, 0)
@@ -411,12 +581,12 @@ def test_a_history_names_each_change_once() -> None:
 # --- Files ------------------------------------------------------------------------------------------------------------
 
 
-def run_named(name: str) -> ZooRun:
-    return next(one for one in all_runs() if one.name == name)
+def some_tuning_runs(count: int) -> list[ZooRun]:
+    return [one for one in all_runs() if one.half == "tuning"][:count]
 
 
 def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    run = run_named("weight-1.demo-tokens.lstm")
+    (run,) = some_tuning_runs(1)
     write_record(run, tmp_path, measured(), [reading(2), reading(4, math.nan)])
     back = record_from(read_json(record_path(run, tmp_path)))
     assert back.readings[0] == reading(2)
@@ -425,14 +595,8 @@ def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_the_error_of_seeds_is_pooled_over_the_decoders_of_a_data_set(tmp_path: Path) -> None:
-    one, other = (
-        run_named("weight-1.demo-tokens.lstm"),
-        next(
-            one
-            for one in all_runs()
-            if one.data == "demo-tokens" and one.decoder == "parallel" and one.word_dropout == "0"
-        ),
-    )
+    compared = {one.baseline: one for one in all_runs() if one.data == "demo-tokens" and one.baseline}
+    one, other = compared.values()
     for run, difference in ((one, 1.0), (other, 7.0)):
         for seed in BASELINE_SEEDS:
             nll = 50.0 + difference * seed
@@ -443,11 +607,11 @@ def test_the_error_of_seeds_is_pooled_over_the_decoders_of_a_data_set(tmp_path: 
 def test_a_report_scores_what_is_recorded_and_says_what_is_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    dead, grey = run_named("weight-1.demo-tokens.lstm"), run_named("weight-1.demo-vectors.transformer")
+    dead, grey, missing = some_tuning_runs(3)
     readings = [reading(step, rate=0.001, active_units=0, use=0.0) for step in range(20, 1001, 20)]
     write_record(dead, tmp_path, measured(rate=0.01, mutual_information=0.0, **UNUSED), readings)
     write_record(grey, tmp_path, measured(decoder_use=0.4, decoder_use_error=0.1), readings)
-    result = report([dead, grey, run_named("weight-2.demo-tokens.weak-transformer")], tmp_path)
+    result = report([dead, grey, missing], tmp_path)
     assert (result["recorded"], result["grey"]) == (2, 1)
     assert result["scores"]["tuning"]["KL < 0.01 over 50 steps"]["closest"]["found"] == 1
     printed = capsys.readouterr().out
@@ -469,14 +633,17 @@ def write_record(run: ZooRun, directory: Path, truth: Measured, readings: list[R
     write_at_once(record_path(run, directory), stored)
 
 
-def test_the_summary_gives_the_span_over_the_cadences_of_the_commands():
-    row: dict[str, int | None] = {"runs": 58, "sick": 29, "found": 28, "well": 29, "false_alarms": 1, "right_kind": 56}
+def test_the_summary_gives_the_span_over_the_cadences_of_the_commands() -> None:
+    row = score([outcome(("collapsed",), "collapsed")])._asdict() | {"runs": 58, "sick": 29, "well": 29, "wakers": 3}
     scores = {
         "detector": {
-            name: row | {"most_readings_dead_at_start": late, "most_readings_after_annealing": None if late == 8 else 0}
-            for name, late in zip(CADENCES, (7, 8, 7, 7, 99, 99, 99, 99), strict=True)
+            name: row
+            | {"found": 28, "false_alarms": 1, "false_at_end": 0, "right_kind": 56, "wakers_called": 0}
+            | {"most_readings_dead_at_start": late, "most_readings_after_annealing": None if late == 8 else 0}
+            | {"median_share": late / 100}
+            for name, late in zip(CADENCES, (7, 8, 7, 7, 99, 99), strict=True)
         }
     }
     assert list(summary(scores)[0].values()) == [
-        *("detector", "28 of 29", "1 of 29", "56 of 58", "7 to 8", "not all"),
+        *("detector", "28 of 29", "1 of 29", "0", "56 of 58", "0 of 3", "0.07 to 0.08 of the run", "7 to 8", "not all"),
     ]
