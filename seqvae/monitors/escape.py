@@ -112,17 +112,18 @@ def escape_threshold(scores: LatentScores) -> EscapeThreshold:
 
 
 def _direction(rows_NM: Tensor, drawn_KNM: Tensor) -> Tensor:
-    """Return the direction along which the rows have most variance for their Fisher information, (M,).
-
-    By an eigenvector of N x N: of M x M it takes seconds where z enters at 768 places.
-    """
+    """Return the direction along which the rows have most variance for their Fisher information, (M,)."""
     drawn_RM = drawn_KNM.flatten(0, 1)
     fisher_MM = drawn_RM.T @ drawn_RM / len(drawn_RM)
     fisher_MM.diagonal().add_(RIDGE * float(fisher_MM.diagonal().mean()) + TINIEST)
     lower_MM = torch.linalg.cholesky(fisher_MM)
     whitened_MN = torch.linalg.solve_triangular(lower_MM, rows_NM.T, upper=False)
-    top_N = torch.linalg.eigh(whitened_MN.T @ whitened_MN).eigenvectors[:, -1]
-    return torch.linalg.solve_triangular(lower_MM.T, (whitened_MN @ top_N)[:, None], upper=True).squeeze(1)
+    # By the smaller of two products: where z enters at 768 places, an eigenvector of M x M takes seconds.
+    if len(rows_NM) < len(whitened_MN):
+        top_M = whitened_MN @ torch.linalg.eigh(whitened_MN.T @ whitened_MN).eigenvectors[:, -1]
+    else:
+        top_M = torch.linalg.eigh(whitened_MN @ whitened_MN.T).eigenvectors[:, -1]
+    return torch.linalg.solve_triangular(lower_MM.T, top_M[:, None], upper=True).squeeze(1)
 
 
 def _slopes(features_NF: Tensor, scores_NM: Tensor) -> Tensor:
