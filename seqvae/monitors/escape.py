@@ -234,8 +234,9 @@ class ThresholdReader:
         precision = trainer.precision_plugin.forward_context()
         parts: list[LatentScores] = []
         with isolate_rng(include_cuda=False), undisturbed(module, trainer.strategy.root_device, precision):
-            torch.manual_seed(NOISE_SEED)
+            torch.manual_seed(NOISE_SEED)  # a loader that shuffles begins alike in a run and in its continuation
             chosen = self._batches or list(self._choose(trainer))
+            torch.manual_seed(NOISE_SEED)
             self._batches = []
             while chosen and sum(part.data_PNM.shape[1] for part in parts) < ENOUGH_SEQUENCES:
                 self._batches.append(chosen.pop(0))

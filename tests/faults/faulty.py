@@ -88,16 +88,16 @@ def nan(positions: list[int], times: int = 1, above_lr: float = 0.0) -> None:
 
     network_of, seen = TrainingModule.compute, dict[int, int]()
 
-    def spoilt(module: Any, batch: Any, part: int) -> Any:
+    def spoilt(module: Any, batch: Any, *of_parts: Any) -> Any:
         rate = module.optimizer.lr
         seen[batch.position] = seen.get(batch.position, 0) + 1
         if batch.position not in positions or seen[batch.position] > times or rate <= above_lr:
-            return network_of(module, batch, part)
+            return network_of(module, batch, *of_parts)
         handle = module.network.register_forward_hook(
             lambda _, __, output: output._replace(nll_B=output.nll_B * float("nan"))
         )
         try:
-            return network_of(module, batch, part)
+            return network_of(module, batch, *of_parts)
         finally:
             handle.remove()
 
@@ -123,11 +123,11 @@ def out_of_memory(most_padded_steps: int, on_the_way: str = "forward", from_posi
         def backward(context: Any, *gradient: torch.Tensor) -> Any:
             raise RuntimeError(words)
 
-    def tight(module: Any, batch: Any, part: int) -> Any:
+    def tight(module: Any, batch: Any, *of_parts: Any) -> Any:
         is_too_much = padded_steps(batch) > most_padded_steps and batch.position >= from_position
         if is_too_much and on_the_way == "forward":
             raise RuntimeError(words)
-        told = compute(module, batch, part)
+        told = compute(module, batch, *of_parts)
         if is_too_much:
             early = next(iter(module.network.parameters()))  # its gradient is there before the rest fails
             told["loss"] = told["loss"] + 0 * Fails.apply(early.sum())

@@ -38,6 +38,8 @@ SMALL = (
 )
 """Epochs of 9 steps of two batches each; a checkpoint every 4 steps, a validation every 3, the last one of an epoch at its end."""
 RATE = 0.002
+ALWAYS = ({"fault": "no_figures"}, {"fault": "often_shown"})
+"""What is put into every run, so that so short a one does what a long one does."""
 
 on_posix = pytest.mark.skipif(os.name != "posix", reason="other platforms have no such signals")
 
@@ -69,7 +71,7 @@ class Place(NamedTuple):
     def start(
         self, name: str, *words: str, faults: Sequence[dict[str, Any]] = (), **popen: Any
     ) -> subprocess.Popen[str]:
-        put_in = json.dumps([{"fault": "no_figures"}, {"fault": "often_shown"}, *faults])
+        put_in = json.dumps([*ALWAYS, *faults])
         places = ("--output_dir", self.directory / "runs", "--run_name", name)
         data = ("--data_dir", self.data, "--cache_dir", self.data / "cache")
         command = [

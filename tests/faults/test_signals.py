@@ -1,5 +1,6 @@
 """SIGTERM and Ctrl-C end a run after its step, saved; a second one at once; and the run goes on exactly."""
 
+import json
 import shlex
 import signal
 import subprocess
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.runs import ROOT, SECONDS, Place, assert_done, assert_same, on_posix
+from tests.faults.runs import ALWAYS, ROOT, SECONDS, Place, assert_done, assert_same, on_posix
 
 pytestmark = [on_posix, pytest.mark.slow]
 
@@ -36,7 +37,8 @@ def test_the_command_that_is_printed_goes_on_from_wherever_it_was(hook: str, pla
     stopped = place.train("a", faults=[{"fault": "send", "name": "int", "hook": hook, "at": 4}])
     assert stopped.code == 130
     command = shlex.split(stopped.err.rstrip().splitlines()[-1])
-    subprocess.run([sys.executable, *command[1:]], cwd=ROOT, check=True, capture_output=True, timeout=SECONDS)
+    typed = [sys.executable, "-m", "tests.faults.faulty", json.dumps(ALWAYS), *command[1:]]
+    subprocess.run(typed, cwd=ROOT, check=True, capture_output=True, timeout=SECONDS)
     assert_same(place.run("a"), unbroken)
 
 

@@ -247,8 +247,8 @@ def assert_alike(two: Reading, one: Reading) -> None:
     """Of the same posteriors in another order: equal to rounding, but for the information, where other noise meets them."""
     noisy = ("mutual_information", "aggregate_kl")
     for name, value in one._asdict().items():
-        if name == "scope" or value is None:
-            assert getattr(two, name) == value
+        if value is None or name == "scope":
+            assert getattr(two, name) == value, name
         else:
             assert getattr(two, name) == pytest.approx(value, rel=1e-5, abs=0.1 if name in noisy else 0), name
 

@@ -3,6 +3,7 @@
 import errno
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -238,6 +239,33 @@ def test_what_cannot_be_written_is_said_once_and_leaves_nothing_behind(number, t
         end_validation(previews, module, tmp_path, step)
     assert (capsys.readouterr().out + caplog.text).count("as the system says") == 1
     assert written(tmp_path) == []
+
+
+@pytest.mark.parametrize("then", ["the next preview", "a checkpoint"])
+def test_what_a_full_disk_had_no_room_for_is_written_once_there_is_room(then, tmp_path, monkeypatch):
+    module, previews = make_module("tokens"), make_previews("tokens", tokens_per_batch=1e9)
+    write, is_full = module_of_previews.write_preview, True
+
+    def write_if_there_is_room(*arguments: Any) -> None:
+        if is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(*arguments)
+
+    monkeypatch.setattr(module_of_previews, "write_preview", write_if_there_is_room)
+    for step in (100, 200):
+        end_validation(previews, module, tmp_path, step)
+    trainer: Any = SimpleNamespace(default_root_dir=str(tmp_path))
+    save = partial(previews.on_save_checkpoint, trainer, module, {})
+    save()  # no room for the previews ends no save
+    assert written(tmp_path) == []
+    is_full = False
+    if then == "a checkpoint":
+        save()
+    else:
+        end_validation(previews, module, tmp_path, 300)
+    assert shown_at(tmp_path) == ([100, 200] if then == "a checkpoint" else [100, 200, 300])
+    texts = {step: (tmp_path / "samples" / f"step-{step:07}.txt").read_text() for step in shown_at(tmp_path)}
+    assert all(text.startswith(f"Step {step}:") for step, text in texts.items())
 
 
 # --- What it leaves alone ------------------------------------------------------------------------------------------------

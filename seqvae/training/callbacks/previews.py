@@ -3,12 +3,13 @@
 In: a fixed validation batch. Out: `samples/step-<n>.txt` for tokens, `samples/step-<n>.png` for vectors and events: originals,
 their reconstructions from the posterior means, and sequences drawn from the prior. It draws with a generator of its own and
 leaves the network as it was: training goes on as without it. Which validations are shown follows from their steps alone, so that
-a run that was killed and goes on leaves the same files as one that was not.
+a run that was killed and goes on leaves the same files as one that was not. What a full disk has no room for waits in memory.
 """
 
 import math
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,6 +72,8 @@ class Previews(lightning.Callback):
         self.tokens_per_batch = tokens_per_batch
         self._tried_step = -1
         """The step of the last preview of this session, written or not."""
+        self._waiting: dict[int, Shown] = {}
+        """Previews that are not written yet, by their steps."""
         self._has_reported = False
         self._patience = Patience("samples")
 
@@ -86,25 +89,40 @@ class Previews(lightning.Callback):
         assert isinstance(pl_module, TrainingModule)
         assert isinstance(pl_module.network, SequenceVAE)
         self._tried_step = trainer.global_step
-        shown = draw_preview(pl_module.network, self.batch, self.description, self.seed)
+        self._waiting[trainer.global_step] = draw_preview(pl_module.network, self.batch, self.description, self.seed)
         try:
-            write_preview(directory, trainer.global_step, shown, self.description)
+            self._write(directory)
         except OSError as error:  # a run is worth more than its pictures
             if error.errno in DISK_FULL:
                 if not self._patience.should_retry(str(error.strerror)):
                     raise
-            elif not self._has_reported:
-                print(harmless(f"note: samples cannot be written ({error}); training goes on without"), flush=True)
-                self._has_reported = True
+            else:
+                self._waiting.clear()
+                if not self._has_reported:
+                    print(harmless(f"note: samples cannot be written ({error}); training goes on without"), flush=True)
+                    self._has_reported = True
         else:
             self._patience.succeeded()
+
+    def on_save_checkpoint(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Write previews that still wait, if they can be written by now: a run that goes on from here does not draw them again."""
+        with suppress(OSError):
+            self._write(Path(trainer.default_root_dir) / "samples")
+
+    def _write(self, directory: Path) -> None:
+        """Write the previews that wait, the oldest first."""
+        for step in sorted(self._waiting):
+            write_preview(directory, step, self._waiting[step], self.description)
+            del self._waiting[step]
 
     def _is_due(self, trainer: lightning.Trainer, directory: Path) -> bool:
         """Return whether this is the first validation of its stretch of the run. The files say what was shown before: those of
         later steps are of a session that was killed, or went astray."""
         tokens_per_step = self.tokens_per_batch * trainer.accumulate_grad_batches * trainer.world_size
         stretch = max(trainer.max_steps / MOST_FILES, TOKENS_BETWEEN / tokens_per_step)
-        step, shown = trainer.global_step, [self._tried_step, *files_by_step(directory)]
+        step, shown = trainer.global_step, [self._tried_step, *self._waiting, *files_by_step(directory)]
         return max((one for one in shown if one < step), default=-1) // stretch < step // stretch
 
 
