@@ -20,7 +20,7 @@ import yaml
 from seqvae.files import parse_rows, whole_lines
 from seqvae.reports.previews import Preview, read_preview
 from seqvae.reports.run_files import ENVIRONMENT, EVENTS, FACTS
-from seqvae.text import counted
+from seqvae.text import counted, step_name
 
 CONFIG, METRICS, READINGS, THROUGHPUT = "config.yaml", "metrics.csv", "posterior.jsonl", "throughput.jsonl"
 EVALUATION = "evaluation.jsonl"
@@ -87,6 +87,11 @@ class Run(NamedTuple):
     @property
     def is_monitored(self) -> bool:
         return self.settings.get("disable_metrics_monitoring") != "true"
+
+    @property
+    def unit(self) -> str:
+        """What a step of a sequence is called."""
+        return step_name(text(row_in(self.facts, "data"), "kind"))
 
     @property
     def step(self) -> int:
