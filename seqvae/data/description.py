@@ -18,7 +18,7 @@ UNKNOWN = "<unknown>"
 
 @dataclass(frozen=True, kw_only=True)
 class DataDescription:
-    """What kind of sequences these are, and what their numbers stand for."""
+    """The kind of the sequences, and the meaning of their numbers."""
 
     kind: Kind
 
@@ -76,7 +76,7 @@ class DataDescription:
 
 
 class FittedPreprocessing(NamedTuple):
-    """What was fitted to a network's training data, and with which other data are read: its vocabulary and its moments."""
+    """The vocabulary and the moments that were fitted to a network's training data, with which other data are read."""
 
     description: DataDescription
     pools_are_whole: bool

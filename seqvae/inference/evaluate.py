@@ -333,7 +333,7 @@ def _row_of_known(
 
 
 class FeatureError(NamedTuple):
-    """How far off the model is for one feature or variable, in its own units.
+    """The error of the model for one feature or variable, in its own units.
 
     Each value is held against its mean under the model, given the posterior's mean for z and all steps before it.
     """

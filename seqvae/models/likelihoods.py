@@ -78,7 +78,7 @@ FARTHEST = 1e9
 
 
 class GapScale(NamedTuple):
-    """What gaps are measured by: `log_gap_mean`, `log_gap_std` and `shortest_gap` of the DataDescription."""
+    """The scale that gaps are measured by: `log_gap_mean`, `log_gap_std` and `shortest_gap` of the DataDescription."""
 
     log_mean: float
     log_std: float
@@ -262,7 +262,7 @@ class EventLikelihood(nn.Module):
 
 
 class Presence(nn.Linear):
-    """Which variables are present at a step: Bernoulli over all of them. Calling it returns their scores."""
+    """The variables that are present at a step: Bernoulli over all of them. Calling it returns their scores."""
 
     def nll(self, hidden_NW: Tensor, batch: EventBatch) -> Tensor:
         """Return -log p of which variables have an event at each step and which have none, (N,)."""
@@ -287,7 +287,7 @@ class Presence(nn.Linear):
 
 
 class PresenceOfMany(Presence):
-    """For many variables: it starts at their base rates, and in training its cost follows the events that came.
+    """The presence of many variables: it starts at their base rates, and in training its cost follows the events that came.
 
     -log p of a step is a sum over all variables. In training the terms of those present are computed, and the sum over all others
     is estimated from DRAWN_VARIABLES of them, the same for a whole micro-batch, each term divided by its variable's chance of being
@@ -386,7 +386,7 @@ def draw_bounds(rates_V: Tensor, draws: int) -> Tensor:
 
 
 class MomentsOfAll(nn.Module):
-    """For few variables: mean and log-variance of all of them at each step, from which those of the events are picked."""
+    """Moments of few variables: mean and log-variance of all at each step, from which those of the events are picked."""
 
     def __init__(self, variables: int, width: int) -> None:
         super().__init__()
@@ -401,7 +401,7 @@ class MomentsOfAll(nn.Module):
 
 
 class MomentsOfPresent(nn.Module):
-    """For many variables: products of a code of the event's step and two vectors of its variable. The cost grows with the
+    """Moments of many variables: products of a code of the event's step and two vectors of its variable. The cost grows with the
     events that came, not with the variables that there are."""
 
     def __init__(self, variables: int, width: int) -> None:

@@ -75,7 +75,7 @@ class Tried(NamedTuple):
 
 
 class FoundBatch(NamedTuple):
-    """What a search came to."""
+    """The result of a search."""
 
     tokens_per_batch: int
     tried: list[Tried]

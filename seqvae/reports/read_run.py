@@ -90,7 +90,7 @@ class Run(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """What a step of a sequence is called."""
+        """Return what a step of a sequence is called."""
         return step_name(text(row_in(self.facts, "data"), "kind"))
 
     @property
@@ -112,7 +112,7 @@ class Run(NamedTuple):
 
     @property
     def comparable_validations(self) -> list[Row]:
-        """Those on the set that most of them were on, the first of equals."""
+        """Return the validations on the set that most of them were on, the first of equals."""
         return max(self.validation_sets, key=len, default=[])
 
     def validated_on(self, row: Row) -> str:

@@ -44,7 +44,7 @@ TITLES = {
 
 
 class Shown(NamedTuple):
-    """What a preview consists of, as plain data."""
+    """The contents of a preview, as plain data."""
 
     originals: list[Record]
     reconstructions: list[Record]
