@@ -109,7 +109,7 @@ class Run:
 
     @property
     def verdict(self) -> str:
-        """What became of the posterior: `healthy`, `collapsed`, `decoder ignores z`, `not watched`, ..."""
+        """Return the verdict on the posterior: `healthy`, `collapsed`, `decoder ignores z`, `not watched`, ..."""
         return self.story.verdict
 
     @property

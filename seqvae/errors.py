@@ -18,7 +18,7 @@ from types import FrameType
 
 
 class ExitCode(IntEnum):
-    """What a script may rely on."""
+    """The exit codes that a script may rely on."""
 
     DONE = 0
     """Everything that was requested is done."""
@@ -49,7 +49,7 @@ class SeqVAEError(Exception):
 
 
 class UsageError(SeqVAEError):
-    """What the user typed, or an argument of a call, cannot be used."""
+    """An error in what the user typed, or in an argument of a call."""
 
 
 class SettingsError(SeqVAEError, ValueError):

@@ -198,7 +198,7 @@ class Patience:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the last try failed."""
+        """Return whether the last try failed."""
         return self._tries > 0
 
     def should_retry(self, reason: str) -> bool:

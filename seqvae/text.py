@@ -171,6 +171,15 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def step_name(kind: str) -> str:
+    """Return what a step of a sequence is called, so that it is not taken for one of the optimizer.
+
+    >>> step_name("tokens"), step_name("events")
+    ('token', 'time step')
+    """
+    return "token" if kind == "tokens" else "time step"
+
+
 def counted(count: int, noun: str) -> str:
     """Return a number with its noun.
 

@@ -12,10 +12,11 @@ from matplotlib.axes import Axes
 
 from seqvae.errors import UsageError
 from seqvae.monitors.reading import NAME
-from seqvae.reports.charts import bands_of
-from seqvae.reports.figures import DARK, LIGHT, MIDDLE, count_steps, new_figure
+from seqvae.reports.charts import LOOKS, bands_of
+from seqvae.reports.figures import DARK, INK, LOST, MIDDLE, count_steps, new_figure
 from seqvae.reports.read_run import History, read_history
 from seqvae.reports.run_files import EVENTS, read_events
+from seqvae.verdicts import tone_of
 
 # --- Verdicts -----------------------------------------------------------------------------------------------------------
 
@@ -66,9 +67,6 @@ def with_flag(words: Sequence[str], flag: str, value: str) -> list[str]:
 
 WIDTH, HEIGHT, DOTS_PER_INCH = 8.0, 3.7, 180
 """Shown 800 pixels wide on a page: a point is then as large there as in print."""
-BAD = "#8f3e00"
-COLOURS = {"warming_up": "#d8d8d8", "cannot_tell": "#ececec", "healthy": LIGHT, "partly_collapsed": LIGHT}
-"""Colours of verdicts; all others are bad."""
 CHARACTER = 0.0165
 """Width of a character of a verdict's name, in widths of the axes; a band too narrow for its name has none."""
 
@@ -95,7 +93,7 @@ def draw(path: Path, first: Path, second: Path, advised: str) -> None:
             _draw_strip(strip, history)
         (left, right), _ = panels
         left.set_ylabel("nats per sequence")
-        left.set_title("A posterior collapses …", color=BAD, fontsize=12)
+        left.set_title("A posterior collapses …", color=LOST, fontsize=12)
         right.set_title(f"… and with {advised} it does not", color=DARK, fontsize=12)
         _mark_verdict(left, last_verdict(first), advised, top)
         _name_curves(right, _curves_of(healed), top)
@@ -110,7 +108,7 @@ def _history_of(run: Path) -> History:
 
 def _curves_of(history: History) -> Sequence[Curve]:
     probed = {
-        "color": "black",
+        "color": INK,
         "marker": "o",
         "markersize": 3.2,
         "markerfacecolor": "white",
@@ -144,11 +142,11 @@ def _draw_strip(axes: Axes, history: History) -> None:
     right = axes.get_xlim()[1]
     for band in bands_of(history.steps_R, history.verdicts):
         end = min(band.end, right)
-        colour = COLOURS.get(band.verdict, BAD)
+        colour = LOOKS[tone_of(band.verdict)].bar
         axes.axvspan(band.start, end, color=colour, linewidth=0)
         name, middle = band.verdict.replace("_", " "), (band.start + end) / 2
         if (end - band.start) / right > CHARACTER * len(name):
-            ink = "white" if colour == BAD else "black"
+            ink = "white" if colour == LOST else INK
             axes.text(middle, 0.46, name, color=ink, ha="center", va="center", fontsize=8.5)
     axes.set(yticks=[], ylim=(0, 1))
     axes.grid(visible=False)
@@ -160,9 +158,9 @@ def _draw_strip(axes: Axes, history: History) -> None:
 
 def _mark_verdict(axes: Axes, verdict: LastVerdict, advised: str, top: float) -> None:
     """Draw a flag on a pole: the pole stands at the reading, the flag where a dead latent leaves room."""
-    axes.plot((verdict.step, verdict.step), (0, 0.93 * top), color=BAD, linewidth=1.6)
+    axes.plot((verdict.step, verdict.step), (0, 0.93 * top), color=LOST, linewidth=1.6)
     text = f"caught at step {verdict.step}:\n{verdict.name.replace('_', ' ')}. Advice:\n{advised}"
-    look = {"boxstyle": "square,pad=0.45", "facecolor": BAD, "edgecolor": BAD}
+    look = {"boxstyle": "square,pad=0.45", "facecolor": LOST, "edgecolor": LOST}
     is_early = verdict.step < 0.55 * axes.get_xlim()[1]
     axes.annotate(
         text,

@@ -75,17 +75,17 @@ class Flag(NamedTuple):
 
     @property
     def is_switch(self) -> bool:
-        """Whether the flag needs no value behind it."""
+        """Return whether the flag needs no value behind it."""
         return self.types == (bool,) and not self.choices
 
     @property
     def is_number_or_share(self) -> bool:
-        """Whether a whole number counts something of which a fraction is a share."""
+        """Return whether a whole number counts something of which a fraction is a share."""
         return int in self.types and float in self.types
 
     @property
     def expected(self) -> str:
-        """What it takes, in words: `a whole number or auto`."""
+        """Return what the flag takes, in words: `a whole number or auto`."""
         words = [*(_TYPE_NAMES[kind] for kind in self.types), *self.choices]
         if self.is_number_or_share:
             words[self.types.index(float)] = "a fraction"

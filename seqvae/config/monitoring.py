@@ -13,7 +13,7 @@ FEWEST_IN_WINDOW = 12
 
 
 class Watch(NamedTuple):
-    """How closely a run watches its posterior; what has a flag is named as the flag."""
+    """The settings of the monitors of a run; what has a flag is named as the flag."""
 
     monitor_every_n_steps: int
     """Optimizer steps between two readings."""

@@ -51,7 +51,7 @@ class ValidationSettings:
 
     @property
     def is_on_all(self) -> bool:
-        """Whether each validation goes through all batches; the whole number 1 is one batch."""
+        """Return whether each validation goes through all batches; the whole number 1 is one batch."""
         return isinstance(self.limit_val_batches, float) and self.limit_val_batches == 1
 
 

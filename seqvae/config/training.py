@@ -210,7 +210,7 @@ class TrainingSettings:
 
     @property
     def watch(self) -> Watch | None:
-        """How closely this run watches its posterior; None: not at all."""
+        """Return how closely this run watches its posterior; None: not at all."""
         if self.WATCH is None or self.FAST_WATCH is None:
             return None
         return self.monitoring.watch(self.WATCH, self.FAST_WATCH)

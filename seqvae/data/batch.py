@@ -80,7 +80,7 @@ Batch = TokenBatch | VectorBatch | EventBatch
 
 
 class Gathers(Protocol):
-    """What makes batches of sequences; a `SequenceSet` does."""
+    """The source of batches of sequences, such as a `SequenceSet`."""
 
     @property
     def lengths_N(self) -> np.ndarray: ...

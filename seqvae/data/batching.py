@@ -56,7 +56,7 @@ MOST_CANDIDATES = 512
 
 
 class Limits(NamedTuple):
-    """How much goes into a batch."""
+    """The limits of a batch."""
 
     batch_size: int | None
     """At most this many sequences; None: no limit."""
@@ -122,7 +122,7 @@ def resolve_evaluation_limits(lengths_N: np.ndarray, settings: BatchSettings, ma
 
 
 class Cut(NamedTuple):
-    """What all epochs share: the sequences in their buckets, longest first, and where a batch begins."""
+    """The cut that all epochs share: the sequences in their buckets, longest first, and where a batch begins."""
 
     order_N: np.ndarray
     """int64, sequences, bucket by bucket."""

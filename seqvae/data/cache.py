@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from seqvae.config.data import CacheSettings, LengthSettings, SourceSettings
-from seqvae.data.building.builder import Built, build, relabel
+from seqvae.data.building.builder import Built, build, hashed_shares, relabel
 from seqvae.data.dataset import SequenceSet, read_meta
 from seqvae.data.demo import write_demo
 from seqvae.data.description import DataDescription, FittedPreprocessing
@@ -45,7 +45,7 @@ ABOUT_COLUMNS = (
     "value_column",
     "feature_columns",
 )
-"""Options that a cache depends on by the columns that they lead to: a flag may name what is found anyway."""
+"""Options that a cache depends on by the columns that they lead to: a flag may name what is found anyway, or no more than ids."""
 SIDE_FILES = ("label_path", "params_map_path", "tokenizer")
 """Options that may be files whose content a cache depends on."""
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOLCK)
@@ -176,7 +176,7 @@ def _build_into(
         shutil.rmtree(leftover, ignore_errors=True)
     directory = Path(tempfile.mkdtemp(prefix=f".{path.name}.building-", dir=path.parent))
     try:
-        built = _relabelled(path, data, source, directory, content)
+        built = _relabelled(path, data, source, preprocessing, directory, content)
         if built is None:
             built = build(data, source, directory, preprocessing)
         number_of = {one.path: number for number, one in enumerate(fingerprints)}
@@ -205,8 +205,15 @@ def _build_into(
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _relabelled(path: Path, data: DataFiles, source: SourceSettings, directory: Path, content: str) -> Built | None:
-    """Return a cache that is made of another one of the same sequences, with labels of its own; None where there is no such."""
+def _relabelled(
+    path: Path,
+    data: DataFiles,
+    source: SourceSettings,
+    preprocessing: FittedPreprocessing | None,
+    directory: Path,
+    content: str,
+) -> Built | None:
+    """Return a cache that is made of another one of the same sequences, with labels and ids of its own; None where none is."""
     metas = {}
     for twin in sorted(path.parent.glob(f"{path.name.rsplit('-', 2)[0]}-*")):
         if twin != path and why_unusable(twin) is None and (meta := read_meta(twin)).get("content") == content:
@@ -217,10 +224,18 @@ def _relabelled(path: Path, data: DataFiles, source: SourceSettings, directory: 
     if usable.layout.label is not None and usable.layout.form != "rows":
         return None  # whether all rows of a sequence have one label shows only where they are all read
     paths = [str(one) for of_split in usable.by_split.values() for one in of_split]
-    wanted = _digest({**asdict(usable.layout), "label": None, "label_names": ()})
+
+    def roles_of_sequences(roles: dict[str, Any]) -> str:
+        """Return a digest of the columns that decide on the splits' sequences: where each is a row, ids may only name them."""
+        id_splits = data.subject_splits or (hashed_shares(data, source, preprocessing) and not roles["id_names_rows"])
+        if roles["form"] == "rows" and source.bad_values != "drop" and not (roles["id"] and id_splits):
+            roles = {**roles, "id": None, "id_names_rows": False}
+        return _digest({**roles, "label": None, "label_names": ()})
+
+    wanted = roles_of_sequences(asdict(usable.layout))
     for twin, meta in metas.items():
-        roles = _digest({**meta["roles"], "label": None, "label_names": ()})
-        if roles == wanted and [meta["files"][number]["path"] for number in meta["sources"]] == paths:
+        found = [meta["files"][number]["path"] for number in meta["sources"]]
+        if roles_of_sequences(meta["roles"]) == wanted and found == paths:
             try:
                 return relabel(twin, meta, usable, source, directory)
             except FileNotFoundError:  # it was replaced in the meantime

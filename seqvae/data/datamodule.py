@@ -116,7 +116,7 @@ class SequenceDataModule(lightning.LightningDataModule):
 
     @property
     def description(self) -> DataDescription:
-        """What a model has to know about the data."""
+        """Return what a model has to know about the data."""
         return self.data.description
 
     def variable_vectors(self) -> np.ndarray | None:
@@ -141,12 +141,12 @@ class SequenceDataModule(lightning.LightningDataModule):
 
     @property
     def limits(self) -> Limits:
-        """How much goes into a training batch."""
+        """Return the limits of a training batch."""
         return self._limits_and_cut[0]
 
     @property
     def cut(self) -> Cut:
-        """What the training epochs share."""
+        """Return the cut that the training epochs share."""
         return self._limits_and_cut[1]
 
     @cached_property
@@ -263,7 +263,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         return self._evaluation_loader("predict", self.predict_split)
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
-        """On a CPU it is there already, and need not be taken apart and put together again (25 us)."""
+        """Move a batch. On a CPU it is there already, and need not be taken apart and put together again (25 us)."""
         if device.type == "cpu":
             return batch
         moved: Batch = super().transfer_batch_to_device(batch, device, dataloader_idx)

@@ -37,7 +37,7 @@ UNREADABLE = (OSError, pa.ArrowException)
 
 
 class Windows(NamedTuple):
-    """What the length cap leaves of each sequence."""
+    """The parts of the sequences that the length cap leaves."""
 
     starts_N: np.ndarray
     """int64, first step in the flat arrays."""

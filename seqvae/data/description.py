@@ -6,18 +6,19 @@ Apart from the batches, because code that writes or reads files of data needs no
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from seqvae.text import step_name
+
 Kind = Literal["tokens", "vectors", "events"]
 """What a step of a sequence is. A further kind needs a batch (`data/batch.py`) and its gathering (`data/dataset.py`), columns
 (`data/parquet/schema.py`) and their encoding (`data/building/`), an embedding and a likelihood (`models/`, chosen in
 `models/vae.py`), drawing (`models/sampling.py`), and tables (`inference/tables.py`)."""
 UNKNOWN = "<unknown>"
-UNITS: dict[Kind, str] = {"tokens": "token", "vectors": "time step", "events": "time step"}
 """What people are told that a step of a sequence is: a word that nobody takes for an optimizer step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataDescription:
-    """What kind of sequences these are, and what their numbers stand for."""
+    """The kind of the sequences, and the meaning of their numbers."""
 
     kind: Kind
 
@@ -71,11 +72,11 @@ class DataDescription:
     @property
     def unit(self) -> str:
         """The name of one step of a sequence."""
-        return UNITS[self.kind]
+        return step_name(self.kind)
 
 
 class FittedPreprocessing(NamedTuple):
-    """What was fitted to a network's training data, and with which other data are read: its vocabulary and its moments."""
+    """The vocabulary and the moments that were fitted to a network's training data, with which other data are read."""
 
     description: DataDescription
     pools_are_whole: bool

@@ -118,23 +118,29 @@ class SplitFiles:
             with pa.memory_map(str(path)) as source:
                 self.table = pa.ipc.open_file(source).read_all()
 
-    def adopt(self, other: Path, entry: dict[str, Any]) -> None:
+    def adopt(self, other: Path, entry: dict[str, Any], *, with_table: bool) -> None:
         """Take over the files of the same sequences from another cache, all but labels; as links where the file system has them.
 
-        `entry`: what its meta.json says of the split.
+        `entry`: what its meta.json says of the split. Without its table, `write_table` has to follow.
         """
         self.sequences, self.steps = entry["counts"]["sequences"], entry["counts"]["steps"]
         self.entries = {name: one for name, one in entry["arrays"].items() if name != "labels"}
         self.table_entry = entry["table"]
-        for one in (self.table_entry, *self.entries.values()):
+        for one in ([self.table_entry] if with_table else []) + [*self.entries.values()]:
             try:
                 os.link(other / one["file"], self.directory / one["file"])
             except FileNotFoundError:
                 raise
             except OSError:
                 shutil.copyfile(other / one["file"], self.directory / one["file"])
-        with pa.memory_map(str(self._table_path)) as source:
+        with pa.memory_map(str((self.directory if with_table else other) / self.table_entry["file"])) as source:
             self.table = pa.ipc.open_file(source).read_all()
+
+    def write_table(self, table: pa.Table) -> None:
+        """Write the table of all sequences at once."""
+        self._table_writer = pa.ipc.new_file(str(self._table_path), table.schema)
+        self._table_writer.write_table(table)
+        self.close()
 
     def raw(self, name: str) -> tuple[Path, Any]:
         """Return path and type of an array that waits for its final form."""

@@ -158,7 +158,7 @@ class FlatSplit(NamedTuple):
 
 
 class Inspection(NamedTuple):
-    """What a cache holds, and what would become of it in training."""
+    """The contents of a cache, and what would become of them in training."""
 
     kind: Kind
     layout: str

@@ -61,7 +61,7 @@ SHOWN = 5
 
 
 class Loading(NamedTuple):
-    """How batches are made: `LoadingSettings` with all that the user left open."""
+    """The way batches are made: `LoadingSettings` with all that the user left open."""
 
     worker_type: str
     workers: int

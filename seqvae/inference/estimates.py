@@ -32,7 +32,7 @@ LEAST_SAMPLES, MOST_SAMPLES = 16, 500
 
 
 class Network(Protocol):
-    """What an `nn.Module` needs to be evaluated."""
+    """The methods that an `nn.Module` needs to be evaluated."""
 
     def __call__(self, batch: Batch) -> VAEOutput: ...
 
@@ -40,7 +40,7 @@ class Network(Protocol):
 
 
 class EncodingNetwork(Network, Protocol):
-    """What it needs besides for the statistics of its posteriors."""
+    """The methods that it needs besides for the statistics of its posteriors."""
 
     def encode(self, batch: Batch) -> Posterior: ...
 

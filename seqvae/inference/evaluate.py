@@ -128,7 +128,7 @@ def evaluate(
         "seed": seed,
         "latent_size": len(statistics.kl_per_dim),
         "rows": (
-            *_rows(statistics, weighted, model.description.kind == "tokens"),
+            *_rows(statistics, weighted, model.description.unit),
             *_row_of_known(model, data, splits, seed),
         ),
         "kl_per_dim": statistics.kl_per_dim,
@@ -212,22 +212,22 @@ def append_record(run: Path | None, record: dict[str, Any]) -> None:
             print(harmless(f"note: {run / REPORT} cannot be written ({reason}) and is as it was before"), flush=True)
 
 
-def _rows(statistics: PosteriorStatistics, weighted: Weighted | None, has_tokens: bool) -> tuple[dict[str, Any], ...]:
+def _rows(statistics: PosteriorStatistics, weighted: Weighted | None, unit: str) -> tuple[dict[str, Any], ...]:
     """Return name, value, standard error and what it is of, row by row."""
     sequences, steps, posteriors, elbo = statistics.sequences, statistics.steps, statistics.posteriors, statistics.elbo
     whole = counted(statistics.owners, "sequence")
     rows: list[tuple[str, Estimate | float, str]] = [
         ("ELBO", elbo, whole if statistics.owners == sequences else f"{sequences:,} windows of {whole}"),
         ("NLL", statistics.nll, "-log p(x | z), one z each"),
-        ("NLL per step", statistics.nll_per_step, f"{steps:,} steps"),
+        ("NLL per step", statistics.nll_per_step, counted(steps, unit)),
         ("rate", statistics.rate, "KL of q(z | x) from the prior"),
     ]
     if weighted is not None:
         least, most = weighted.nll.samples_N.min(), weighted.nll.samples_N.max()
         drawn = f"{most:,}" if least == most else f"{least:,} to {most:,}"
         of = f"-log p(x): {drawn} z, {len(weighted.names):,} sequences"
-        rows += [("IW-NLL", weighted.nll.per_sequence, of), ("IW-NLL per step", weighted.nll.per_step, "")]
-    if has_tokens:
+        rows += [("IW-NLL", weighted.nll.per_sequence, of), ("IW-NLL per step", weighted.nll.per_step, f"per {unit}")]
+    if unit == "token":
         if weighted is not None:
             perplexity = weighted.nll.perplexity
             estimate = Estimate(perplexity, perplexity * weighted.nll.per_step.error)
@@ -333,7 +333,7 @@ def _row_of_known(
 
 
 class FeatureError(NamedTuple):
-    """How far off the model is for one feature or variable, in its own units.
+    """The error of the model for one feature or variable, in its own units.
 
     Each value is held against its mean under the model, given the posterior's mean for z and all steps before it.
     """

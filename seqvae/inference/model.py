@@ -59,7 +59,7 @@ _INDEXED = re.compile(r".*\[\d+\]")
 
 
 class Reading(TypedDict, total=False):
-    """How to read other data than those of the training, by the flags of `DataChoices`."""
+    """The options for reading other data than those of the training, by the flags of `DataChoices`."""
 
     sequence_column: str | None
     id_column: str | None
@@ -108,7 +108,7 @@ class Model:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All settings of the run that trained it, by the names of their flags."""
+        """Return all settings of the run that trained it, by the names of their flags."""
         return self.stored.settings
 
     @property

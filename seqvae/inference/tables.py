@@ -33,6 +33,7 @@ from seqvae.errors import UsageError
 from seqvae.inference.streaming import SEQUENCE, evaluating, in_order, rows_of
 from seqvae.models import imputation, sampling
 from seqvae.models.likelihoods import real_steps
+from seqvae.models.noise import Noise
 from seqvae.monitors.formulas import gaussian_kl
 
 if TYPE_CHECKING:
@@ -80,11 +81,14 @@ def reconstruct(
 
     Tokens stand beside the originals.
     """
-    generator = torch.Generator(model.device).manual_seed(seed)
 
     def compute(batch: Batch) -> pa.Table:
         drawn = sampling.reconstruct(
-            model.network, batch, temperature=drawing.temperature, generator=generator, values_only=True
+            model.network,
+            batch,
+            temperature=drawing.temperature,
+            noise=Noise(seed, batch.sequences_B),
+            values_only=True,
         )
         table = in_own_units(drawn._replace(sequences_B=batch.sequences_B), model.description)
         if not isinstance(batch, TokenBatch):
@@ -98,7 +102,6 @@ def reconstruct(
 
 def sample(model: "Model", settings: SampleSettings, seed: int) -> Iterator[pa.Table]:
     """Yield samples from the prior; `id` counts them. Lengths are those of the training data, or all are of one length."""
-    generator = torch.Generator(model.device).manual_seed(seed)
     count, quantiles = settings.count, model.stored.data.get("length_quantiles")
     if settings.length is not None:
         lengths_N = np.full(count, settings.length)
@@ -110,12 +113,12 @@ def sample(model: "Model", settings: SampleSettings, seed: int) -> Iterator[pa.T
     else:
         raise UsageError("this checkpoint is from before the lengths of training sequences were kept: give --length")
 
-    def draw(part: slice) -> Batch:
+    def draw(part: slice, noise: Noise) -> Batch:
         lengths_B = torch.from_numpy(lengths_N[part]).to(model.device)
-        return sampling.sample_prior(model.network, lengths_B, temperature=settings.temperature, generator=generator)
+        return sampling.sample_prior(model.network, lengths_B, temperature=settings.temperature, noise=noise)
 
     with evaluating(model.network, model.autocast):
-        yield from _numbered(model, lengths_N, draw)
+        yield from _numbered(model, lengths_N, seed, draw)
 
 
 def interpolate(
@@ -142,14 +145,13 @@ def interpolate(
         lengths_N = torch.lerp(lengths[0], lengths[1], share_N.cpu()).round().long()
         if model.description.kind == "tokens":
             lengths_N = torch.full((path.steps,), 2 * int(lengths.max()))
-        generator = torch.Generator(device).manual_seed(seed)
 
-        def draw(part: slice) -> Batch:
+        def draw(part: slice, noise: Noise) -> Batch:
             return sampling.sample(
-                model.network, z_NZ[part], lengths_N[part], temperature=drawing.temperature, generator=generator
+                model.network, z_NZ[part], lengths_N[part], temperature=drawing.temperature, noise=noise
             )
 
-        table = pa.concat_tables(_numbered(model, lengths_N.numpy(), draw))
+        table = pa.concat_tables(_numbered(model, lengths_N.numpy(), seed, draw))
     shares = pa.array(share_N.double().cpu().numpy().round(6))
     yield table.rename_columns(["place", *table.column_names[1:]]).add_column(
         1, "share", shares.take(table.column("id").combine_chunks())
@@ -180,11 +182,10 @@ def impute(
             raise UsageError(f"--variables: {name!r} is none that training saw values of; there are {shown}")
     places = list(valued.values()) if variables is None else [valued[name] for name in variables]
     names = [description.names[place] for place in places]
-    generator = torch.Generator(model.device).manual_seed(seed)
 
     def compute(stored: SequenceSet, batch: Batch) -> pa.Table:
         assert not isinstance(batch, TokenBatch)
-        filled = imputation.impute(model.network, batch, draws=draws, generator=generator)
+        filled = imputation.impute(model.network, batch, draws=draws, noise=Noise(seed, batch.sequences_B))
         batch, filled = (move_data_to_device(each, torch.device("cpu")) for each in (batch, filled))
         mean_P, std_P = (each[places] for each in moments(description))
         value_BTP = filled.mean_BTD[..., places].double() * std_P + mean_P
@@ -225,12 +226,14 @@ def impute(
     return chain.from_iterable(parts)
 
 
-def _numbered(model: "Model", lengths_N: np.ndarray, draw: Callable[[slice], Batch]) -> Iterator[pa.Table]:
+def _numbered(
+    model: "Model", lengths_N: np.ndarray, seed: int, draw: Callable[[slice, Noise], Batch]
+) -> Iterator[pa.Table]:
     """Yield what `draw` makes of one part of the samples after another, with their numbers as `id`."""
     per_batch = max(1, min(SAMPLES_PER_BATCH, STEPS_PER_BATCH // int(lengths_N.max())))
     for first in range(0, len(lengths_N), per_batch):
-        batch = draw(slice(first, first + per_batch))
-        numbers_B = torch.arange(first, first + len(batch.lengths_B))
+        numbers_B = torch.arange(first, min(first + per_batch, len(lengths_N)))
+        batch = draw(slice(first, first + per_batch), Noise(seed, numbers_B.to(model.device)))
         table = in_own_units(batch._replace(sequences_B=numbers_B), model.description)
         yield in_order(table, {"id": array(numbers_B)}, first)
 

@@ -32,7 +32,7 @@ DISTANCES = tuple(3**power for power in range(6))
 
 
 class AttentionContext(NamedTuple):
-    """Where the steps of a batch stand and which of them may be seen, computed once for all blocks."""
+    """The places of a batch's steps and which of them may be seen, computed once for all blocks."""
 
     cos_TP: Tensor
     sin_TP: Tensor

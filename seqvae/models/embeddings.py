@@ -161,7 +161,7 @@ class SumByStep(torch.autograd.Function):
 
 
 class SpreadToEvents(torch.autograd.Function):
-    """For each event the row of its step, (N, R) -> (E, R)."""
+    """The row of its step for each event, (N, R) -> (E, R)."""
 
     @staticmethod
     def forward(ctx: Any, steps_NR: Tensor, steps_E: Tensor, offsets: Tensor) -> Tensor:

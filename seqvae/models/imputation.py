@@ -1,6 +1,6 @@
 """Fill what is missing in a batch of vectors or events: the values that came, and what the network expects of the others.
 
-    impute(network, batch, draws=16, generator=generator) -> mean, standard deviation, and which values came
+    impute(network, batch, draws=16, noise=noise) -> mean, standard deviation, and which values came
 
 A sequence is encoded with its gaps, K latents are drawn from its posterior, and for each of them the decoder goes along the steps
 as they came. A missing value of a step is then predicted from all that came before it, and from what the latent holds of the
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from seqvae.data.batch import EventBatch, VectorBatch
 from seqvae.models.likelihoods import EventLikelihood, VectorLikelihood, real_steps
+from seqvae.models.noise import Noise
 from seqvae.models.sampling import evaluating
 from seqvae.models.vae import SequenceVAE
 
@@ -34,12 +35,10 @@ class Imputed(NamedTuple):
 
 
 @torch.no_grad()
-def impute(
-    network: SequenceVAE, batch: VectorBatch | EventBatch, *, draws: int = 16, generator: torch.Generator
-) -> Imputed:
+def impute(network: SequenceVAE, batch: VectorBatch | EventBatch, *, draws: int = 16, noise: Noise) -> Imputed:
     """Fill with `draws` latents of each sequence, or for 0 with the posterior mean alone, which is a little too sure.
 
-    More draws from the same generator begin with the same ones. The generator must be on the network's device; mode and random
+    More draws from the same noise begin with the same ones. The noise must be on the network's device; mode and random
     numbers of the caller are left as they are.
 
     Mean and deviation are those of the Gaussians, without the thin heavy tail beside them: the tail is there for mistakes in the
@@ -52,7 +51,7 @@ def impute(
     if draws < 0:
         raise ValueError(f"draws must be 0 or more, got {draws}")
     with evaluating(network):
-        mean_BTD, variance_BTD = mixture(predictions(network, batch, draws, generator))
+        mean_BTD, variance_BTD = mixture(predictions(network, batch, draws, noise))
     likelihood = network.likelihood
     if isinstance(batch, VectorBatch):
         assert isinstance(likelihood, VectorLikelihood)
@@ -73,15 +72,14 @@ def impute(
 
 
 def predictions(
-    network: SequenceVAE, batch: VectorBatch | EventBatch, draws: int, generator: torch.Generator
+    network: SequenceVAE, batch: VectorBatch | EventBatch, draws: int, noise: Noise
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield for each latent mean and variance of all features or variables at each step."""
     likelihood, steps_BTW, posterior = network.likelihood, network.embedding(batch), network.encode(batch)
     for _ in range(max(draws, 1)):
         z = posterior.mean
         if draws:
-            noise = torch.randn(z.shape, generator=generator, device=z.device)
-            z = z + torch.exp(0.5 * posterior.logvar) * noise
+            z = z + torch.exp(0.5 * posterior.logvar) * noise.normal(z.shape)
         hidden_BTW = network.decode_hidden(steps_BTW, z)
         if isinstance(likelihood, VectorLikelihood) and isinstance(batch, VectorBatch):
             mean_BTD, logvar_BTD = likelihood.predict(hidden_BTW)

@@ -52,7 +52,7 @@ class GaussianPosterior(nn.Module):
 
 
 class BatchNormPosterior(nn.Module):
-    """Each dimension's means have mean 0 and deviation DEVIATION over the batch, whatever the encoder does (Zhu et al. 2020).
+    """Means of mean 0 and deviation DEVIATION over the batch in each dimension, whatever the encoder does (Zhu et al. 2020).
 
     The mean KL of a batch is then Z * DEVIATION^2 / 2 or more. The paper adds a learned shift; here there is none: the decoder has
     biases, and all that a shift could do is raise the KL.

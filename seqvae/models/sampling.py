@@ -1,8 +1,8 @@
 """Draw sequences from a SequenceVAE: latents in, a normalised batch of the network's kind out.
 
-    sample(network, z, lengths_B, generator=generator)          what the decoder makes of these latents
-    reconstruct(network, batch, generator=generator)            what is left of a batch on its way through the latent
-    sample_prior(network, lengths_B, generator=generator)       new sequences
+    sample(network, z, lengths_B, noise=noise)          what the decoder makes of these latents
+    reconstruct(network, batch, noise=noise)            what is left of a batch on its way through the latent
+    sample_prior(network, lengths_B, noise=noise)       new sequences
 
 Nothing trains, and the network is left as it was found. T steps cost T steps of decoding.
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch, end_marks
 from seqvae.models.backbones import Decoder, Pasts
 from seqvae.models.likelihoods import EventLikelihood, TokenLikelihood, VectorLikelihood
+from seqvae.models.noise import Noise
 from seqvae.models.vae import SequenceVAE
 
 ROOM_TO_END = 8
@@ -78,7 +79,7 @@ def sample(
     lengths_B: Tensor,
     *,
     temperature: float = 1.0,
-    generator: torch.Generator,
+    noise: Noise,
     sets: EventBatch | None = None,
 ) -> Batch:
     """Draw one sequence for each latent, on the latents' device.
@@ -86,7 +87,7 @@ def sample(
     `z` is (B, Z), or (B, S, Z) with a latent for each step. Vectors and events get `lengths_B` steps; tokens end at their end mark,
     or are cut off there. All values of a vector are drawn, the first event happens at time 0.
     Temperature 1 is the model's own distribution; 0 takes what is most likely at each step: the first among ids, variables
-    more likely present than not, the mean of a value, the median of a gap. The generator must be on the same device.
+    more likely present than not, the mean of a value, the median of a gap. The noise must be on the same device.
     With `sets`, events happen when those do and to the same variables: their values alone are drawn.
     """
     lengths_B = lengths_B.to(z.device)
@@ -94,11 +95,11 @@ def sample(
         read = Stepwise(network.decoder, network.begin_W, z, int(lengths_B.max()))
         match network.likelihood:
             case TokenLikelihood() as likelihood:
-                return _tokens(network, likelihood, read, lengths_B, temperature, generator)
+                return _tokens(network, likelihood, read, lengths_B, temperature, noise)
             case VectorLikelihood() as likelihood:
-                return _vectors(network, likelihood, read, lengths_B, temperature, generator)
+                return _vectors(network, likelihood, read, lengths_B, temperature, noise)
             case EventLikelihood() as likelihood:
-                return _events(network, likelihood, read, lengths_B, temperature, generator, sets)
+                return _events(network, likelihood, read, lengths_B, temperature, noise, sets)
 
 
 @torch.no_grad()
@@ -107,15 +108,15 @@ def reconstruct(
     batch: Batch,
     *,
     temperature: float = 0.0,
-    generator: torch.Generator,
+    noise: Noise,
     values_only: bool = False,
 ) -> Batch:
     """Draw sequences from the posterior means of a batch: nothing of the originals but that, and their lengths.
 
     Tokens find their end themselves, or are cut off: after twice their original's length and ROOM_TO_END steps, and where the
-    original was cut off or each step has a latent, at its length. What else is in the batch has no say in it, but for the noise
-    drawn at a temperature above 0. `values_only` leaves events their times and variables, too, so that values can be compared:
-    hardly any variable is more likely present than not, and a reconstruction at temperature 0 has few of them.
+    original was cut off or each step has a latent, at its length. What else is in the batch has no say in it. `values_only` leaves
+    events their times and variables, too, so that values can be compared: hardly any variable is more likely present than not,
+    and a reconstruction at temperature 0 has few of them.
     """
     with evaluating(network):
         z = network.encode(batch).mean
@@ -123,19 +124,15 @@ def reconstruct(
     if isinstance(batch, TokenBatch) and not network.latent_per_step:
         lengths_B = torch.where(end_marks(batch), 2 * lengths_B + ROOM_TO_END, lengths_B)
     sets = batch if values_only and isinstance(batch, EventBatch) else None
-    return sample(network, z, lengths_B, temperature=temperature, generator=generator, sets=sets)
+    return sample(network, z, lengths_B, temperature=temperature, noise=noise, sets=sets)
 
 
 @torch.no_grad()
-def sample_prior(
-    network: SequenceVAE, lengths_B: Tensor, *, temperature: float = 1.0, generator: torch.Generator
-) -> Batch:
+def sample_prior(network: SequenceVAE, lengths_B: Tensor, *, temperature: float = 1.0, noise: Noise) -> Batch:
     """Draw sequences from latents that are drawn from the standard normal distribution, whatever the temperature."""
-    device = network.begin_W.device
     steps = (int(lengths_B.max()) + network.likelihood.extra_steps,) if network.latent_per_step else ()
-    shape = (len(lengths_B), *steps, network.decoder.latent.in_features)
-    z = torch.randn(shape, generator=generator, device=device)
-    return sample(network, z, lengths_B, temperature=temperature, generator=generator)
+    z = noise.normal((len(lengths_B), *steps, network.decoder.latent.in_features))
+    return sample(network, z, lengths_B, temperature=temperature, noise=noise)
 
 
 @contextmanager
@@ -158,7 +155,7 @@ def _tokens(
     read: Stepwise,
     most_B: Tensor,
     temperature: float,
-    generator: torch.Generator,
+    noise: Noise,
 ) -> TokenBatch:
     tokens_BT = torch.zeros(len(most_B), max(1, int(most_B.max())), dtype=torch.int64, device=most_B.device)
     lengths_B, going_B = torch.zeros_like(most_B), most_B > 0
@@ -168,7 +165,7 @@ def _tokens(
         going_B = going_B & (step < most_B)
         if not going_B.any():  # sync: one for each step
             break
-        drawn_B = likelihood.sample(read(before_BW, going_B), temperature, generator)
+        drawn_B = likelihood.sample(read(before_BW, going_B), temperature, noise)
         going_B = going_B & (drawn_B != likelihood.end)
         tokens_BT[:, step] = drawn_B * going_B
         lengths_B += going_B
@@ -182,7 +179,7 @@ def _vectors(
     read: Stepwise,
     lengths_B: Tensor,
     temperature: float,
-    generator: torch.Generator,
+    noise: Noise,
 ) -> VectorBatch:
     features = likelihood.moments.out_features // 2
     values_BTD = torch.zeros(len(lengths_B), int(lengths_B.max()), features, device=lengths_B.device)
@@ -193,7 +190,7 @@ def _vectors(
         going_B = step < lengths_B
         # What training saw no value of stays missing: neither drawing nor reading it was learned.
         there_BD = going_B[:, None] & likelihood.valued_D
-        values_BTD[:, step] = likelihood.sample(read(before_BW, going_B), temperature, generator) * there_BD
+        values_BTD[:, step] = likelihood.sample(read(before_BW, going_B), temperature, noise) * there_BD
         observed_BTD[:, step] = there_BD
         latest = batch._replace(
             values_BTD=values_BTD[:, step : step + 1], observed_BTD=observed_BTD[:, step : step + 1]
@@ -208,7 +205,7 @@ def _events(
     read: Stepwise,
     lengths_B: Tensor,
     temperature: float,
-    generator: torch.Generator,
+    noise: Noise,
     sets: EventBatch | None,
 ) -> EventBatch:
     device, sequences, length = lengths_B.device, len(lengths_B), int(lengths_B.max())
@@ -228,8 +225,8 @@ def _events(
             present_BV = torch.zeros(sequences, len(likelihood.valued_V), dtype=torch.bool, device=device)
             present_BV[sets.steps_E[here_E] // width, sets.variables_E[here_E]] = True
         elif step > 0:
-            gaps_BT[:, step] = likelihood.sample_gap(hidden_BW, temperature, generator) * going_B
-        present_BV, values_BV = likelihood.sample(hidden_BW, gaps_BT[:, step], temperature, generator, present_BV)
+            gaps_BT[:, step] = likelihood.sample_gap(hidden_BW, temperature, noise) * going_B
+        present_BV, values_BV = likelihood.sample(hidden_BW, gaps_BT[:, step], temperature, noise, present_BV)
         rows_E, variables_E = (present_BV & going_B[:, None]).nonzero(as_tuple=True)
         values_E = values_BV[rows_E, variables_E]
         of_step = (variables_E, values_E.nan_to_num(nan=0.0), ~values_E.isnan())

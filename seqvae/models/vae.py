@@ -159,7 +159,6 @@ class SequenceVAE(nn.Module):
         nll_of_drawn: Any = self.likelihood.nll_of_drawn
         modes = [(part, part.training) for part in (self, *self.decoder.modules(), self.input_dropout)]
         data, drawn, passes = [], [], draws if max(self.word_dropout, self.settings.dropout) > 0 else 1
-        generator = torch.Generator(steps_BTW.device).manual_seed(torch.initial_seed() % 2**63)
         try:
             for part, _ in modes:
                 part.training = True
@@ -169,7 +168,7 @@ class SequenceVAE(nn.Module):
                     hidden_BSW = self.decoder.add_at_layers(self.decoder_inputs(steps_BTW), added_B1M)
                     data.append(_gradient(-self.likelihood(hidden_BSW, batch), added_B1M))
                     for _ in range(draws // passes):
-                        nll_BS = nll_of_drawn(hidden_BSW, batch, generator)
+                        nll_BS = nll_of_drawn(hidden_BSW, batch, int(torch.randint(2**62, ())))
                         drawn.append(_gradient(-nll_BS, added_B1M))
         finally:
             for part, mode in modes:

@@ -81,7 +81,7 @@ class Verdict(StrEnum):
 
 
 class Trial(NamedTuple):
-    """What came of a change, in real steps per second against the run as it is; without ratios, nothing was measured."""
+    """The gain of a change, in real steps of sequences per second against the run as it is; without ratios, none was measured."""
 
     change: Change
     verdict: Verdict
@@ -117,7 +117,7 @@ class Trial(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """What was tried, and what to type."""
+    """The changes that were tried, and the command to type."""
 
     unit: str
     """What the rate counts."""
@@ -250,7 +250,7 @@ class Contest:
 
     @property
     def run_seconds(self) -> float:
-        """How long the whole run would train as it is."""
+        """Return how long the whole run would train as it is."""
         steps = sum(lap.steps for lap in self.laps)
         planned = self._base.ready.plan.total_steps * sum(lap.seconds for lap in self.laps) / steps
         limit = self._recipe.settings.run.time_limit
@@ -321,7 +321,7 @@ def rate_of(laps: Sequence[Lap]) -> float:
 
 
 class Facts(NamedTuple):
-    """What a first look at a run and its data shows."""
+    """The facts that a first look at a run and its data shows."""
 
     device: str
     """cpu, cuda or mps."""

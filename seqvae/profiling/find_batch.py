@@ -30,7 +30,7 @@ from seqvae.data.batching import Cut
 from seqvae.errors import UsageError
 from seqvae.profiling.measured_run import MeasuredRun, MemoryNeed, Recipe, with_budget
 from seqvae.reports.terminal import Ink, heading, note, table
-from seqvae.text import size
+from seqvae.text import counted, size
 from seqvae.training.distributed import Devices, resolve_devices
 from seqvae.training.fit import make_data
 
@@ -75,7 +75,7 @@ class Tried(NamedTuple):
 
 
 class FoundBatch(NamedTuple):
-    """What a search came to."""
+    """The result of a search."""
 
     tokens_per_batch: int
     tried: list[Tried]
@@ -86,6 +86,8 @@ class FoundBatch(NamedTuple):
     ended_by: Literal["memory", "data"]
     """data: a larger size would cut the same batches."""
     seconds: float
+    unit: str
+    """What a step of a sequence is called: token or time step."""
 
 
 def find_batch(
@@ -130,11 +132,13 @@ def find_batch(
         limit = limit_of(memory_limit_bytes, available, first.device_bytes, devices)
         say(f"memory: {size(limit.bytes)} ({limit.source}), of which {MARGIN:.0%} are kept free")
         lowest = worst.longest * first.least_sequences
-        result = search(worst, trials, lowest=lowest, usable_bytes=(1 - MARGIN) * limit.bytes, say=say)
+        result = search(
+            worst, trials, lowest=lowest, usable_bytes=(1 - MARGIN) * limit.bytes, unit=data.description.unit, say=say
+        )
     finally:
         trials.close()
     if result is None:
-        raise UsageError(what_helps(settings, lowest, limit))
+        raise UsageError(what_helps(settings, counted(lowest, data.description.unit), limit))
     tokens, tried = result
     return FoundBatch(
         tokens_per_batch=tokens,
@@ -144,6 +148,7 @@ def find_batch(
         margin=MARGIN,
         ended_by="data" if tokens >= worst.highest else "memory",
         seconds=time.perf_counter() - begun,
+        unit=data.description.unit,
     )
 
 
@@ -156,6 +161,7 @@ def describe(found: FoundBatch, ink: Ink) -> list[str]:
     limit = f"{size(found.limit.bytes)}, {found.limit.source}, {found.margin:.0%} kept free"
     lines = [
         *heading("Worst batches at the largest size that fits: forward, backward, optimizer step", ink),
+        *note(f"length, steps: {found.unit}s of each sequence and of the batch, padding included", ink, mark=""),
         *table(found.tried, ink, {"peak": size}),
         "",
         ink.bold(f"largest that fits: --tokens_per_batch {found.tokens_per_batch}"),
@@ -166,15 +172,15 @@ def describe(found: FoundBatch, ink: Ink) -> list[str]:
     return lines + note("The fastest batch may be smaller: --advise measures that.", ink)
 
 
-def what_helps(settings: TrainingSettings, lowest: int, limit: Limit) -> str:
-    """Return the message for settings of which not even one sequence fits."""
+def what_helps(settings: TrainingSettings, lowest: str, limit: Limit) -> str:
+    """Return the message for settings of which not even one sequence fits; `lowest`: what it takes, with its unit."""
     advice = [f"lower --max_sequence_length (now {settings.lengths.max_sequence_length})"]
     if not settings.compute.gradient_checkpointing:
         advice.append("give --gradient_checkpointing")
     if settings.compute.precision in ("32", "32-true"):
         advice.append("give --precision 16-mixed")
     return (
-        f"not even a batch of {lowest} steps fits, which the longest sequence needs, into {size(limit.bytes)} ({limit.source}), "
+        f"not even a batch of {lowest} fits, which the longest sequence needs, into {size(limit.bytes)} ({limit.source}), "
         f"of which {MARGIN:.0%} are kept free: {', '.join(advice)}, or lower --width or --depth"
     )
 
@@ -337,7 +343,7 @@ def most_events(candidates: np.ndarray, number: int, gather: Callable[[np.ndarra
 
 
 def search(
-    worst: WorstBatches, trials: Trials, *, lowest: int, usable_bytes: float, say: Callable[[str], None]
+    worst: WorstBatches, trials: Trials, *, lowest: int, usable_bytes: float, unit: str, say: Callable[[str], None]
 ) -> tuple[int, list[Tried]] | None:
     """Return the largest size under which the worst batches of all ranges fit, and these; None: there is none."""
     tried_at: dict[int, list[Tried]] = {}
@@ -349,7 +355,7 @@ def search(
         before the first are they given back.
         """
         if aloud and len(ranges) > 1:
-            say(f"all lengths in turn, at {tokens:,} steps per batch")
+            say(f"all lengths in turn, at {tokens:,} {unit}s per batch")
         tried: dict[tuple[int, int, int], Tried] = {}
         for lengths in ranges:
             batch = worst.at(tokens, lengths)
@@ -360,7 +366,7 @@ def search(
             is_too_much = need is not None and need.peak_bytes > usable_bytes
             if aloud:
                 outcome = "memory ran out" if need is None else f"peak {size(need.peak_bytes)}"
-                say(f"  {number:,} x {batch.length:,} steps: {outcome}{', too much' if is_too_much else ''}")
+                say(f"  {number:,} x {batch.length:,} {unit}s: {outcome}{', too much' if is_too_much else ''}")
             if need is None:
                 return None
             tried[batch.length, number, first] = Tried(batch.length, number, batch.length * number, need.peak_bytes)
@@ -376,7 +382,7 @@ def search(
     parts = worst.ranges(RANGES * FINER)
     # All lengths come first: a CPU keeps kernels for each shape (10 MB and more of them in bf16), which are needed before any size
     # matters.
-    say(f"batches of {lowest:,} steps, all lengths")
+    say(f"batches of {lowest:,} {unit}s, all lengths")
     peak = peak_bytes(parts, lowest, aloud=False)
     if peak is None or peak > usable_bytes:
         return None
@@ -384,7 +390,7 @@ def search(
     if found is None:
         return None
     small = max(lowest, found // SMALL)
-    say(f"which lengths need the most, at {small:,} steps per batch")
+    say(f"which lengths need the most, at {small:,} {unit}s per batch")
     peaks = {part: peak_bytes([part], small, aloud=False) or sys.maxsize for part in parts}
     number = -(-len(parts) // RANGES)
     ranges = [max(parts[begin : begin + number], key=peaks.__getitem__) for begin in range(0, len(parts), number)]

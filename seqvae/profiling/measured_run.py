@@ -62,7 +62,7 @@ Answer = TypeVar("Answer")
 
 
 class Recipe(NamedTuple):
-    """What a command would run."""
+    """The run that a command would start."""
 
     name: str
     settings: TrainingSettings
@@ -91,7 +91,7 @@ class Ready(NamedTuple):
 
 
 class Lap(NamedTuple):
-    """What a turn came to, without its lead."""
+    """The measurements of a turn, without its lead."""
 
     seconds: float
     """Wall time; the run neither validates nor saves on its own."""
@@ -136,7 +136,7 @@ class Saved(NamedTuple):
 
 
 class MemoryNeed(NamedTuple):
-    """What an optimizer step on one batch needed."""
+    """The memory that an optimizer step on one batch needed."""
 
     peak_bytes: int
     can_repeat: bool
@@ -194,7 +194,7 @@ class MeasuredRun:
 
     @property
     def ready(self) -> Ready:
-        """What is known before the first step. Waits for it."""
+        """Return what is known before the first step, and wait for it."""
         if self._ready is None:
             self._ready = self._answer(Ready)
         return self._ready

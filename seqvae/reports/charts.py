@@ -52,7 +52,7 @@ from seqvae.verdicts import VERDICTS, Tone, tone_of
 
 LINEAR_BELOW = 0.1
 """Nats. Estimates scatter around 0 by about as much once a posterior has collapsed; what is healthy stands decades above."""
-LEAST_BOTTOM, LEAST_TOP, MOST_TOP = -0.12, 10.0, 1e5
+LEAST_BOTTOM, LEAST_TOP, MOST_TOP = -0.02, 10.0, 1e5
 """Limits of the axis of nats: figures of different runs can be compared, and one that explodes still shows how it began."""
 FEW_PROBES, MARKS = 60, 24
 """Up to FEW_PROBES probes are marked one by one, of more about MARKS."""
@@ -671,7 +671,7 @@ def training_loss(medium: Medium, run: Run) -> Chart | str:
     loss = Curve("training", column(run.training, "nll_per_step"))
     lines = [loss, *validation_curves(run, "valid_nll_per_step", (MIDDLE, INK), ("--", ":"))]
     values = [value for line in lines for _, value in line.points]
-    title = "Reconstruction NLL per step of a sequence"
+    title = f"Reconstruction NLL per {run.unit}"
     return curves(medium, title, lines, y_label="nats", y=robust_span(values or [0.0]))
 
 
@@ -691,7 +691,7 @@ def sequence_lengths(medium: Medium, run: Run) -> Chart | str:
         return "no lengths"
     labels = [f"{a:,}" if b - a <= 1 else f"{a:,}-{b - 1:,}" for a, b in pairwise(int(edge or 0) for edge in edges)]
     heights = [(label, count or 0.0) for label, count in zip(labels, counts, strict=True)]
-    return bars(medium, "Lengths of the training sequences", heights, "steps of a sequence", "sequences")
+    return bars(medium, "Lengths of the training sequences", heights, f"{run.unit}s of a sequence", "sequences")
 
 
 def speed(medium: Medium, run: Run) -> Chart | str:
@@ -699,4 +699,4 @@ def speed(medium: Medium, run: Run) -> Chart | str:
     if len(found) < 2:
         return "too few measurements"
     top = max(value for _, value in found) * 1.1 or 1.0
-    return curves(medium, "Speed", [Curve("real steps per second", found)], y_label="per second", y=(0.0, top))
+    return curves(medium, "Speed", [Curve(f"real {run.unit}s per second", found)], y_label="per second", y=(0.0, top))

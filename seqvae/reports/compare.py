@@ -23,7 +23,7 @@ OVERLAYS = (
     ("Mutual information, nats", "readings", "mutual_information"),
     ("Decoder use, nats", "readings", "decoder_use"),
     ("Active units", "readings", "active_units"),
-    ("Training NLL per step, nats", "training", "nll_per_step"),
+    ("Training NLL per token or time step, nats", "training", "nll_per_step"),
 )
 """Title, kind of rows and column."""
 
@@ -94,7 +94,7 @@ def different_data(runs: Sequence[Run]) -> list[str]:
         for one in data
     ]
     if any(one != counts[0] for one in counts):
-        found.append("the number of sequences or steps")
+        found.append("the number of sequences or of tokens or time steps")
     if len({number(run.comparable_validations[-1], "valid_sequences") for run in runs if run.validations}) > 1:
         found.append("how many sequences they were validated on")
     return found

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from seqvae.reports.terminal import Ink, grid, heading, note, section
-from seqvae.text import clip, measure, percent, visible
+from seqvae.text import clip, counted, measure, percent, step_name, visible
 
 BARS, PLAIN_BARS = " ▁▂▃▄▅▆▇█", " .:-=+*%#"
 MOST_FEATURES = 50
@@ -51,12 +51,14 @@ class ProbeLine(NamedTuple):
 
 def evaluation_lines(record: Mapping[str, Any], ink: Ink) -> list[str]:
     """Return the evaluation of one checkpoint."""
+    unit = step_name(record["kind"])
     about = (
         f"step {record['step']:,}, {record['parameters']:,} parameters; {record['split']} of {record['data']}: "
-        f"{record['sequences']:,} sequences, {record['steps']:,} steps ({record['kind']})"
+        f"{record['sequences']:,} sequences, {counted(record['steps'], unit)} ({record['kind']})"
     )
     lines = [*heading(record["checkpoint"], ink), *note(about, ink, mark="")]
-    lines += note("in nats per sequence unless another unit is named; ± one standard error", ink, mark="")
+    remark = f"in nats per sequence, or, per step, per {unit}, unless another unit is named; ± one standard error"
+    lines += note(remark, ink, mark="")
     if record["kind"] != "tokens":
         lines += note(OF_DENSITIES[record["kind"]], ink, mark="")
     lines.append("")
@@ -81,8 +83,8 @@ def evaluation_lines(record: Mapping[str, Any], ink: Ink) -> list[str]:
         explained = percent(max(0.0, 1 - (rmse / of_mean) ** 2)) if of_mean else "-"
         features.append(Feature(one["name"], one["values"], rmse, one["mae"], of_mean, explained))
     remark = (
-        "One step ahead, given the posterior's mean and all steps before; in the data's own units. Training mean: the RMSE of "
-        "always predicting that. Explained: the share of its square that the model takes away."
+        "One time step ahead, given the posterior's mean and all time steps before; in the data's own units. Training mean: the "
+        "RMSE of always predicting that. Explained: the share of its square that the model takes away."
     )
     lines += section("Errors of each feature", features, ink, most=MOST_FEATURES, remark=remark)
     if record.get("probe") is not None:

@@ -89,7 +89,7 @@ TICKS = FuncFormatter(lambda value, _: tick_label(value))
 
 
 class Medium(NamedTuple):
-    """Where a chart goes."""
+    """The place that a chart goes to."""
 
     width: float
     """Inches."""

@@ -71,7 +71,7 @@ HATCHES = ("", "///", "...")
 
 
 class WholeRun(NamedTuple):
-    """What the requested run would come to at the speed measured."""
+    """The length of the requested run at the speed measured."""
 
     steps: int
     """Optimizer steps."""
@@ -99,7 +99,7 @@ class WholeRun(NamedTuple):
 
 
 class Speed(NamedTuple):
-    """How fast a command trains, and where its time goes. None: unknown on this machine, or for this kind of sequence."""
+    """The speed of a command, and where its time goes. None: unknown on this machine, or for this kind of sequence."""
 
     name: str
     """optimized or reference."""
@@ -179,7 +179,7 @@ class Speed(NamedTuple):
 
 
 class Bottleneck(NamedTuple):
-    """What costs most, of what could be changed."""
+    """The greatest cost, of those that could be changed."""
 
     name: str
     evidence: str
@@ -189,7 +189,7 @@ class Bottleneck(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """How many times as many real steps per second one command makes as the other."""
+    """The ratio of two commands' speeds, in real steps of sequences per second."""
 
     faster: str
     slower: str

@@ -21,7 +21,7 @@ import yaml
 from seqvae.files import parse_rows, whole_lines
 from seqvae.reports.previews import Preview, read_preview
 from seqvae.reports.run_files import ENVIRONMENT, EVENTS, FACTS
-from seqvae.text import counted
+from seqvae.text import counted, step_name
 
 CONFIG, METRICS, READINGS, THROUGHPUT = "config.yaml", "metrics.csv", "posterior.jsonl", "throughput.jsonl"
 EVALUATION = "evaluation.jsonl"
@@ -90,6 +90,11 @@ class Run(NamedTuple):
         return self.settings.get("disable_metrics_monitoring") != "true"
 
     @property
+    def unit(self) -> str:
+        """Return what a step of a sequence is called."""
+        return step_name(text(row_in(self.facts, "data"), "kind"))
+
+    @property
     def step(self) -> int:
         """The last step that any file mentions."""
         rows = [of[-1] for of in (self.training, self.validations, self.readings, self.events) if of]
@@ -108,7 +113,7 @@ class Run(NamedTuple):
 
     @property
     def comparable_validations(self) -> list[Row]:
-        """Those on the set that most of them were on, the first of equals."""
+        """Return the validations on the set that most of them were on, the first of equals."""
         return max(self.validation_sets, key=len, default=[])
 
     def validated_on(self, row: Row) -> str:

@@ -208,13 +208,13 @@ def six_numbers(run: Run) -> list[tuple[str, str, str]]:
     on = run.validated_on(last)
     first = ("Validation ELBO", known(elbo), (parts or "nats per sequence") + (f", {on}" if on else ""))
     speed = _typical(run.throughput, "real_steps_per_second") or _typical(run.training, "steps_per_second")
-    pace = ("Speed", known(speed), "real steps per second, median")
+    pace = ("Speed", known(speed), f"real {run.unit}s per second, median")
     if not run.readings:
         seconds = number((run.training or run.validations or [{}])[-1], "seconds")
         return [
             first,
             ("Validation KL", known(kl), "nats per sequence"),
-            ("NLL per step", known(number(last, "valid_nll_per_step")), "nats, validation"),
+            (f"NLL per {run.unit}", known(number(last, "valid_nll_per_step")), "nats, validation"),
             ("Steps", f"{run.step:,}", "of the optimizer"),
             ("Time", "none" if seconds is None else duration(seconds), "of the run"),
             pace,
@@ -226,7 +226,7 @@ def six_numbers(run: Run) -> list[tuple[str, str, str]]:
     scope = "step" if text(reading, "scope") == "step" else "sequence"
     sequences, steps = whole(probed, "decoder_use_sequences"), whole(probed, "decoder_use_steps")
     rests_on = ("" if sequences is None else f", of {counted(sequences, 'sequence')}") + (
-        "" if steps is None else f" ({steps:,} steps)"
+        "" if steps is None else f" ({counted(steps, run.unit)})"
     )
     probe = f"nats, at step {whole(probed, 'step') or 0:,}{rests_on}" if probed else "never probed"
     information = known(number(reading, "mutual_information"))
@@ -262,7 +262,7 @@ def speed_rows(run: Run) -> list[tuple[str, str]]:
     is_unknown = on_gpu and _typical(rows, "gpu_utilisation") is None
     memory = {"peak memory": "peak_memory_gib", "peak memory of the GPU": "gpu_peak_memory_gib"}
     found = [
-        ("real steps per second", None if speed is None else brief(speed)),
+        (f"real {run.unit}s per second", None if speed is None else brief(speed)),
         ("sequences per second", None if sequences is None else brief(sequences)),
         *((name, percent(value)) for name, of in shares.items() if (value := _typical(rows, of)) is not None),
         ("GPU", GPU_UNKNOWN if is_unknown else None),
@@ -281,7 +281,7 @@ def bottleneck(run: Run) -> str:
     own, all_of_them = _typical(rows, "cpu_utilisation"), _typical(rows, "machine_cpu_utilisation")
     peak = _typical(rows, "share_of_peak")
     on_gpu = any(number(row, "gpu_peak_memory_gib") is not None for row in rows)
-    more = " seqvae profile measures where a step goes, and, with --advise, what would be faster."
+    more = " seqvae profile measures where an optimizer step goes, and, with --advise, what would be faster."
     if waiting > NOTABLE_WAIT and waiting >= padding:
         return f"Waiting for data: {percent(waiting)} of training time. Try --num_workers 2 or --cache_data.{more}"
     if padding > NOTABLE_PADDING:
@@ -293,7 +293,7 @@ def bottleneck(run: Run) -> str:
             tries = "--bucketing"
         elif settings.get("pad_grid") not in (None, "0"):
             tries = f"--pad_grid 0, or {tries}"
-        return f"Padding: {percent(padding)} of all steps that are computed on are not real. Try {tries}.{more}"
+        return f"Padding: {percent(padding)} of all {run.unit}s that are computed on are not real. Try {tries}.{more}"
     if own is not None and all_of_them is not None and not on_gpu and all_of_them - own > NOTABLE_OTHERS:
         others = percent(all_of_them - own)
         return f"Other programs take about {others} of this machine: on a quiet one, all of this is faster.{more}"
@@ -317,7 +317,12 @@ def evaluation_tables(run: Run) -> list[tuple[str, list[list[str]]]]:
         of, when = f" of {data}" if data else "", _time(row, "time")
         title = f"{where or 'a checkpoint'}{of}{f', {when}' if when else ''}"
         measured = [
-            [text(one, "name"), _value(one, "value"), _value(one, "error"), text(one, "of")]
+            [
+                text(one, "name"),
+                _value(one, "value"),
+                _value(one, "error"),
+                text(one, "of"),
+            ]
             for one in rows_in(row, "rows")
         ]
         probe = row_in(row, "probe")

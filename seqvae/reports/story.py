@@ -27,7 +27,7 @@ STILL_RISING = 0.003
 
 
 class Story(NamedTuple):
-    """What a report says first, in plain sentences."""
+    """The beginning of a report, in plain sentences."""
 
     tone: Tone
     verdict: str

@@ -36,7 +36,7 @@ Formats = Mapping[str, Callable[[Any], str]]
 
 
 class Ink(NamedTuple):
-    """What the output can show."""
+    """The abilities of the output."""
 
     width: int = 80
     colour: bool = False

@@ -140,7 +140,7 @@ class MicroBatches:
 
 
 class Parts:
-    """How many parts a micro-batch is computed in. It goes into checkpoints, so that a resumed run computes as it did."""
+    """The number of parts that a micro-batch is computed in. It goes into checkpoints, so that a resumed run computes as it did."""
 
     def __init__(self, least_sequences: int = 1) -> None:
         """`least_sequences`: what a part holds at least."""
@@ -157,7 +157,7 @@ class Parts:
         return max(1, len(batch.lengths_B) // self.least_sequences)
 
     def double(self, batch: Batch) -> bool:
-        """From this batch's length on, take twice as many parts; return False where there are as many as can be."""
+        """Take twice as many parts from this batch's length on; return False where there are as many as can be."""
         parts = self.of(batch)
         if parts >= self._most(batch):
             return False

@@ -62,7 +62,7 @@ def make_ready(network: nn.Module, compute: ComputeSettings, accelerator: str = 
 
 
 class StoredNetwork(NamedTuple):
-    """What a checkpoint holds of a network: all that it takes to build it again, and to give it data."""
+    """The network in a checkpoint: all that it takes to build it again, and to give it data."""
 
     description: DataDescription
     settings: dict[str, Any]

@@ -40,7 +40,7 @@ class NoProfiler(PassThroughProfiler):
 
 
 class Cadence(NamedTuple):
-    """How often Lightning validates."""
+    """The cadence of Lightning's validations."""
 
     batches: int | None
     """Batches of one process between two validations within an epoch; None: at the end of the epoch."""

@@ -89,7 +89,10 @@ def test_it_prints_a_table_writes_json_and_appends_a_row(run, runs, tmp_path, ki
     assert ("perplexity" in rows) == (kind == "tokens")
     assert bool(record["features"]) == (kind != "tokens")
     assert "run/best.ckpt" in outcome.out
+    step = "token" if kind == "tokens" else "time step"
     assert all(row["name"] in outcome.out for row in record["rows"])
+    assert f"per step, per {step}," in outcome.out
+    assert f" {record['steps']:,} {step}s ({kind})" in outcome.out
     assert str(runs[kind]) not in (runs[kind] / "evaluation.jsonl").read_text().replace(record["command"], "")
 
 

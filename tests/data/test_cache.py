@@ -145,6 +145,44 @@ def test_other_labels_and_names_of_columns_read_no_sequence_again(prepare, build
     assert len(builds) == 2
 
 
+def test_another_id_of_one_sequence_a_row_reads_no_sequence_again(prepare, builds, directory, tmp_path):
+    rows = {"one": COLUMNS | {"name": ["a", "b", "b"]}, "two": {"id": [4], "tokens": [[7]], "name": ["d"]}}
+    for name, table in rows.items():
+        write(directory / "train" / f"{name}.parquet", table)
+    (directory / "train.parquet").unlink()
+    write(directory / "valid.parquet", OTHERS | {"name": ["y", "z"]})
+    path = tmp_path / "labels.csv"
+    path.write_text("name,label\n" + "".join(f"{one},{one}\n" for one in "abdyz"))
+    for flags, found in (
+        ({}, [1, 2, 3, 4]),
+        ({"id_column": "name"}, ["a", "b", "b", "d"]),
+        ({"id_column": "none"}, [0, 1, 2, 3]),
+        ({"id_column": "name", "label_path": str(path)}, ["a", "b", "b", "d"]),
+        ({"id_column": "id", "label_column": "name"}, [1, 2, 3, 4]),
+    ):
+        opened = open_cache(cache := prepare(**flags), LengthSettings())
+        assert why_unusable(cache) is None
+        assert tokens(opened.splits["train"]) == [*COLUMNS["tokens"], [7]]
+        assert ids(opened.splits["train"]) == found
+        assert any("met before" in note for note in opened.notes) == (flags.get("id_column") == "name")
+        assert opened.description.classes == (("a", "b", "d", "y", "z") if len(flags) == 2 else ())
+    assert len(builds) == 1
+    write(directory / "valid.parquet", OTHERS | {"name": ["b", "z"]})
+    prepare()
+    with pytest.raises(DataError, match="1 sequence in both train and valid, such as id 'b' of column 'name'"):
+        prepare(id_column="name")
+    assert len(builds) == 2
+
+
+@pytest.mark.parametrize("flags", [{"bad_values": "drop"}, {"test_fraction": 0.5, "vocabulary_size": 9}])
+def test_an_id_that_decides_which_sequences_a_split_has_makes_a_cache_of_its_own(prepare, builds, directory, flags):
+    for split, table in (("train", COLUMNS), ("valid", OTHERS)):
+        write(directory / f"{split}.parquet", table | {"name": [f"{split} {one}" for one in table["id"]]})
+    prepare(**flags)
+    prepare(id_column="name", **flags)
+    assert len(builds) == 2
+
+
 def test_a_cache_that_shares_its_files_outlives_the_other(prepare, builds, directory):
     write(directory / "train.parquet", COLUMNS | {"odd": [1, 0, 1]})
     write(directory / "valid.parquet", OTHERS | {"odd": [0, 1]})

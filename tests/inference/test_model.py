@@ -64,6 +64,22 @@ def test_samples_paths_and_filled_values_come_as_data_frames(vectors):
     assert "pulse" not in filled
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_drawn_for_a_sequence_does_not_depend_on_its_batch(runs, kind, monkeypatch):
+    model = Model.load(runs[kind])
+
+    def draws() -> list[pd.DataFrame]:
+        path = model.interpolate("test-00", "test-01", temperature=1.0)
+        drawn = [model.reconstruct(split="test", temperature=1.0), model.sample(9), path]
+        return drawn if kind == "tokens" else [*drawn, model.impute(split="test")]
+
+    together = draws()
+    monkeypatch.setattr("seqvae.inference.streaming.STEPS_AT_ONCE", 1)
+    monkeypatch.setattr("seqvae.inference.tables.SAMPLES_PER_BATCH", 1)
+    for one, other in zip(together, draws(), strict=True):
+        pd.testing.assert_frame_equal(one, other, rtol=1e-3)
+
+
 @pytest.mark.parametrize("kind", ["vectors", "events"])
 def test_imputing_leaves_measured_values_as_they_are_to_the_bit(runs, kind):
     filled = Model.load(runs[kind]).impute(split="test").drop(columns="split")

@@ -16,6 +16,7 @@ from seqvae.data.batch import VectorBatch, part_of
 from seqvae.data.demo import LengthLaw, VectorTruth
 from seqvae.data.description import DataDescription
 from seqvae.models.imputation import Imputed, impute, mixture
+from seqvae.models.noise import Noise
 from seqvae.models.posteriors import Posterior
 from seqvae.models.vae import SequenceVAE
 from tests.support.small_models import make_batch, make_vae
@@ -23,8 +24,8 @@ from tests.support.small_models import make_batch, make_vae
 NUMBERS = ["vectors", "events"]
 
 
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def noise(count: int, seed: int = 0) -> Noise:
+    return Noise(seed, torch.arange(count))
 
 
 def dense(batch: Any, name: str) -> Tensor:
@@ -42,7 +43,7 @@ def dense(batch: Any, name: str) -> Tensor:
 @pytest.mark.parametrize("decoder", ["transformer", "lstm", "tcn", "parallel"])
 def test_observed_values_of_vectors_stay_and_all_others_of_real_steps_are_filled(decoder, scope):
     vae, batch = make_vae("vectors", decoder=decoder, latent_scope=scope), make_batch("vectors", [6, 3, 0], steps=8)
-    filled = impute(vae, batch, draws=3, generator=generator())
+    filled = impute(vae, batch, draws=3, noise=noise(3))
     assert torch.equal(filled.observed_BTD, batch.observed_BTD)
     assert torch.equal(filled.mean_BTD[batch.observed_BTD], batch.values_BTD[batch.observed_BTD])
     real_BT = torch.arange(8) < batch.lengths_B[:, None]
@@ -60,7 +61,7 @@ def test_events_are_filled_at_every_step_for_every_variable_that_has_values():
     batch = batch._replace(
         has_value_E=batch.has_value_E & ~present_without_E, values_E=batch.values_E.masked_fill(present_without_E, 0.0)
     )
-    filled = impute(vae, batch, draws=3, generator=generator())
+    filled = impute(vae, batch, draws=3, noise=noise(2))
     assert torch.equal(filled.observed_BTD, dense(batch, "has_value_E"))
     assert torch.equal(filled.mean_BTD[filled.observed_BTD], dense(batch, "values_E")[filled.observed_BTD])
     real_BT = torch.arange(7) < batch.lengths_B[:, None]
@@ -76,7 +77,7 @@ def test_a_feature_that_training_never_saw_is_not_made_up():
     vae, batch = make_vae("vectors"), make_batch("vectors", [6])
     likelihood: Any = vae.likelihood
     likelihood.valued_D[1] = False
-    filled = impute(vae, batch, generator=generator())
+    filled = impute(vae, batch, noise=noise(len(batch.lengths_B)))
     assert torch.equal(filled.mean_BTD[..., 1].isnan(), ~batch.observed_BTD[..., 1])
     assert not filled.mean_BTD[..., [0, 2]].isnan().any()
 
@@ -88,7 +89,7 @@ def test_a_feature_that_training_never_saw_is_not_made_up():
 @pytest.mark.parametrize("kind", NUMBERS)
 def test_mean_and_deviation_are_those_of_the_mixture_over_the_latents(kind, scope):
     vae, batch = make_vae(kind, latent_scope=scope), make_batch(kind, [5, 5])
-    filled = impute(vae, batch, draws=4, generator=generator(3))
+    filled = impute(vae, batch, draws=4, noise=noise(2, seed=3))
     means_KBTD, variances_KBTD = (torch.stack(parts) for parts in zip(*by_hand(vae, batch, 4), strict=True))
     second_BTD = (variances_KBTD.double() + means_KBTD.double().square()).mean(dim=0)
     std_BTD = (second_BTD - means_KBTD.double().mean(dim=0).square()).sqrt().float()
@@ -100,11 +101,11 @@ def test_mean_and_deviation_are_those_of_the_mixture_over_the_latents(kind, scop
 
 @torch.no_grad()
 def by_hand(vae: Any, batch: Any, draws: int) -> list[tuple[Tensor, Tensor]]:
-    """Means and variances of all values for each latent of the generator with seed 3."""
-    noise, parts = generator(3), []
+    """Means and variances of all values for each latent of the noise with seed 3."""
+    drawn, parts = noise(2, seed=3), []
     for _ in range(draws):
         posterior = vae.encode(batch)
-        z = posterior.mean + (0.5 * posterior.logvar).exp() * torch.randn(posterior.mean.shape, generator=noise)
+        z = posterior.mean + (0.5 * posterior.logvar).exp() * drawn.normal(posterior.mean.shape)
         inputs_BTW = torch.cat((vae.begin_W.expand(len(z), 1, -1), vae.embedding(batch)[:, :-1]), dim=1)
         hidden_BTW = vae.decoder(inputs_BTW, z)
         if isinstance(batch, VectorBatch):
@@ -146,7 +147,7 @@ def linear_gaussian() -> SequenceVAE:
 def test_the_deviation_is_that_of_the_noise_and_of_the_latent_together():
     batch = make_batch("vectors", [4])
     missing_BTD = ~batch.observed_BTD
-    filled = impute(linear_gaussian(), batch, draws=1000, generator=generator())
+    filled = impute(linear_gaussian(), batch, draws=1000, noise=noise(1))
     torch.testing.assert_close(filled.mean_BTD[missing_BTD].mean(), torch.tensor(6.0), rtol=0, atol=0.15)
     expected = torch.full((int(missing_BTD.sum()),), math.sqrt(1 + (3 * 0.5) ** 2))
     torch.testing.assert_close(filled.std_BTD[missing_BTD], expected, rtol=0.06, atol=0)
@@ -154,7 +155,7 @@ def test_the_deviation_is_that_of_the_noise_and_of_the_latent_together():
 
 def test_without_draws_the_posterior_mean_stands_for_all():
     batch = make_batch("vectors", [4])
-    filled = impute(linear_gaussian(), batch, draws=0, generator=generator())
+    filled = impute(linear_gaussian(), batch, draws=0, noise=noise(1))
     assert filled.mean_BTD[~batch.observed_BTD].unique().tolist() == [6.0]
     assert filled.std_BTD[~batch.observed_BTD].unique().tolist() == [1.0]
 
@@ -170,11 +171,11 @@ def test_small_deviations_around_large_means_are_not_lost():
 
 
 @pytest.mark.parametrize("kind", NUMBERS)
-def test_the_same_generator_fills_the_same_and_the_network_is_left_as_it_was(kind):
+def test_the_same_seed_fills_the_same_and_the_network_is_left_as_it_was(kind):
     vae, batch = make_vae(kind, dropout=0.5, word_dropout=0.5).train(), make_batch(kind, [5, 2])
     vae.encoder.eval()
     modes, state = [module.training for module in vae.modules()], torch.get_rng_state()
-    one, other, third = (impute(vae, batch, draws=2, generator=generator(seed)) for seed in (1, 1, 2))
+    one, other, third = (impute(vae, batch, draws=2, noise=noise(2, seed)) for seed in (1, 1, 2))
     assert [module.training for module in vae.modules()] == modes
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in zip(one, other, strict=True))
@@ -184,9 +185,9 @@ def test_the_same_generator_fills_the_same_and_the_network_is_left_as_it_was(kin
 
 def test_impossible_requests_are_refused():
     with pytest.raises(ValueError, match="draws must be 0 or more, got -1"):
-        impute(make_vae("vectors"), make_batch("vectors", [3]), draws=-1, generator=generator())
+        impute(make_vae("vectors"), make_batch("vectors", [3]), draws=-1, noise=noise(1))
     with pytest.raises(ValueError, match="TokenLikelihood cannot fill a TokenBatch"):
-        impute(make_vae("tokens"), make_batch("tokens", [3]), generator=generator())
+        impute(make_vae("tokens"), make_batch("tokens", [3]), noise=noise(1))
 
 
 # --- What it is good for --------------------------------------------------------------------------------------------
@@ -236,7 +237,7 @@ def test_filled_values_of_the_demo_are_nearer_than_means_and_as_far_off_as_they_
     hidden_BTD = held_out.observed_BTD & (torch.rand(held_out.values_BTD.shape) < 0.2)
     kept_BTD = held_out.observed_BTD & ~hidden_BTD
     reduced = held_out._replace(observed_BTD=kept_BTD, values_BTD=held_out.values_BTD * kept_BTD)
-    filled: Imputed = impute(vae, reduced, draws=16, generator=generator())
+    filled: Imputed = impute(vae, reduced, draws=16, noise=noise(300))
     truth = held_out.values_BTD[hidden_BTD]
     errors = filled.mean_BTD[hidden_BTD] - truth
     assert errors.square().mean().sqrt() < 0.9 * truth.square().mean().sqrt()

@@ -4,29 +4,35 @@ Shapes: B sequences, T steps, W width, Z latent dimensions, V variables or ids, 
 """
 
 import math
+from dataclasses import replace
 from typing import Any, cast
 
+import pandas as pd
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch, to_records
 from seqvae.data.description import DataDescription
 from seqvae.models.likelihoods import EventLikelihood, TokenLikelihood
+from seqvae.models.noise import Noise
 from seqvae.models.sampling import evaluating, reconstruct, sample, sample_prior
 from seqvae.models.vae import SequenceVAE
 from tests.support.small_models import DESCRIPTIONS, KINDS, make_batch, make_vae
 
 MANY = 1000
+UNITS = {kind: replace(description, mean=(0.0,) * 3, std=(1.0,) * 3) for kind, description in DESCRIPTIONS.items()}
 
 
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def noise(count: int = MANY, seed: int = 0) -> Noise:
+    return Noise(seed, torch.arange(count))
 
 
 def draw_many(vae: SequenceVAE, steps: int) -> Any:
     """Sequences from one and the same latent."""
-    return sample(vae, torch.full((MANY, 3), 0.5), torch.full((MANY,), steps), generator=generator())
+    return sample(vae, torch.full((MANY, 3), 0.5), torch.full((MANY,), steps), noise=noise())
 
 
 def equal(one: Batch, other: Batch) -> bool:
@@ -53,7 +59,7 @@ def chi_square(shares_V: Tensor, probabilities_V: Tensor) -> float:
 
 def test_variables_are_present_as_often_as_their_probabilities_say():
     likelihood, hidden_BW = event_likelihood(), torch.randn(1, 16).expand(MANY, -1)
-    present_BV, _ = likelihood.sample(hidden_BW, torch.full((MANY,), 5.0), 1.0, generator())
+    present_BV, _ = likelihood.sample(hidden_BW, torch.full((MANY,), 5.0), 1.0, noise())
     scores_V = likelihood.presence(likelihood.condition_on_gaps(hidden_BW, torch.full((MANY,), 5.0)))[0]
     standard_errors_V = (scores_V.sigmoid() * (1 - scores_V.sigmoid()) / MANY).sqrt()
     assert ((present_BV.float().mean(dim=0) - scores_V.sigmoid()).abs() < 4 * standard_errors_V).all()
@@ -61,7 +67,7 @@ def test_variables_are_present_as_often_as_their_probabilities_say():
 
 def test_logarithms_of_gaps_have_the_mean_and_variance_of_the_likelihood():
     likelihood, hidden_BW = event_likelihood(), torch.randn(1, 16).expand(MANY, -1)
-    log_gaps_B = likelihood.sample_gap(hidden_BW, 1.0, generator()).log()
+    log_gaps_B = likelihood.sample_gap(hidden_BW, 1.0, noise()).log()
     mean_B, logvar_B = likelihood.predict_gaps(hidden_BW)
     scale = likelihood.gap_scale
     standard_B = (log_gaps_B - scale.log_mean) / scale.log_std
@@ -72,7 +78,7 @@ def test_logarithms_of_gaps_have_the_mean_and_variance_of_the_likelihood():
 
 def test_variables_that_never_had_a_value_are_drawn_without_one():
     likelihood = event_likelihood()
-    present_BV, values_BV = likelihood.sample(torch.randn(200, 16), torch.ones(200), 1.0, generator())
+    present_BV, values_BV = likelihood.sample(torch.randn(200, 16), torch.ones(200), 1.0, noise(200))
     assert present_BV.any(dim=0).all()
     assert (~values_BV.isnan()).any(dim=0).tolist() == [True, False, True]
     assert values_BV[~present_BV].isnan().all()
@@ -126,7 +132,7 @@ def test_drawn_tokens_cost_as_much_as_the_mean_over_all_sequences():
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_network_draws_finite_sequences_of_the_requested_lengths(kind, decoder, scope):
     vae, lengths_B = make_vae(kind, decoder=decoder, latent_scope=scope), torch.tensor([4, 1, 6])
-    batch = sample_prior(vae, lengths_B, generator=generator())
+    batch = sample_prior(vae, lengths_B, noise=noise(3))
     assert (batch.lengths_B <= lengths_B).all() if kind == "tokens" else torch.equal(batch.lengths_B, lengths_B)
     kept = batch._replace(lengths_B=batch.lengths_B.clamp(min=1))
     assert vae.encode(kept).mean.isfinite().all()
@@ -135,15 +141,27 @@ def test_every_network_draws_finite_sequences_of_the_requested_lengths(kind, dec
 @pytest.mark.parametrize("kind", KINDS)
 def test_temperature_zero_leaves_nothing_to_chance(kind):
     vae, batch = make_vae(kind), make_batch(kind, [6, 3])
-    one, other = (reconstruct(vae, batch, generator=generator(seed)) for seed in (1, 2))
+    one, other = (reconstruct(vae, batch, noise=noise(2, seed)) for seed in (1, 2))
     assert equal(one, other)
 
 
+@pytest.mark.parametrize("scope", ["sequence", "step"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_generator_draws_the_same_and_training_noise_is_left_alone(kind):
+@settings(max_examples=10, deadline=None)
+@given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=5))
+def test_sequences_draw_the_same_alone_and_beside_any_others(kind, scope, lengths):
+    vae, lengths_B = make_vae(kind, latent_scope=scope), torch.tensor(lengths)
+    together = to_records(sample_prior(vae, lengths_B, noise=noise(len(lengths))), UNITS[kind])
+    for row, record in enumerate(together):
+        alone = sample_prior(vae, lengths_B[row : row + 1], noise=Noise(0, torch.tensor([row])))
+        pd.testing.assert_frame_equal(pd.DataFrame(to_records(alone, UNITS[kind])[0]), pd.DataFrame(record), rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_seed_draws_the_same_and_training_noise_is_left_alone(kind):
     vae = make_vae(kind)
     torch.manual_seed(7)
-    one, other = (sample_prior(vae, torch.tensor([6, 3]), generator=generator(3)) for _ in range(2))
+    one, other = (sample_prior(vae, torch.tensor([6, 3]), noise=noise(2, seed=3)) for _ in range(2))
     after = torch.rand(1)
     torch.manual_seed(7)
     assert torch.equal(torch.rand(1), after)
@@ -154,7 +172,7 @@ def test_drawing_leaves_no_gradients_and_each_module_in_its_mode():
     vae = make_vae("vectors", dropout=0.5).train()
     vae.encoder.eval()
     before = [module.training for module in vae.modules()]
-    one, other = (reconstruct(vae, make_batch("vectors", [5]), generator=generator()) for _ in range(2))
+    one, other = (reconstruct(vae, make_batch("vectors", [5]), noise=noise(1)) for _ in range(2))
     assert [module.training for module in vae.modules()] == before
     assert equal(one, other)
     assert not one[0].requires_grad
@@ -169,7 +187,7 @@ def test_modes_come_back_after_an_error():
 
 @pytest.mark.parametrize("kind", ["vectors", "events"])
 def test_a_reconstruction_is_as_long_as_its_original(kind):
-    assert reconstruct(make_vae(kind), make_batch(kind, [6, 2]), generator=generator()).lengths_B.tolist() == [6, 2]
+    assert reconstruct(make_vae(kind), make_batch(kind, [6, 2]), noise=noise(2)).lengths_B.tolist() == [6, 2]
 
 
 def endless_vae() -> SequenceVAE:
@@ -183,8 +201,8 @@ def endless_vae() -> SequenceVAE:
 
 def test_a_reconstruction_is_the_same_alone_and_beside_a_longer_sequence():
     vae = endless_vae()
-    alone = reconstruct(vae, make_batch("tokens", [6]), generator=generator())
-    beside = reconstruct(vae, make_batch("tokens", [6, 40]), generator=generator())
+    alone = reconstruct(vae, make_batch("tokens", [6]), noise=noise(1))
+    beside = reconstruct(vae, make_batch("tokens", [6, 40]), noise=noise(2))
     length = int(alone.lengths_B[0])
     assert beside.lengths_B.tolist() == [length, 2 * 40 + 8]
     assert torch.equal(beside[0][:1, :length], alone[0])
@@ -192,7 +210,7 @@ def test_a_reconstruction_is_the_same_alone_and_beside_a_longer_sequence():
 
 def test_a_sequence_that_is_cut_off_is_reconstructed_as_far_as_it_goes():
     batch = make_batch("tokens", [6, 6, 0])._replace(ends_B=torch.tensor([False, True, False]))
-    assert reconstruct(endless_vae(), batch, generator=generator()).lengths_B.tolist() == [6, 20, 0]
+    assert reconstruct(endless_vae(), batch, noise=noise(3)).lengths_B.tolist() == [6, 20, 0]
 
 
 def test_tokens_end_at_their_end_mark():
@@ -201,13 +219,13 @@ def test_tokens_end_at_their_end_mark():
     assert isinstance(likelihood, TokenLikelihood)
     with torch.no_grad():
         likelihood.scores.bias[likelihood.end] = 100.0
-    batch = sample_prior(vae, torch.tensor([9, 9]), generator=generator())
+    batch = sample_prior(vae, torch.tensor([9, 9]), noise=noise(2))
     assert batch.lengths_B.tolist() == [0, 0]
 
 
 def test_drawn_tokens_that_found_no_end_are_cut_off():
     vae = make_vae("tokens")
-    batch = sample_prior(vae, torch.tensor([3] * 200), generator=generator())
+    batch = sample_prior(vae, torch.tensor([3] * 200), noise=noise(200))
     assert isinstance(batch, TokenBatch)
     assert batch.ends_B is not None
     assert torch.equal(batch.ends_B, batch.lengths_B < 3)
@@ -215,7 +233,7 @@ def test_drawn_tokens_that_found_no_end_are_cut_off():
 
 
 def test_drawn_events_stand_in_the_order_of_their_steps_within_their_sequence():
-    batch = sample_prior(make_vae("events"), torch.tensor([7, 3, 5]), generator=generator())
+    batch = sample_prior(make_vae("events"), torch.tensor([7, 3, 5]), noise=noise(3))
     assert isinstance(batch, EventBatch)
     assert (batch.steps_E.diff() >= 0).all()
     assert (batch.steps_E % 7 < batch.lengths_B[batch.steps_E // 7]).all()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from seqvae.models.backbones import Decoder
+from seqvae.models.noise import Noise
 from seqvae.models.sampling import Stepwise, sample, sample_prior
 from tests.support.small_models import KINDS, make_vae
 
@@ -78,7 +79,7 @@ def test_at_temperature_zero_each_step_is_the_most_likely_after_those_that_were_
     """The embedding of one step alone, times of events included, is the one that it has in its sequence."""
     vae, lengths_B = make_vae(kind, decoder=decoder, latent_scope=scope), torch.tensor([20, 5, 1])
     z = torch.randn(3, 21, 3) if scope == "step" else torch.randn(3, 3)
-    drawn: Any = sample(vae, z, lengths_B, temperature=0, generator=torch.Generator())
+    drawn: Any = sample(vae, z, lengths_B, temperature=0, noise=Noise(0, torch.arange(3)))
     before_BTW = vae.embedding(drawn)
     inputs_BTW = torch.cat((vae.begin_W.expand(3, 1, -1), before_BTW), dim=1)[:, : before_BTW.shape[1]]
     hidden_BTW = all_at_once(vae, z[:, : inputs_BTW.shape[1]] if scope == "step" else z, inputs_BTW)
@@ -103,12 +104,12 @@ def test_at_temperature_zero_each_step_is_the_most_likely_after_those_that_were_
 
 @pytest.mark.parametrize("decoder", ["transformer", "lstm", "tcn"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_generator_draws_what_it_draws_when_all_steps_are_read_again(kind, decoder, monkeypatch):
+def test_the_same_seed_draws_what_it_draws_when_all_steps_are_read_again(kind, decoder, monkeypatch):
     """Sequences that have ended and are left out change nothing in the noise of the others."""
     vae, lengths_B = make_vae(kind, decoder=decoder), torch.tensor([12, 1, 3, 12, 0, 7, 2])
-    stepwise: Any = sample_prior(vae, lengths_B, generator=torch.Generator().manual_seed(3))
+    stepwise: Any = sample_prior(vae, lengths_B, noise=Noise(3, torch.arange(7)))
     monkeypatch.setattr("seqvae.models.sampling.Stepwise", reads_all_again)
-    again: Any = sample_prior(vae, lengths_B, generator=torch.Generator().manual_seed(3))
+    again: Any = sample_prior(vae, lengths_B, noise=Noise(3, torch.arange(7)))
     for one, other in zip(stepwise, again, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from lightning import LightningModule
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from seqvae.monitors.escape import (
     FEWEST_SEQUENCES,
@@ -166,6 +166,7 @@ class LinearVAE(LightningModule):
         dimensions = len(variance_D)
         self.encoder = nn.Linear(dimensions, dimensions)
         self.decoder = nn.Linear(dimensions, dimensions, bias=False)
+        self.variance_D: Tensor
         self.register_buffer("variance_D", variance_D)
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
@@ -191,7 +192,8 @@ class LinearVAE(LightningModule):
 
 class Reads(lightning.Callback):
     def __init__(self) -> None:
-        self.reader, self.found = ThresholdReader(), []
+        self.reader = ThresholdReader()
+        self.found: list[EscapeThreshold] = []
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         before = torch.get_rng_state()
@@ -199,16 +201,20 @@ class Reads(lightning.Callback):
         assert torch.equal(torch.get_rng_state(), before)
 
 
+def first_of(rows: list[tuple[Tensor]]) -> Tensor:
+    return torch.stack([row for (row,) in rows])
+
+
 @pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")  # Lightning 2.6.6 calls torch 2.13 so
 def test_another_module_offers_its_threshold_by_drawing_targets() -> None:
     rng = np.random.default_rng(0)
-    factors = rng.normal(size=(4, 1))
+    factors = np.ones((4, 1))
     covariance = factors @ factors.T + np.diag(rng.uniform(0.5, 1.0, 4))
     variance = np.diag(covariance).copy()
     truth = float(np.linalg.eigvalsh(covariance / np.sqrt(np.outer(variance, variance)))[-1])
     values = torch.from_numpy(rng.multivariate_normal(np.zeros(4), covariance, 256)).float()
     module, reads = LinearVAE(torch.from_numpy(variance).float()), Reads()
-    loader = DataLoader(values, batch_size=32)
+    loader: DataLoader[Any] = DataLoader(TensorDataset(values), batch_size=32, collate_fn=first_of)
     options: dict[str, Any] = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
     trainer = lightning.Trainer(
         max_steps=2, accelerator="cpu", enable_model_summary=False, callbacks=[reads], **options

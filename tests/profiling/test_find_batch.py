@@ -162,7 +162,7 @@ def end_marks(length: int) -> float:
 def test_the_size_found_fits_all_lengths_and_a_tenth_more_does_not(need):
     worst = worst_batches()
     trials: Any = FakeTrials(need)
-    result = search(worst, trials, lowest=1000, usable_bytes=1e7, say=lambda line: None)
+    result = search(worst, trials, lowest=1000, usable_bytes=1e7, unit="token", say=lambda line: None)
     assert result is not None
     tokens, tried = result
     assert max(one.peak for one in tried) <= 1e7
@@ -182,7 +182,7 @@ def test_the_size_found_fits_all_lengths_and_a_tenth_more_does_not(need):
 def test_where_nothing_fits_there_is_no_result():
     worst = worst_batches()
     trials: Any = FakeTrials(attention)
-    assert search(worst, trials, lowest=1000, usable_bytes=1e6, say=lambda line: None) is None
+    assert search(worst, trials, lowest=1000, usable_bytes=1e6, unit="token", say=lambda line: None) is None
 
 
 # --- Runs that die -----------------------------------------------------------------------------------------------------
@@ -242,7 +242,9 @@ def test_no_memory_for_the_network_alone_is_an_error_with_a_message(tmp_path, mo
 
 def found(**changes: Any) -> FoundBatch:
     tried = [Tried(900, 26, 23_400, 5_000_000_000), Tried(90, 260, 23_400, 4_000_000_000)]
-    about = FoundBatch(23456, tried, 5_000_000_000, Limit(6_000_000_000, "--memory_limit"), 0.1, "memory", 42.0)
+    about = FoundBatch(
+        23456, tried, 5_000_000_000, Limit(6_000_000_000, "--memory_limit"), 0.1, "memory", 42.0, "token"
+    )
     return about._replace(**changes)
 
 
@@ -259,12 +261,12 @@ def test_a_note_says_that_the_data_end_the_search():
 
 def test_the_advice_leaves_out_what_is_in_force_already():
     limit = Limit(10**9, "--memory_limit")
-    plain = what_helps(TrainingSettings(), 1000, limit)
+    plain = what_helps(TrainingSettings(), "1,000 tokens", limit)
     assert "--gradient_checkpointing" in plain
     assert "--precision 16-mixed" in plain
     frugal = TrainingSettings(compute=ComputeSettings(gradient_checkpointing=True, precision="16-mixed"))
-    assert "give" not in what_helps(frugal, 1000, limit)
-    assert "--max_sequence_length" in what_helps(frugal, 1000, limit)
+    assert "give" not in what_helps(frugal, "1,000 tokens", limit)
+    assert "--max_sequence_length" in what_helps(frugal, "1,000 tokens", limit)
 
 
 # --- The real thing ----------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from seqvae.reports.charts import (
     timeline,
 )
 from seqvae.reports.draw import CHARTS_OF_POSTERIORS, CHARTS_OF_READINGS, draw_plots, main
-from seqvae.reports.figures import COLOUR_MAP, CSS_VARIABLES, new_figure, page_figure
+from seqvae.reports.figures import COLOUR_MAP, CSS_VARIABLES, FILE, new_figure, page_figure
 from seqvae.reports.read_run import MOST_ROWS, read_history, read_posteriors, thin
 from seqvae.verdicts import VERDICTS
 
@@ -66,6 +66,16 @@ def a_run(directory, rows, posteriors=None):
         mean_NZ, logvar_NZ = posteriors
         save_posteriors(directory, mean_NZ, logvar_NZ, step=400)
     return directory
+
+
+def test_the_axis_of_nats_goes_below_0_only_where_readings_do(tmp_path):
+    for name, use in (("above", 0.7), ("below", -0.3)):
+        history = read_history(
+            a_run(tmp_path / name, [a_complete_row(step, use=use) for step in (10, 20)]) / "posterior.jsonl"
+        )
+        assert history is not None
+        bottom = timeline(FILE, history).figure.axes[0].get_ylim()[0]
+        assert bottom < -0.3 if name == "below" else -0.03 < bottom < 0
 
 
 def some_posteriors(count=64, dimensions=2, spread=0.8):

@@ -53,7 +53,7 @@ class Built(NamedTuple):
     notes: tuple[str, ...]
     """What a user should know of these data, one sentence each."""
     lasting_notes: tuple[str, ...]
-    """Those of them that other labels would leave as they are."""
+    """Those of them that other labels and ids would leave as they are."""
     columns: tuple[ColumnRow, ...]
     files: Sequence[Path]
     """Those that were read, in the order by which the splits' tables number them."""
@@ -72,11 +72,7 @@ def build(
     reader = BlockReader(every, layout, source.bad_values, source.codes_for_missing)
     encoder = _make_encoder(reader, source, known)
     subjects = read_subject_splits(data.subject_splits) if data.subject_splits else None
-    # The splits that the files lack, and the share of the training sequences (or the pool) that each gets by a hash of the id.
-    shares: dict[str, float] = {}
-    if subjects is None and (preprocessing is None or not preprocessing.pools_are_whole):
-        fractions = {"valid": source.validation_fraction, "test": source.test_fraction}
-        shares = {split: share for split, share in fractions.items() if share and split not in data.by_split}
+    shares = hashed_shares(data, source, preprocessing)
     with ExitStack() as stack:
         splits: dict[str, SplitFiles] = {}
         for group, paths in usable.by_split.items():
@@ -122,7 +118,7 @@ def build(
     notes += [f"{counted(count, noun)} {what}" for (noun, what), count in reader.repairs.items()]
     if isinstance(encoder, VectorEncoder):
         notes += _note_on_times(encoder, layout)
-    notes += [*repeated_ids, *finished.notes]
+    notes += finished.notes
     entries = {
         split: {
             "arrays": files.entries,
@@ -132,51 +128,59 @@ def build(
         for split, files in splits.items()
     }
     description = DataDescription(kind=layout.kind, classes=classes, **finished.description)
-    every_note = (*usable.notes, *notes, *label_notes)
+    every_note = (*usable.notes, *notes, *repeated_ids, *label_notes)
     return Built(layout, description, entries, every_note, tuple(notes), usable.columns, reader.files, usable.bad_files)
 
 
 def relabel(twin: Path, meta: Mapping[str, Any], usable: UsableFiles, source: SourceSettings, directory: Path) -> Built:
-    """Write the files of a cache that differs from another, `twin`, in nothing but labels: no sequence is read again."""
-    layout = usable.layout
-    paths = [Path(meta["files"][number]["path"]) for number in meta["sources"]]
+    """Write the files of a cache that differs from another, `twin`, in nothing but labels and ids: no sequence is read again."""
+    layout, paths = usable.layout, [path for group in usable.by_split.values() for path in group]
+    has_other_ids = layout.id != meta["roles"]["id"]
+    columns: dict[str, pa.ChunkedArray] = {}
+    if has_other_ids or layout.label is not None:
+        read = BlockReader(paths, replace(layout, sequence=None, features=(), id=layout.id if has_other_ids else None))
+        blocks = [block.columns for group in usable.by_split.values() for block in read(group)]
+        columns = {name: pa.chunked_array([block[name] for block in blocks]) for name in blocks[0].schema.names}
+    first_rows = np.cumsum([0, *(usable.rows[path] for path in paths)])
     with ExitStack() as stack:
         splits: dict[str, SplitFiles] = {}
         for split, entry in meta["splits"].items():
             files = splits[split] = SplitFiles(directory / split, paths)
             stack.callback(files.release)
-            files.adopt(twin / split, entry)
+            files.adopt(twin / split, entry, with_table=not has_other_ids)
+            files_N, rows_N = (files.table[name].to_numpy() for name in ("file", "row"))
+            chosen = {name: column.take(pa.array(first_rows[files_N] + rows_N)) for name, column in columns.items()}
+            if has_other_ids:
+                files.write_table(files.table.set_column(0, "id", chosen["id"]))
             if layout.label is not None:
-                files.table = _with_labels(files.table, paths, layout)
+
+                def place(row: int, files: SplitFiles = files) -> str:
+                    return f"{files.place_of(row)}: column {layout.label!r}"
+
+                texts = label_names(chosen["label"].to_numpy(), place, layout.label_names)
+                without = files.table.drop_columns([name for name in files.table.column_names if name == "label"])
+                files.table = without.append_column("label", pa.chunked_array([pa.array(texts, pa.large_string())]))
+        repeated_ids = _check_ids(splits, layout, may_leak=len(usable.by_split) > 1)
         classes, label_notes = finish_labels(splits, layout, source)
         entries = {
             split: meta["splits"][split] | {"arrays": files.entries, "table": files.table_entry}
             for split, files in splits.items()
         }
     description = DataDescription(**meta["description"] | {"classes": classes})
-    every_note = (*usable.notes, *meta["lasting_notes"], *label_notes)
     lasting = tuple(meta["lasting_notes"])
+    every_note = (*usable.notes, *lasting, *repeated_ids, *label_notes)
     return Built(layout, description, entries, every_note, lasting, usable.columns, paths, usable.bad_files)
 
 
-def _with_labels(table: pa.Table, paths: Sequence[Path], layout: Layout) -> pa.Table:
-    """Return the table of sequences, one a row, with the labels that stand in their files."""
-    files_N, rows_N = (table[name].to_numpy() for name in ("file", "row"))
-    labels_N = np.full(len(table), None, object)
-    alone = replace(layout, sequence=None, id=None, features=())
-    for number in np.unique(files_N).tolist():
-        mine = np.flatnonzero(files_N == number)
-        blocks = [block.columns["label"] for block in BlockReader(paths, alone)([paths[number]])]
-        column = pa.chunked_array(blocks).take(pa.array(rows_N[mine])).to_numpy(zero_copy_only=False)
-
-        def place(row: int, path: Path = paths[number], mine: np.ndarray = mine) -> str:
-            return f"{path}: row {rows_N[mine[row]]}: column {layout.label!r}"
-
-        labels_N[mine] = label_names(column, place, layout.label_names)
-    labels = pa.chunked_array([pa.array(labels_N, pa.large_string())])
-    return table.drop_columns([name for name in ("label",) if name in table.column_names]).append_column(
-        "label", labels
-    )
+def hashed_shares(
+    data: DataFiles, source: SourceSettings, preprocessing: FittedPreprocessing | None
+) -> dict[str, float]:
+    """Return the splits that the files lack, and the share of the training sequences (or the pool) that each gets by a hash of the
+    id."""
+    if data.subject_splits or (preprocessing is not None and preprocessing.pools_are_whole):
+        return {}
+    fractions = {"valid": source.validation_fraction, "test": source.test_fraction}
+    return {split: share for split, share in fractions.items() if share and split not in data.by_split}
 
 
 def _note_on_times(encoder: VectorEncoder, layout: Layout) -> list[str]:

@@ -125,7 +125,7 @@ class Layout:
 
     @property
     def columns(self) -> list[str]:
-        """Every column that is read, once."""
+        """Return every column that is read, once."""
         return list(dict.fromkeys(self.roles.values()))
 
     def role_of(self, column: str) -> str:
@@ -288,7 +288,7 @@ class _Candidates:
 
     @property
     def is_table(self) -> bool:
-        """Whether rows are steps of sequences, by their columns or by the flags that were given."""
+        """Return whether rows are steps of sequences, by their columns or by the flags that were given."""
         if self.source.id_column == NO_ID:
             return self.time is not None and bool(self.features) and not self.unique_texts()
         if self.time is None and self.text_times and self.features:
@@ -328,7 +328,7 @@ class _Candidates:
         )
 
     def _is_table(self) -> bool:
-        """Whether there is a time beside numbers, and nothing that would be a sequence in itself."""
+        """Return whether there is a time beside numbers, and nothing that would be a sequence in itself."""
         has_lists = any(is_list(kind) for kind in self.types.values())
         is_of_rows = self.source.sequence_column is not None or self.source.tokenizer is not None
         return self.time is not None and bool(self.features) and not has_lists and not is_of_rows
@@ -373,7 +373,7 @@ class _Candidates:
 
 
 class _Seen(NamedTuple):
-    """What the first values of a column show."""
+    """The properties that the first values of a column show."""
 
     rows: int
     distinct: int

@@ -98,7 +98,7 @@ def compiled_graphs() -> int:
 
 
 class Answers:
-    """What compiling a layer brought on this machine before, in a file that several programs may use.
+    """The gains of compiling a layer on this machine before, in a file that several programs may use.
 
     It is trusted with speed alone: what cannot be read counts as not measured, and what cannot be written is measured again.
     """

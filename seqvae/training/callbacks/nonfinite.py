@@ -175,7 +175,7 @@ class SkippedSteps(Callback):
 
 
 class Recovery(NamedTuple):
-    """How a run goes on after it came to NaN or infinity."""
+    """The way a run goes on after it came to NaN or infinity."""
 
     requested_lr: float
     lr: float

@@ -22,6 +22,7 @@ from seqvae.data.batch import Batch, EventBatch, Record, TokenBatch, VectorBatch
 from seqvae.data.description import DataDescription
 from seqvae.errors import harmless
 from seqvae.files import DISK_FULL, Patience, replace_file
+from seqvae.models.noise import Noise
 from seqvae.models.sampling import reconstruct, sample_prior
 from seqvae.models.vae import SequenceVAE
 from seqvae.reports.previews import PreviewRow, Track, preview_page, write_preview_figure
@@ -44,7 +45,7 @@ TITLES = {
 
 
 class Shown(NamedTuple):
-    """What a preview consists of, as plain data."""
+    """The contents of a preview, as plain data."""
 
     originals: list[Record]
     reconstructions: list[Record]
@@ -133,11 +134,11 @@ def draw_preview(network: SequenceVAE, batch: Batch, description: DataDescriptio
     """
     device = network.begin_W.device
     batch = move_data_to_device(batch, device)
-    generator = torch.Generator(device).manual_seed(seed)
+    noise = Noise(seed, torch.arange(len(batch.lengths_B), device=device))
     is_text = isinstance(batch, TokenBatch)
     lengths_B = torch.full_like(batch.lengths_B, MOST_STEPS) if is_text else batch.lengths_B
-    samples = sample_prior(network, lengths_B, generator=generator)
-    reconstructions = reconstruct(network, batch, generator=generator, values_only=True)
+    samples = sample_prior(network, lengths_B, noise=noise)
+    reconstructions = reconstruct(network, batch, noise=noise, values_only=True)
     return Shown(*(to_records(one, description) for one in (batch, reconstructions, samples)))
 
 

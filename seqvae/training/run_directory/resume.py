@@ -73,7 +73,7 @@ _log = logging.getLogger(__name__)
 
 
 class Start(NamedTuple):
-    """Where a run begins."""
+    """The beginning of a run."""
 
     directory: Path
     checkpoint: Path | None
