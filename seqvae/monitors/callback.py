@@ -219,8 +219,14 @@ class PosteriorMetricsMonitor(Callback):
         if self._probes and not probes_now and self._detector.wants_decoder_use(reading):
             use = self._decoder.probe(trainer, pl_module, batch, step_outputs)
             reading = with_decoder_use(reading, use, gather)  # sync: a second one, where there is a suspicion
+        closely = self._probes and self._detector.wants_closer_look(reading)
+        if closely:
+            use = self._decoder.probe(trainer, pl_module, batch, step_outputs, closely=True)
+            reading = with_decoder_use(
+                reading, use, gather
+            )  # sync: and a third, where the few sequences do not decide it
         before, was_certain = self.verdict.name, self._detector.is_certain()
-        verdict = self._detector.judge(reading)
+        verdict = self._detector.judge(reading, looked_closely=closely)
         self.reading = reading
         if self._publisher is not None:
             self._publisher.reading(reading, verdict)

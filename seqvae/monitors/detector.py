@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from seqvae.monitors.reading import Reading
 from seqvae.monitors.rules import (
+    CLOSE_READINGS,
     FEWEST,
     LONG,
     OF_SEQUENCES,
@@ -259,6 +260,8 @@ class Detector:
         """What the last reading looked like by itself."""
         self._unprobed = 0
         """Readings since the decoder was last probed."""
+        self._not_looked_closely = CLOSE_READINGS
+        """Readings since that was done on many sequences."""
 
     def wants_decoder_use(self, reading: Reading) -> bool:
         """Whether the decoder should be probed before this reading is judged: because the verdict is about to change, because
@@ -273,6 +276,14 @@ class Detector:
         if memory.finding.name == "cannot_tell":
             return self._unprobed + 1 >= UNDECIDED_READINGS
         return self._is_enough(memory, reading.step) or self._unprobed + 1 >= UNPROBED_READINGS
+
+    def wants_closer_look(self, reading: Reading) -> bool:
+        """Whether decoder use, which was read on a few sequences, should be read on many: because it decides nothing, and has not
+        been read on many lately."""
+        if not self.can_probe or reading.decoder_use is None or self._not_looked_closely + 1 < CLOSE_READINGS:
+            return False
+        finding = self._with(reading).finding
+        return finding.decoder_matters and finding.is_use_open
 
     def wants_escape_threshold(self, reading: Reading) -> bool:
         """Whether the escape threshold should be read before this reading is judged: because its latent is silent, not known to be
@@ -291,12 +302,13 @@ class Detector:
             apart *= 2
         return not memory.escapes or reading.step - memory.escapes[-1].step >= apart
 
-    def judge(self, reading: Reading) -> Verdict:
-        """Take in a reading; return the verdict now in force."""
+    def judge(self, reading: Reading, *, looked_closely: bool = False) -> Verdict:
+        """Take in a reading; return the verdict now in force. `looked_closely`: its decoder use was read on all there is."""
         step = reading.step
         memory = self._with(reading)
         finding = memory.finding
         self._unprobed = 0 if reading.decoder_use is not None else self._unprobed + 1
+        self._not_looked_closely = 0 if looked_closely else self._not_looked_closely + 1
         self.points, self._pending, self._last_found = memory.points, memory.pending, finding.name
         self._early_until, self._unbinding_until = memory.early_until, memory.unbinding_until
         self._faint_since, self._slept_through = memory.faint_since, memory.slept_through
@@ -500,7 +512,8 @@ class Detector:
         is_there = point.information >= memory.thresholds.clear_information and memory.faint_since is None
         is_silence = self.verdict.name in ("collapsed", "asleep")
         if self.verdict.name == "decoder_ignores_z":
-            return is_there and VERDICTS[name].is_unharmed and point.use is not None
+            is_used = point.use is not None and not memory.finding.is_use_open
+            return is_there and is_used and VERDICTS[name].is_unharmed
         return is_silence and is_there and name != "decoder_ignores_z"
 
     def _trained(self, memory: "Memory", step: int) -> int:
@@ -574,6 +587,7 @@ class Detector:
             "is_confirmed": self._is_confirmed,
             "last_found": self._last_found,
             "unheard": self._unprobed,
+            "not_looked_closely": self._not_looked_closely,
             "has_been_healthy": self._has_been_healthy,
         }
 
@@ -592,4 +606,5 @@ class Detector:
         self._is_confirmed = state.get("is_confirmed", False)
         self._last_found = state.get("last_found", self.verdict.name)
         self._unprobed = state["unheard"]
+        self._not_looked_closely = state.get("not_looked_closely", CLOSE_READINGS)
         self._has_been_healthy = state["has_been_healthy"]

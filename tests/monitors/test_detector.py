@@ -415,11 +415,47 @@ def test_all_other_verdicts_come_without_probes(curve, expected):
 
 @pytest.mark.parametrize(
     ("use", "use_error", "expected"),
-    [(0.3, 0.05, "healthy"), (0.15, 0.05, "decoder_ignores_z"), (0.4, 5.0, "decoder_ignores_z"), (9.0, 5.0, "healthy")],
+    [(0.3, 0.05, "healthy"), (0.15, 0.05, "decoder_ignores_z"), (0.44, 0.18, "healthy"), (9.0, 5.0, "healthy")],
 )
 def test_clear_information_is_enough_unless_the_decoder_is_found_not_to_use_it(use, use_error, expected):
+    """A use that may be half a nat, by two errors, is not found to be none."""
     watched = watch(lambda step: reading(step, rate=3.0, information=2.0, use=use, use_error=use_error))
     assert watched.last.name == expected
+
+
+@pytest.mark.parametrize(
+    ("use", "use_error", "wins", "sequences", "expected"),
+    [
+        (1.3, 1.6, 0.51, 128, "decoder_ignores_z"),
+        (1.3, 1.6, 0.51, 32, "healthy"),
+        (1.3, 1.6, 0.8, 128, "healthy"),
+        (3.0, 1.6, 0.8, 128, "healthy"),
+        (0.1, 0.05, 0.8, 128, "decoder_ignores_z"),
+    ],
+)
+def test_where_a_few_sequences_make_the_error_large_the_ranks_of_many_decide(use, use_error, wins, sequences, expected):
+    watched = watch(
+        lambda step: reading(step, rate=3.0, information=2.0, use=use, use_error=use_error)._replace(
+            decoder_use_wins=wins, decoder_use_sequences=sequences
+        )
+    )
+    assert watched.last.name == expected
+    assert watched.last.evidence.startswith("the latent carries something and") == (use > 1 and wins == 0.8)
+
+
+def test_a_close_look_outweighs_quick_ones_that_decide_nothing_for_a_while():
+    """And a closer one is asked for only while it is open, and not at each reading."""
+    detector, looks, names = Detector(schedule=ALWAYS), [], []
+    for step in range(10, 1000, 10):
+        quick = reading(step, rate=3.0, information=2.0, use=0.04, use_error=0.3)._replace(decoder_use_sequences=32)
+        closely = detector.wants_closer_look(quick)
+        if closely:
+            looks.append(step)
+            quick = quick._replace(decoder_use_error=0.1, decoder_use_sequences=128)
+        names.append(detector.judge(quick, looked_closely=closely).name)
+    assert set(names) == {"cannot_tell", "decoder_ignores_z"}
+    assert len(looks) <= 99 / 4
+    assert names[-1] == "decoder_ignores_z"
 
 
 def test_evidence_claims_no_use_of_a_latent_that_was_not_probed():

@@ -143,9 +143,9 @@ def test_a_run_stopped_where_a_validation_is_due_or_not_goes_on_exactly(step, tm
     unbroken = train(tmp_path / "unbroken")
     judge = Detector.judge
 
-    def harsh(self: Detector, reading: Any) -> Verdict:
+    def harsh(self: Detector, reading: Any, **options: Any) -> Verdict:
         if reading.step != step:
-            return judge(self, reading)
+            return judge(self, reading, **options)
         self.verdict = Verdict("collapsed", step - 1000, "as the test wants it, and long since")
         return self.verdict
 
