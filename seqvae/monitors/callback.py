@@ -7,11 +7,13 @@ the same with and without it, unless the monitor is to stop a run that has colla
 """
 
 import math
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import Timer
 from torch import Tensor
 
 from seqvae.monitors.contract import ReadOutputs, check_step_outputs, step_outputs_of
@@ -27,6 +29,8 @@ DRAWING_SECONDS, HURRIED_SECONDS = 30.0, 10.0
 """How long a run's end waits for figures; the second where a signal ended it, and will not be sent twice."""
 FEWEST_READINGS = 50
 """Readings of a run whose length is known: a short one is read more often than `update_frequency` says."""
+FIRST_OF_TIMED = 20
+"""The step at which a run that ends by the clock is first read: its pace says then how long it will be."""
 COLLAPSED_EXIT_CODE = 7
 CHECKPOINT = "collapsed.ckpt"
 
@@ -57,6 +61,14 @@ class KnowsFlags(Protocol):
 
     def takes_flags(self) -> bool:
         """Return whether all flags of the training commands have an effect on it."""
+
+
+@runtime_checkable
+class LimitsTime(Protocol):
+    """A callback that ends runs by the clock."""
+
+    def seconds_left(self) -> float:
+        """Return how long the run may still take."""
 
 
 @runtime_checkable
@@ -173,6 +185,9 @@ class PosteriorMetricsMonitor(Callback):
         self._directory = Path(self.log_dir or trainer.default_root_dir)
         self._last_step = planned_steps(trainer)
         self._every_n_steps = steps_between_readings(self.update_frequency, self._last_step)
+        self._pace_from = time.monotonic(), trainer.global_step
+        if seconds_left(trainer) is not None:  # how many steps that is, is known once there is a pace
+            self._every_n_steps = min(self._every_n_steps, FIRST_OF_TIMED)
         self._step_read = self._step_drawn = trainer.global_step  # a checkpoint is saved after the reading of its step
         self._probes = self.probe_decoder and isinstance(pl_module, Probeable)
         schedule = KLSchedule(self._last_step)
@@ -209,6 +224,7 @@ class PosteriorMetricsMonitor(Callback):
         if not is_due(step, self._step_read, self._every_n_steps, self._last_step):
             return
         self._step_read = step
+        self._expect_length(trainer, step)
         gather, nth = partial(gathered, trainer=trainer), self.probe_every_n_readings
         probes_now = self._probes and (
             (nth is not None and (step // self._every_n_steps % nth == 0 or step == self._last_step))
@@ -286,6 +302,17 @@ class PosteriorMetricsMonitor(Callback):
 
     # --- Parts ------------------------------------------------------------------------------------------------------
 
+    def _expect_length(self, trainer: Trainer, step: int) -> None:
+        """Plan readings and patience for the steps that a run will reach which ends by the clock; all processes for the same."""
+        left, (since, first_step) = seconds_left(trainer), self._pace_from
+        if left is None or step <= first_step:
+            return
+        pace = (time.monotonic() - since) / (step - first_step)
+        reached = step + max(0, round(left / max(pace, 1e-9)))
+        reached = trainer.strategy.broadcast(min(reached, self._last_step or reached))
+        self._every_n_steps = steps_between_readings(self.update_frequency, reached)
+        self._detector.expect(reached)
+
     def _stop(self, trainer: Trainer) -> None:
         """Save and end the run. All processes come here at the same step, since all have the same readings."""
         savers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, SavesLast)]
@@ -332,6 +359,14 @@ def planned_steps(trainer: Trainer) -> int | None:
     if epochs > 0 and math.isfinite(batches):
         known.append(epochs * math.ceil(batches / trainer.accumulate_grad_batches))
     return min(known, default=None)
+
+
+def seconds_left(trainer: Trainer) -> float | None:
+    """Return how long a run may still take that ends by the clock; None: none does."""
+    callbacks = vars(trainer)["callbacks"]  # set by Lightning, and declared nowhere
+    left = [callback.seconds_left() for callback in callbacks if isinstance(callback, LimitsTime)]
+    timers = [callback.time_remaining() for callback in callbacks if isinstance(callback, Timer)]
+    return min([*left, *(seconds for seconds in timers if seconds is not None)], default=None)
 
 
 def steps_between_readings(update_frequency: int, last_step: int | None) -> int:

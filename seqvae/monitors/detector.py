@@ -263,6 +263,10 @@ class Detector:
         self._not_looked_closely = CLOSE_READINGS
         """Readings since that was done on many sequences."""
 
+    def expect(self, total_steps: int) -> None:
+        """Judge by another length of the run from now on: that which it will probably reach."""
+        self.schedule = self.schedule._replace(total_steps=total_steps)
+
     def wants_decoder_use(self, reading: Reading) -> bool:
         """Whether the decoder should be probed before this reading is judged: because the verdict is about to change, because
         there is none, or because the last probe is too old."""
