@@ -23,7 +23,7 @@ from seqvae.monitors.publish import Publisher
 from seqvae.monitors.reading import Reading
 from seqvae.monitors.rules import Thresholds
 from seqvae.monitors.window import PosteriorWindow, take_reading, with_decoder_use
-from seqvae.verdicts import Verdict
+from seqvae.verdicts import Circumstances, Verdict
 
 DRAWING_SECONDS, HURRIED_SECONDS = 30.0, 10.0
 """How long a run's end waits for figures; the second where a signal ended it, and will not be sent twice."""
@@ -61,6 +61,14 @@ class KnowsFlags(Protocol):
 
     def takes_flags(self) -> bool:
         """Return whether all flags of the training commands have an effect on it."""
+
+
+@runtime_checkable
+class KnowsCircumstances(Protocol):
+    """A module that knows what holds its rate up; evidence and advice then name that alone."""
+
+    def circumstances(self) -> Circumstances | None:
+        """Return what is in force; None: that is not known."""
 
 
 @runtime_checkable
@@ -201,6 +209,7 @@ class PosteriorMetricsMonitor(Callback):
             schedule,
             can_probe=self._probes,
             advises_flags=isinstance(pl_module, KnowsFlags) and pl_module.takes_flags(),
+            circumstances=pl_module.circumstances() if isinstance(pl_module, KnowsCircumstances) else None,
         )
         if self._loaded is not None:
             self._detector.load_state_dict(self._loaded)

@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
-from seqvae.monitors.reading import Reading
+from seqvae.monitors.reading import Reading, Scope
 from seqvae.monitors.rules import (
     CLOSE_READINGS,
     FEWEST,
@@ -29,7 +29,7 @@ from seqvae.monitors.rules import (
     is_faint,
     point_of,
 )
-from seqvae.verdicts import LEAST_TRAINED, VERDICTS, Verdict, advice_on, readable
+from seqvae.verdicts import LEAST_TRAINED, VERDICTS, Circumstances, Verdict, advice_on, readable, why_paid
 
 # --- The KL weight ------------------------------------------------------------------------------------------------------
 
@@ -217,10 +217,12 @@ class Detector:
         can_probe: bool = True,
         can_read_threshold: bool = False,
         advises_flags: bool = False,
+        circumstances: Circumstances | None = None,
     ) -> None:
         """`window_size` is in readings. `can_probe`: decoder use can be read; without, `decoder_ignores_z` is not offered.
         `can_read_threshold`: the escape threshold can; `collapsed` is then not said before it was read twice.
-        `advises_flags`: advice names the flags of the training commands; else it is in words.
+        `advises_flags`: advice names the flags of the training commands; else it is in words. `circumstances`: what is in force,
+        where that is known.
         """
         self.thresholds = thresholds
         """None: the defaults, those for sequences or those for steps."""
@@ -229,6 +231,7 @@ class Detector:
         self.can_probe = can_probe
         self.can_read_threshold = can_read_threshold
         self.advises_flags = advises_flags
+        self.circumstances = circumstances
         self.verdict = Verdict("cannot_tell", 0, "there is no reading yet")
         self.points: list[Point] = []
         """What is remembered of the last readings, oldest first."""
@@ -242,6 +245,7 @@ class Detector:
         """The step of the last reading that agreed with the verdict; partly collapsed agrees with healthy."""
         self._unupheld = 0
         """Readings since."""
+        self._scope: Scope = "sequence"
         self._early_until = 0
         """The last step whose KL weight was not full."""
         self._unbinding_until = 0
@@ -310,7 +314,7 @@ class Detector:
         """Take in a reading; return the verdict now in force. `looked_closely`: its decoder use was read on all there is."""
         step = reading.step
         memory = self._with(reading)
-        finding = memory.finding
+        finding, self._scope = memory.finding, reading.scope
         self._unprobed = 0 if reading.decoder_use is not None else self._unprobed + 1
         self._not_looked_closely = 0 if looked_closely else self._not_looked_closely + 1
         self.points, self._pending, self._last_found = memory.points, memory.pending, finding.name
@@ -383,15 +387,24 @@ class Detector:
 
     def _pronounce(self, finding: Finding, since_step: int) -> None:
         self._has_been_healthy |= VERDICTS[finding.name].is_unharmed
+        numbers = finding.numbers
         advice = advice_on(
             finding.name,
             active=self.points[-1].active if self.points else 0,
+            dimensions=self.points[-1].dimensions if self.points else 0,
+            scope=self._scope,
             kl_weight=self.points[-1].weight if self.points else None,
+            threshold=numbers.get("escape_threshold"),
+            ideal_threshold=numbers.get("ideal_escape_threshold"),
             is_steered=self.schedule.is_steered,
             is_cyclical=self._is_cyclical,
             has_been_healthy=self._has_been_healthy,
+            circumstances=self.circumstances,
             as_flags=self.advises_flags,
         )
+        if finding.name == "decoder_ignores_z":
+            reason = why_paid(self.circumstances)
+            finding = finding._replace(evidence=finding.evidence.replace(VERDICTS[finding.name].reason, reason, 1))
         self.verdict = Verdict(
             finding.name, since_step, finding.evidence, advice, finding.numbers, finding.dead_by_step
         )
