@@ -8,6 +8,7 @@ the same with and without it, unless the monitor is to stop a run that has colla
 
 import math
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -16,7 +17,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Timer
 from torch import Tensor
 
-from seqvae.monitors.contract import ReadOutputs, check_step_outputs, step_outputs_of
+from seqvae.monitors.contract import ReadOutputs, check_step_outputs, describe_loss, seen_from_prior, step_outputs_of
 from seqvae.monitors.decoder_use import DecoderProbe, Probeable
 from seqvae.monitors.detector import FEWEST_IN_WINDOW, Detector, KLSchedule
 from seqvae.monitors.publish import Publisher
@@ -31,6 +32,8 @@ FEWEST_READINGS = 50
 """Readings of a run whose length is known: a short one is read more often than `update_frequency` says."""
 FIRST_OF_TIMED = 20
 """The step at which a run that ends by the clock is first read: its pace says then how long it will be."""
+DOUBTED_READINGS = 3
+"""The first readings, at which a module's loss is compared with what it hands over."""
 COLLAPSED_EXIT_CODE = 7
 CHECKPOINT = "collapsed.ckpt"
 
@@ -226,14 +229,22 @@ class PosteriorMetricsMonitor(Callback):
         if not outputs and (pl_module.automatic_optimization or self._window.rows() is not None):
             return  # training_step left this batch out
         step_outputs = check_step_outputs(pl_module, self.read_outputs(pl_module, outputs, batch))
-        self._window.push(
-            step_outputs.posterior_mean, step_outputs.posterior_logvar, step_outputs.posterior_mask, step_outputs.nll
-        )
+        self._window.push(*seen_from_prior(step_outputs), step_outputs.posterior_mask, step_outputs.nll)
         step = trainer.global_step
         if not is_due(step, self._step_read, self._every_n_steps, self._last_step):
             return
         self._step_read = step
         self._expect_length(trainer, step)
+        if (
+            len(self._detector.points) < DOUBTED_READINGS
+            and self._publisher is not None
+            and isinstance(outputs, Mapping)
+        ):
+            loss = outputs.get("loss")
+            if (
+                isinstance(loss, Tensor) and (doubt := describe_loss(loss, step_outputs)) is not None
+            ):  # sync: a few a run
+                self._publisher.doubt(f"{type(pl_module).__name__}: {doubt}", step)
         gather, nth = partial(gathered, trainer=trainer), self.probe_every_n_readings
         probes_now = self._probes and (
             (nth is not None and (step // self._every_n_steps % nth == 0 or step == self._last_step))
