@@ -4,6 +4,7 @@ A verdict is added by an entry in `VERDICTS` and a rule in `seqvae/monitors/rule
 remedies from the entry, the report its sentence, and pages and figures choose their colours by its tone.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -67,19 +68,39 @@ class VerdictKind:
 
 # --- Remedies -----------------------------------------------------------------------------------------------------------
 
+FLOOR_NATS = {"sequence": 1.5, "step": 0.15}
+"""A floor under the rate of a whole latent, by its scope: 1.5 nats healed 4 of 4 collapsed runs. That of a step is a tenth, as its
+other limits are, and was not measured."""
+LIGHT_BETA = 0.2
+"""The KL weight that healed 5 of 5 collapsed runs, where no escape threshold says what it takes."""
+LEAST_RATE = 0.3
+"""Nats that a latent should carry at least: of one direction with threshold t they take a weight of t * exp(-2 * LEAST_RATE)."""
+
+RESCUE = Remedy("--on_collapse rescue", "", "heals the run while it goes on, and says what that costs")
+WAIT = Remedy("waiting", "waiting", "it can come to life by itself")
 FREE_BITS = Remedy(
-    "--free_bits 0.25",
-    "free bits, 0.25 nats in each dimension",
-    "the first nats of each dimension are free",
+    "--free_bits {floor:.2g}",
+    "free bits, {floor:.2g} nats in each dimension",
+    "a floor of {floor_in_all:.2g} nats in all, which healed 4 of 4 collapsed runs, for 0.1 to 0.5 nats of the ELBO",
 )
-CYCLICAL = Remedy("--kl_schedule cyclical", "a cyclical KL weight", "the KL weight starts from 0 again and again")
 WORD_DROPOUT = Remedy(
     "--word_dropout 0.3",
     "less for the decoder to go by beside z, where it gets more than z",
     "what the decoder cannot look up it has to learn from the latent",
 )
+LIGHTER_WEIGHT = Remedy("--beta {beta:.2g}", "a KL weight of {beta:.2g}", "{why_beta}")
+WARM_UP = Remedy(
+    "--kl_schedule linear",
+    "a KL weight that rises slowly from 0",
+    "an encoder of other features could live under this weight: let it find them first",
+)
+NO_LABELS = Remedy(
+    "--label_weight 0", "no loss on labels", "the labels keep the latent going, and the decoder does without it"
+)
 TARGET_KL = Remedy(
-    "--target_kl 5", "a KL weight that is steered towards a KL of 5 nats", "a controller holds the KL there"
+    "--target_kl 5",
+    "a KL weight that is steered towards a KL of 5 nats",
+    "a controller holds the KL there; healed 5 of 5 collapsed runs, for 2 to 4 nats of the ELBO",
 )
 LOWER_TARGET_KL = Remedy(
     "a lower --target_kl", "a lower KL to steer towards", "the controller gives the KL more weight"
@@ -88,8 +109,16 @@ WEAKER_DECODER = Remedy(
     "a weaker decoder (--depth 1, a smaller --width, or --decoder parallel)",
     "a weaker decoder (fewer layers, or narrower ones)",
 )
-FULL_WEIGHT = Remedy("--beta 1", "a KL weight of 1", "the full weight of the KL")
-NO_MORE_THAN_FULL_WEIGHT = Remedy("--beta 1", "a KL weight of 1", "the KL weighs {kl_weight:.3g} now")
+FULL_WEIGHT = Remedy(
+    "--beta 1",
+    "a larger KL weight, up to 1 where the NLL is summed over all of a sequence as the KL is, and less where it is a mean",
+    "the full weight of the KL",
+)
+NO_MORE_THAN_FULL_WEIGHT = Remedy(
+    "--beta 1",
+    "a smaller KL weight; 1 is full where the NLL is summed over all of a sequence as the KL is",
+    "the KL weighs {kl_weight:.3g} now",
+)
 RISING = Remedy("--kl_schedule linear", "a KL weight that rises once", "a weight that rises and stays")
 ACTIVE_DIMENSIONS = Remedy(
     "--latent_size {active}", "a latent of {active} dimensions", "the number of dimensions that carry something"
@@ -104,32 +133,94 @@ HEAVY = 1.05
 """A KL that weighs more than in the evidence lower bound is the first suspect."""
 
 
+class Circumstances(NamedTuple):
+    """What in a run holds a rate up, or lets a decoder do without the latent."""
+
+    free_bits: float = 0.0
+    """Nats in each dimension that cost nothing."""
+    has_normalised_means: bool = False
+    has_label_loss: bool = False
+    """A loss on labels is computed from the latent."""
+    sees_inputs: bool = True
+    """The decoder gets earlier steps beside the latent."""
+    offers_rescue: bool = False
+    """--on_collapse rescue would have an effect, and is not in force."""
+
+
+def why_paid(circumstances: Circumstances | None) -> str:
+    """Return what holds a rate up that the decoder does not use; None: it is not known what is in force.
+
+    >>> why_paid(Circumstances(free_bits=0.25, has_label_loss=True))
+    'the rate is paid and not used: free bits of 0.25 nats in each dimension and the loss on labels hold it up, and hide a collapse'
+    """
+    if circumstances is None:
+        return VERDICTS["decoder_ignores_z"].reason
+    holders = [
+        *([f"free bits of {circumstances.free_bits:.2g} nats in each dimension"] if circumstances.free_bits else []),
+        *(["normalised means"] if circumstances.has_normalised_means else []),
+        *(["the loss on labels"] if circumstances.has_label_loss else []),
+    ]
+    if not holders:
+        return "the rate is paid and not used: the decoder has not come to listen to the latent"
+    holds = (
+        "hold it up, and hide" if len(holders) > 1 or holders[0] != "the loss on labels" else "holds it up, and hides"
+    )
+    return f"the rate is paid and not used: {' and '.join(holders)} {holds} a collapse"
+
+
 def advice_on(
     name: str,
     *,
     active: int,
+    dimensions: int = 16,
+    scope: str = "sequence",
     kl_weight: float | None = None,
+    threshold: float | None = None,
+    ideal_threshold: float | None = None,
     is_steered: bool = False,
     is_cyclical: bool = False,
     has_been_healthy: bool = False,
+    circumstances: Circumstances | None = None,
     as_flags: bool = True,
 ) -> tuple[str, ...]:
     """Return what to try, the most promising first, without what is in force already or would change nothing.
 
-    `active`: dimensions that carry something. `kl_weight`: the last one that is known. `is_steered`: --target_kl is in force, and
-    --kl_schedule and --beta have no effect. `is_cyclical`: the KL weight falls again. `as_flags`: what to type; else what to do.
+    `active`: dimensions that carry something, of `dimensions`. `kl_weight`: the last one that is known, `threshold` and
+    `ideal_threshold` the escape thresholds. `is_steered`: --target_kl is in force, and --kl_schedule and --beta have no effect.
+    `is_cyclical`: the KL weight falls again. `circumstances`: None where they are not known. `as_flags`: what to type; else what
+    to do.
     """
+    known = circumstances or Circumstances()
+    floor = FLOOR_NATS[scope] / max(dimensions, 1)
+    beta, why_beta = LIGHT_BETA, "healed 5 of 5 collapsed runs, for up to 3 nats of the ELBO"
+    if threshold is not None:
+        beta, why_beta = threshold * math.exp(-2 * LEAST_RATE), f"{LEAST_RATE:g} nats, by the escape threshold"
+    is_above_ideal = ideal_threshold is not None and kl_weight is not None and kl_weight > ideal_threshold
+    is_between = (
+        threshold is not None
+        and ideal_threshold is not None
+        and kl_weight is not None
+        and threshold < kl_weight <= ideal_threshold
+    )
+    is_paid = name == "decoder_ignores_z"
     applies = {
+        RESCUE: known.offers_rescue and as_flags,
+        FREE_BITS: known.free_bits < floor,
         TARGET_KL: not is_steered,
         LOWER_TARGET_KL: is_steered,
-        CYCLICAL: not (is_steered or is_cyclical),
+        LIGHTER_WEIGHT: not is_steered and (kl_weight is None or kl_weight > beta > 0),
+        WARM_UP: is_between and not (is_steered or is_cyclical),
+        WORD_DROPOUT: known.sees_inputs and (is_paid or is_above_ideal),
+        WEAKER_DECODER: is_paid or is_above_ideal,
+        NO_LABELS: known.has_label_loss,
         RISING: is_cyclical and not is_steered,
         FULL_WEIGHT: not is_steered and (kl_weight is None or kl_weight < 1),
         NO_MORE_THAN_FULL_WEIGHT: not is_steered and kl_weight is not None and kl_weight > HEAVY,
         GO_BACK: has_been_healthy,
     }
+    numbers = {"active": max(active, 1), "kl_weight": kl_weight, "floor": floor, "floor_in_all": FLOOR_NATS[scope]}
     remedies = [remedy for remedy in VERDICTS[name].remedies if applies.get(remedy, True)]
-    return tuple(_written(remedy, as_flags).format(active=max(active, 1), kl_weight=kl_weight) for remedy in remedies)
+    return tuple(_written(remedy, as_flags).format(**numbers, beta=beta, why_beta=why_beta) for remedy in remedies)
 
 
 def _written(remedy: Remedy, as_flag: bool) -> str:
@@ -137,6 +228,13 @@ def _written(remedy: Remedy, as_flag: bool) -> str:
     name = remedy.flag if as_flag else remedy.words
     return f"{name} ({remedy.effect})" if remedy.effect else name
 
+
+HEALING = (
+    *(RESCUE, NO_MORE_THAN_FULL_WEIGHT, FREE_BITS, TARGET_KL, LIGHTER_WEIGHT),
+    *(WARM_UP, WORD_DROPOUT, WEAKER_DECODER, GO_BACK),
+)
+"""What heals a collapse, in the order in which it did. Not among them: a cyclical weight, which healed none of 9 runs, and, but for
+decoders that no encoder can beat, word dropout, which healed one."""
 
 # --- The table, which figures show in this order ------------------------------------------------------------------------
 
@@ -183,7 +281,7 @@ VERDICTS: Mapping[str, VerdictKind] = {
             sentence="The latent is collapsing: what it carries is going",
             reason="the latent is losing what it carries, and a rescue is cheap now",
             patience=Patience(3, 0.03, under_full_weight=LEAST_TRAINED),
-            remedies=(NO_MORE_THAN_FULL_WEIGHT, FREE_BITS, CYCLICAL, WORD_DROPOUT, TARGET_KL, GO_BACK),
+            remedies=HEALING,
             is_alarm=True,
         ),
         VerdictKind(
@@ -192,7 +290,7 @@ VERDICTS: Mapping[str, VerdictKind] = {
             sentence="The latent is silent, but not dead: it can still come to life by itself",
             reason="the latent is silent, and the KL weight is small enough for it to come to life by itself",
             patience=Patience(1),
-            remedies=(),
+            remedies=(WAIT, LIGHTER_WEIGHT),
         ),
         VerdictKind(
             name="collapsed",
@@ -200,7 +298,7 @@ VERDICTS: Mapping[str, VerdictKind] = {
             sentence="The posterior has collapsed: the decoder does without the latent",
             reason="the decoder models the data without the latent",
             patience=Patience(5, 0.03, share_of_past=0.6, steps=80, under_full_weight=LEAST_TRAINED),
-            remedies=(NO_MORE_THAN_FULL_WEIGHT, FREE_BITS, CYCLICAL, WORD_DROPOUT, TARGET_KL, GO_BACK),
+            remedies=HEALING,
             is_alarm=True,
             is_collapse=True,
         ),
@@ -211,7 +309,7 @@ VERDICTS: Mapping[str, VerdictKind] = {
             reason="the rate is paid and not used: something holds it up (free bits, normalised means, a fixed variance) and "
             "hides a collapse",
             patience=Patience(5, 0.06, share_of_past=2.0, steps=80, under_full_weight=LEAST_TRAINED),
-            remedies=(WORD_DROPOUT, CYCLICAL, WEAKER_DECODER, GO_BACK),
+            remedies=(RESCUE, NO_LABELS, LIGHTER_WEIGHT, WORD_DROPOUT, WEAKER_DECODER, GO_BACK),
             is_alarm=True,
             is_collapse=True,
         ),

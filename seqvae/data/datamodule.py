@@ -48,10 +48,12 @@ from seqvae.text import counted
 
 log = logging.getLogger(__name__)
 PROBE_BATCHES = 4
-"""Batches of a sample for monitors, one from each quarter of the sequences by length."""
+"""Batches of a small sample for monitors, one from each quarter of the sequences by length."""
 MOST_OF_PROBE_BATCH, LEAST_OF_PROBE_BATCH = 8, 2
 PROBE_STEPS = 1024
-"""Steps of a sample for monitors, padding included; of long sequences more, where half of them would have to be cut short."""
+"""Steps of the small sample, padding included; of long sequences more, where half of them would have to be cut short."""
+CLOSER_LOOK = 3
+"""Sequences of the second sample for each of the first, for a monitor that looks closely: 32 and 96."""
 PROBE_CANDIDATES = 2048
 """Sequences that such a sample is chosen from: neighbours in length are then alike, and all are looked at in 0.1 s."""
 SCORED_SEQUENCES = 256
@@ -270,7 +272,8 @@ class SequenceDataModule(lightning.LightningDataModule):
         return moved
 
     def probe_batches(self) -> list[Batch]:
-        """Return a small sample of the validation sequences in a few batches of like length, the same in all runs on these data.
+        """Return a small sample of the validation sequences in a few batches of like length, and three times as many in as many
+        batches again, the same in all runs on these data.
 
         It is for monitors that evaluate the model on a few sequences again and again, and let those of a batch exchange their
         latents. So no two are windows of one sequence, or of the same content, unless all are.
@@ -360,7 +363,8 @@ class Sample(NamedTuple):
 
 
 def choose_sample(lengths_N: np.ndarray) -> Sample:
-    """Choose as many sequences from each quarter by length: in each, those that are next to a random one in length.
+    """Choose as many sequences from each quarter by length: in each, those that are next to a random one in length. After these
+    batches come larger ones, from the middle of each quarter.
 
     Sequences come in random order. The same lengths make the same choice. Half of the sequences are whole, or more.
     """
@@ -375,4 +379,9 @@ def choose_sample(lengths_N: np.ndarray) -> Sample:
         batches = [each[first : first + size] for first, each in zip(firsts_Q, quarters, strict=True)]
         if sum(len(batch) * int(steps_N[batch[-1]]) for batch in batches) <= fewest * most_steps:
             break
+    for quarter, batch in zip(quarters, list(batches), strict=True):
+        others = quarter[~np.isin(quarter, batch)]
+        first = max(0, len(others) - CLOSER_LOOK * len(batch)) // 2  # at the ends of a quarter, lengths differ most
+        more = others[first : first + CLOSER_LOOK * len(batch)]
+        batches += [more] if len(more) >= LEAST_OF_PROBE_BATCH else []
     return Sample(most_steps, batches)

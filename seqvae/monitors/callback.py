@@ -7,14 +7,17 @@ the same with and without it, unless the monitor is to stop a run that has colla
 """
 
 import math
+import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import Timer
 from torch import Tensor
 
-from seqvae.monitors.contract import ReadOutputs, check_step_outputs, step_outputs_of
+from seqvae.monitors.contract import ReadOutputs, check_step_outputs, describe_loss, seen_from_prior, step_outputs_of
 from seqvae.monitors.decoder_use import DecoderProbe, Probeable
 from seqvae.monitors.detector import FEWEST_IN_WINDOW, Detector, KLSchedule
 from seqvae.monitors.escape import ThresholdReader, why_unreadable
@@ -22,12 +25,16 @@ from seqvae.monitors.publish import Publisher
 from seqvae.monitors.reading import Reading
 from seqvae.monitors.rules import Thresholds
 from seqvae.monitors.window import PosteriorWindow, take_reading, with_decoder_use, with_escape_threshold
-from seqvae.verdicts import Verdict
+from seqvae.verdicts import Circumstances, Verdict
 
 DRAWING_SECONDS, HURRIED_SECONDS = 30.0, 10.0
 """How long a run's end waits for figures; the second where a signal ended it, and will not be sent twice."""
 FEWEST_READINGS = 50
 """Readings of a run whose length is known: a short one is read more often than `update_frequency` says."""
+FIRST_OF_TIMED = 20
+"""The step at which a run that ends by the clock is first read: its pace says then how long it will be."""
+DOUBTED_READINGS = 3
+"""The first readings, at which a module's loss is compared with what it hands over."""
 COLLAPSED_EXIT_CODE = 7
 CHECKPOINT = "collapsed.ckpt"
 
@@ -58,6 +65,22 @@ class KnowsFlags(Protocol):
 
     def takes_flags(self) -> bool:
         """Return whether all flags of the training commands have an effect on it."""
+
+
+@runtime_checkable
+class KnowsCircumstances(Protocol):
+    """A module that knows what holds its rate up; evidence and advice then name that alone."""
+
+    def circumstances(self) -> Circumstances | None:
+        """Return what is in force; None: that is not known."""
+
+
+@runtime_checkable
+class LimitsTime(Protocol):
+    """A callback that ends runs by the clock."""
+
+    def seconds_left(self) -> float:
+        """Return how long the run may still take."""
 
 
 @runtime_checkable
@@ -175,6 +198,9 @@ class PosteriorMetricsMonitor(Callback):
         self._directory = Path(self.log_dir or trainer.default_root_dir)
         self._last_step = planned_steps(trainer)
         self._every_n_steps = steps_between_readings(self.update_frequency, self._last_step)
+        self._pace_from = time.monotonic(), trainer.global_step
+        if seconds_left(trainer) is not None:  # how many steps that is, is known once there is a pace
+            self._every_n_steps = min(self._every_n_steps, FIRST_OF_TIMED)
         self._step_read = self._step_drawn = trainer.global_step  # a checkpoint is saved after the reading of its step
         self._probes = self.probe_decoder and isinstance(pl_module, Probeable)
         schedule = KLSchedule(self._last_step)
@@ -189,6 +215,7 @@ class PosteriorMetricsMonitor(Callback):
             can_probe=self._probes,
             can_read_threshold=self.probe_decoder and why_unreadable(pl_module) is None,
             advises_flags=isinstance(pl_module, KnowsFlags) and pl_module.takes_flags(),
+            circumstances=pl_module.circumstances() if isinstance(pl_module, KnowsCircumstances) else None,
         )
         if self._loaded is not None:
             self._detector.load_state_dict(self._loaded)
@@ -205,13 +232,22 @@ class PosteriorMetricsMonitor(Callback):
         if not outputs and (pl_module.automatic_optimization or self._window.rows() is not None):
             return  # training_step left this batch out
         step_outputs = check_step_outputs(pl_module, self.read_outputs(pl_module, outputs, batch))
-        self._window.push(
-            step_outputs.posterior_mean, step_outputs.posterior_logvar, step_outputs.posterior_mask, step_outputs.nll
-        )
+        self._window.push(*seen_from_prior(step_outputs), step_outputs.posterior_mask, step_outputs.nll)
         step = trainer.global_step
         if not is_due(step, self._step_read, self._every_n_steps, self._last_step):
             return
         self._step_read = step
+        self._expect_length(trainer, step)
+        if (
+            len(self._detector.points) < DOUBTED_READINGS
+            and self._publisher is not None
+            and isinstance(outputs, Mapping)
+        ):
+            loss = outputs.get("loss")
+            if (
+                isinstance(loss, Tensor) and (doubt := describe_loss(loss, step_outputs)) is not None
+            ):  # sync: a few a run
+                self._publisher.doubt(f"{type(pl_module).__name__}: {doubt}", step)
         gather, nth = partial(gathered, trainer=trainer), self.probe_every_n_readings
         probes_now = self._probes and (
             (nth is not None and (step // self._every_n_steps % nth == 0 or step == self._last_step))
@@ -222,11 +258,15 @@ class PosteriorMetricsMonitor(Callback):
         if self._probes and not probes_now and self._detector.wants_decoder_use(reading):
             use = self._decoder.probe(trainer, pl_module, batch, step_outputs)
             reading = with_decoder_use(reading, use, gather)  # sync: a second one, where there is a suspicion
+        closely = self._probes and self._detector.wants_closer_look(reading)
+        if closely:
+            use = self._decoder.probe(trainer, pl_module, batch, step_outputs, closely=True)
+            reading = with_decoder_use(reading, use, gather)  # sync: and a third, where few sequences do not decide it
         if self._detector.wants_escape_threshold(reading):
             threshold = self._escape.read(trainer, pl_module)  # sync: one for each batch that it is read on
             reading = with_escape_threshold(reading, threshold, gather)
         before, was_certain = self.verdict.name, self._detector.is_certain()
-        verdict = self._detector.judge(reading)
+        verdict = self._detector.judge(reading, looked_closely=closely)
         self.reading = reading
         if self._publisher is not None:
             self._publisher.reading(reading, verdict)
@@ -286,6 +326,17 @@ class PosteriorMetricsMonitor(Callback):
 
     # --- Parts ------------------------------------------------------------------------------------------------------
 
+    def _expect_length(self, trainer: Trainer, step: int) -> None:
+        """Plan readings and patience for the steps that a run will reach which ends by the clock; all processes for the same."""
+        left, (since, first_step) = seconds_left(trainer), self._pace_from
+        if left is None or step <= first_step:
+            return
+        pace = (time.monotonic() - since) / (step - first_step)
+        reached = step + max(0, round(left / max(pace, 1e-9)))
+        reached = trainer.strategy.broadcast(min(reached, self._last_step or reached))
+        self._every_n_steps = steps_between_readings(self.update_frequency, reached)
+        self._detector.expect(reached)
+
     def _stop(self, trainer: Trainer) -> None:
         """Save and end the run. All processes come here at the same step, since all have the same readings."""
         savers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, SavesLast)]
@@ -332,6 +383,14 @@ def planned_steps(trainer: Trainer) -> int | None:
     if epochs > 0 and math.isfinite(batches):
         known.append(epochs * math.ceil(batches / trainer.accumulate_grad_batches))
     return min(known, default=None)
+
+
+def seconds_left(trainer: Trainer) -> float | None:
+    """Return how long a run may still take that ends by the clock; None: none does."""
+    callbacks = vars(trainer)["callbacks"]  # set by Lightning, and declared nowhere
+    left = [callback.seconds_left() for callback in callbacks if isinstance(callback, LimitsTime)]
+    timers = [callback.time_remaining() for callback in callbacks if isinstance(callback, Timer)]
+    return min([*left, *(seconds for seconds in timers if seconds is not None)], default=None)
 
 
 def steps_between_readings(update_frequency: int, last_step: int | None) -> int:

@@ -26,6 +26,10 @@ class StepOutputs(NamedTuple):
     """(B,): -log p(x | z) of each sequence in nats, summed over its steps."""
     kl_weight: Tensor | float | None = None
     """The weight of the KL in the loss of this step."""
+    prior_mean: Tensor | None = None
+    """Where the prior is not N(0, I): its mean for each posterior, of the posterior's shape."""
+    prior_logvar: Tensor | None = None
+    """The same shape."""
 
 
 class Counts(NamedTuple):
@@ -51,6 +55,7 @@ Let training_step return a dict with
     "posterior_mask" (optional): bool, (B,) or (B, S), false for padding
     "nll" (optional): (B,), the reconstruction's -log p(x|z) of each sequence in nats, summed over its steps
     "kl_weight" (optional): a number, the weight of the KL in this step's loss
+    "prior_mean" and "prior_logvar" (optional): as the posterior's, of a prior that is learned; else N(0, I) is assumed
 or give the monitor read_outputs=f, where f(module, outputs, batch) returns seqvae.monitors.StepOutputs."""
 
 COUNTS_HELP = """\
@@ -79,7 +84,7 @@ def check_step_outputs(module: object, outputs: StepOutputs) -> StepOutputs:
     """Refuse what is no posterior."""
     if not isinstance(outputs, StepOutputs):
         raise ValueError(f"read_outputs returned a {type(outputs).__name__}: let it return seqvae.monitors.StepOutputs")
-    mean, logvar, mask, nll, kl_weight = outputs
+    mean, logvar, mask, nll, kl_weight, prior_mean, prior_logvar = outputs
     # What most outputs are, found out in a third of the time that it takes to look for faults: this is checked at every step.
     if not (
         type(mean) is type(logvar) is type(mask) is type(nll) is Tensor
@@ -92,9 +97,53 @@ def check_step_outputs(module: object, outputs: StepOutputs) -> StepOutputs:
         and logvar.dtype.is_floating_point
         and nll.dtype.is_floating_point
         and type(kl_weight) is float
+        and prior_mean is prior_logvar is None
     ) and (fault := fault_of(outputs)):
         raise _refusal(module, fault, STEP_OUTPUTS_HELP)
     return outputs
+
+
+def seen_from_prior(outputs: StepOutputs) -> tuple[Tensor, Tensor]:
+    """Return mean and log-variance of the posteriors in units of their priors, in which every prior is N(0, I).
+
+    The KL is that to the prior, and the information what a posterior tells beyond it.
+    """
+    mean, logvar = outputs.posterior_mean, outputs.posterior_logvar
+    if outputs.prior_mean is None or outputs.prior_logvar is None:
+        return mean, logvar
+    apart = (mean.detach() - outputs.prior_mean.detach()) * torch.exp(-0.5 * outputs.prior_logvar.detach())
+    return apart, logvar.detach() - outputs.prior_logvar.detach()
+
+
+def describe_loss(loss: Tensor, outputs: StepOutputs) -> str | None:
+    """Return what a loss tells of numbers that were handed over wrongly; None: nothing. Waits for the device.
+
+    The loss is compared with NLL + weight * KL on the mean of the micro-batch, and with what that would be if `posterior_logvar`
+    held standard deviations. Other terms of a loss are no fault.
+    """
+    if outputs.nll is None or outputs.kl_weight is None or loss.dim():
+        return None
+    mean, logvar = (part.detach().double() for part in seen_from_prior(outputs))
+    mask = torch.ones(mean.shape[:-1], dtype=torch.bool, device=mean.device)
+    mask = mask if outputs.posterior_mask is None else outputs.posterior_mask
+
+    def kl_of(logvar: Tensor) -> float:
+        kl_BS = 0.5 * (mean.square() + logvar.exp() - 1 - logvar).sum(dim=-1) * mask
+        return float(kl_BS.flatten(1).sum() if kl_BS.dim() > 1 else kl_BS.sum()) / max(1, len(mean))
+
+    nll, weight, found = float(outputs.nll.detach().double().mean()), float(outputs.kl_weight), float(loss.detach())
+    handed = outputs.posterior_logvar.detach()
+    if outputs.prior_mean is None and bool((handed[mask] > 0).all()):
+        plain = nll + weight * kl_of(logvar)
+        of_deviation = nll + weight * kl_of(2 * handed.double().log())
+        differ = abs(plain - of_deviation)
+        if differ > LEAST_DIFFERENCE * abs(found) and abs(found - of_deviation) < CLOSE * differ:
+            return "posterior_logvar seems to hold standard deviations: hand over 2 * log of them"
+    return None
+
+
+LEAST_DIFFERENCE, CLOSE = 1e-5, 0.02
+"""Share of a loss by which two explanations of it must differ, and share of that difference by which the loss may miss one."""
 
 
 def check_counts(module: object, counts: Counts) -> Counts:
@@ -110,7 +159,7 @@ def check_counts(module: object, counts: Counts) -> Counts:
 
 def fault_of(outputs: StepOutputs) -> str | None:
     """Return what is wrong in words, the worst of it; None: nothing is."""
-    mean, logvar, mask, nll, kl_weight = outputs
+    mean, logvar, mask, nll, kl_weight, prior_mean, prior_logvar = outputs
     for name, value in outputs._asdict().items():
         if name == "kl_weight" or (value is None and name in StepOutputs._field_defaults):
             continue
@@ -122,6 +171,11 @@ def fault_of(outputs: StepOutputs) -> str | None:
         return f"a posterior_mean of shape {tuple(mean.shape)}"
     if logvar.shape != mean.shape:
         return f"a posterior_mean of shape {tuple(mean.shape)} and a posterior_logvar of {tuple(logvar.shape)}"
+    if (prior_mean is None) != (prior_logvar is None):
+        return "one of prior_mean and prior_logvar without the other"
+    for name, value in (("prior_mean", prior_mean), ("prior_logvar", prior_logvar)):
+        if value is not None and value.shape != mean.shape:
+            return f"a {name} of shape {tuple(value.shape)} where {tuple(mean.shape)} is required"
     for name, value, shape in (("posterior_mask", mask, mean.shape[:-1]), ("nll", nll, mean.shape[:1])):
         if value is not None and value.shape != shape:
             return f"a {name} of shape {tuple(value.shape)} where {tuple(shape)} is required"

@@ -13,8 +13,9 @@ from itertools import accumulate, pairwise
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
-from seqvae.monitors.reading import Reading
+from seqvae.monitors.reading import Reading, Scope
 from seqvae.monitors.rules import (
+    CLOSE_READINGS,
     FEWEST,
     LONG,
     OF_SEQUENCES,
@@ -28,7 +29,7 @@ from seqvae.monitors.rules import (
     is_faint,
     point_of,
 )
-from seqvae.verdicts import LEAST_TRAINED, VERDICTS, Verdict, advice_on, readable
+from seqvae.verdicts import LEAST_TRAINED, VERDICTS, Circumstances, Verdict, advice_on, readable, why_paid
 
 # --- The KL weight ------------------------------------------------------------------------------------------------------
 
@@ -216,10 +217,12 @@ class Detector:
         can_probe: bool = True,
         can_read_threshold: bool = False,
         advises_flags: bool = False,
+        circumstances: Circumstances | None = None,
     ) -> None:
         """`window_size` is in readings. `can_probe`: decoder use can be read; without, `decoder_ignores_z` is not offered.
         `can_read_threshold`: the escape threshold can; `collapsed` is then not said before it was read twice.
-        `advises_flags`: advice names the flags of the training commands; else it is in words.
+        `advises_flags`: advice names the flags of the training commands; else it is in words. `circumstances`: what is in force,
+        where that is known.
         """
         self.thresholds = thresholds
         """None: the defaults, those for sequences or those for steps."""
@@ -228,6 +231,7 @@ class Detector:
         self.can_probe = can_probe
         self.can_read_threshold = can_read_threshold
         self.advises_flags = advises_flags
+        self.circumstances = circumstances
         self.verdict = Verdict("cannot_tell", 0, "there is no reading yet")
         self.points: list[Point] = []
         """What is remembered of the last readings, oldest first."""
@@ -241,6 +245,7 @@ class Detector:
         """The step of the last reading that agreed with the verdict; partly collapsed agrees with healthy."""
         self._unupheld = 0
         """Readings since."""
+        self._scope: Scope = "sequence"
         self._early_until = 0
         """The last step whose KL weight was not full."""
         self._unbinding_until = 0
@@ -259,6 +264,12 @@ class Detector:
         """What the last reading looked like by itself."""
         self._unprobed = 0
         """Readings since the decoder was last probed."""
+        self._not_looked_closely = CLOSE_READINGS
+        """Readings since that was done on many sequences."""
+
+    def expect(self, total_steps: int) -> None:
+        """Judge by another length of the run from now on: that which it will probably reach."""
+        self.schedule = self.schedule._replace(total_steps=total_steps)
 
     def wants_decoder_use(self, reading: Reading) -> bool:
         """Whether the decoder should be probed before this reading is judged: because the verdict is about to change, because
@@ -273,6 +284,14 @@ class Detector:
         if memory.finding.name == "cannot_tell":
             return self._unprobed + 1 >= UNDECIDED_READINGS
         return self._is_enough(memory, reading.step) or self._unprobed + 1 >= UNPROBED_READINGS
+
+    def wants_closer_look(self, reading: Reading) -> bool:
+        """Whether decoder use, which was read on a few sequences, should be read on many: because it decides nothing, and has not
+        been read on many lately."""
+        if not self.can_probe or reading.decoder_use is None or self._not_looked_closely + 1 < CLOSE_READINGS:
+            return False
+        finding = self._with(reading).finding
+        return finding.decoder_matters and finding.is_use_open
 
     def wants_escape_threshold(self, reading: Reading) -> bool:
         """Whether the escape threshold should be read before this reading is judged: because its latent is silent, not known to be
@@ -291,12 +310,13 @@ class Detector:
             apart *= 2
         return not memory.escapes or reading.step - memory.escapes[-1].step >= apart
 
-    def judge(self, reading: Reading) -> Verdict:
-        """Take in a reading; return the verdict now in force."""
+    def judge(self, reading: Reading, *, looked_closely: bool = False) -> Verdict:
+        """Take in a reading; return the verdict now in force. `looked_closely`: its decoder use was read on all there is."""
         step = reading.step
         memory = self._with(reading)
-        finding = memory.finding
+        finding, self._scope = memory.finding, reading.scope
         self._unprobed = 0 if reading.decoder_use is not None else self._unprobed + 1
+        self._not_looked_closely = 0 if looked_closely else self._not_looked_closely + 1
         self.points, self._pending, self._last_found = memory.points, memory.pending, finding.name
         self._early_until, self._unbinding_until = memory.early_until, memory.unbinding_until
         self._faint_since, self._slept_through = memory.faint_since, memory.slept_through
@@ -367,15 +387,24 @@ class Detector:
 
     def _pronounce(self, finding: Finding, since_step: int) -> None:
         self._has_been_healthy |= VERDICTS[finding.name].is_unharmed
+        numbers = finding.numbers
         advice = advice_on(
             finding.name,
             active=self.points[-1].active if self.points else 0,
+            dimensions=self.points[-1].dimensions if self.points else 0,
+            scope=self._scope,
             kl_weight=self.points[-1].weight if self.points else None,
+            threshold=numbers.get("escape_threshold"),
+            ideal_threshold=numbers.get("ideal_escape_threshold"),
             is_steered=self.schedule.is_steered,
             is_cyclical=self._is_cyclical,
             has_been_healthy=self._has_been_healthy,
+            circumstances=self.circumstances,
             as_flags=self.advises_flags,
         )
+        if finding.name == "decoder_ignores_z":
+            reason = why_paid(self.circumstances)
+            finding = finding._replace(evidence=finding.evidence.replace(VERDICTS[finding.name].reason, reason, 1))
         self.verdict = Verdict(
             finding.name, since_step, finding.evidence, advice, finding.numbers, finding.dead_by_step
         )
@@ -500,7 +529,8 @@ class Detector:
         is_there = point.information >= memory.thresholds.clear_information and memory.faint_since is None
         is_silence = self.verdict.name in ("collapsed", "asleep")
         if self.verdict.name == "decoder_ignores_z":
-            return is_there and VERDICTS[name].is_unharmed and point.use is not None
+            is_used = point.use is not None and not memory.finding.is_use_open
+            return is_there and is_used and VERDICTS[name].is_unharmed
         return is_silence and is_there and name != "decoder_ignores_z"
 
     def _trained(self, memory: "Memory", step: int) -> int:
@@ -574,6 +604,7 @@ class Detector:
             "is_confirmed": self._is_confirmed,
             "last_found": self._last_found,
             "unheard": self._unprobed,
+            "not_looked_closely": self._not_looked_closely,
             "has_been_healthy": self._has_been_healthy,
         }
 
@@ -592,4 +623,5 @@ class Detector:
         self._is_confirmed = state.get("is_confirmed", False)
         self._last_found = state.get("last_found", self.verdict.name)
         self._unprobed = state["unheard"]
+        self._not_looked_closely = state.get("not_looked_closely", CLOSE_READINGS)
         self._has_been_healthy = state["has_been_healthy"]

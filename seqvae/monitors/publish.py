@@ -92,6 +92,13 @@ class Publisher:
         was = None if before == "cannot_tell" else before
         _say(f"posterior: {describe_change(verdict, was, step)}")
 
+    def doubt(self, message: str, step: int) -> None:
+        """Publish, once, that what a module hands over does not fit its loss."""
+        if message not in self._reported_failures:
+            self._reported_failures.add(message)
+            self._event("doubtful_outputs", step, said=message)
+            _say(f"posterior: {message}")
+
     def stopped(self, verdict: Verdict, step: int, saved: str) -> None:
         """Publish that the collapse ends the run."""
         self._event("stopped", step, verdict=verdict.name)

@@ -57,6 +57,9 @@ class Reading(NamedTuple):
     ideal_escape_threshold: float | None = None
     """The same for an encoder that could tell the decoder anything: what it could become at best."""
     ideal_escape_threshold_error: float | None = None
+    decoder_use_wins: float | None = None
+    """Share of the comparisons in which a sequence's own z gave it the lower NLL; 0.5 is chance. A few sequences that lose or gain
+    very much do not move it."""
 
 
 def describe_probe(sequences: int | None, steps: int | None) -> str:

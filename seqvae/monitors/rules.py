@@ -59,6 +59,11 @@ class Thresholds:
     """Below this, or within `no_use_errors` standard errors above it, the decoder may as well not use z at all."""
 
     no_use_errors: float = 2.0
+    """The same number of errors above the reading has to stay below `clear_use`: what may be a use is none that is gone."""
+
+    chance_wins: float = 1.0
+    """Standard errors from one half within which the share of comparisons that the own z wins is chance. It takes the place of the
+    upper bound where a few sequences make the errors of the mean large."""
 
     paid_rate: float = 0.5
     """A rate of this much that is not used is held up by something: free bits, normalised means, a fixed variance."""
@@ -121,6 +126,10 @@ LEAST_POSTERIORS = 8
 be seen."""
 USE_READINGS = 12
 """Readings after which a decoder use is too old to count."""
+CLOSE_READINGS = 5
+"""Readings for which a close look counts more than quick ones that decide nothing."""
+RANKED_SEQUENCES = 48
+"""Fewest sequences whose share of wins says anything: that of 32 has an error of 0.09."""
 
 
 # --- Points -------------------------------------------------------------------------------------------------------------
@@ -156,6 +165,8 @@ class Point(NamedTuple):
     lowest_ahead: float | None = None
     """The lowest KL weight from here on, and the highest; None: not known."""
     highest_ahead: float | None = None
+    use_wins: float | None = None
+    """Share of the comparisons that the own z won."""
     threshold: float | None = None
     """The escape threshold, its standard error, and what it could be at best; None: not read."""
     threshold_error: float | None = None
@@ -201,6 +212,7 @@ def point_of(reading: Reading, early: str | None, thresholds: Thresholds, before
             reading.mutual_information if math.isfinite(reading.mutual_information) else 0.0,
             0.0 if before is None or before.early else before.peak_information,
         ),
+        use_wins=reading.decoder_use_wins,
         threshold=reading.escape_threshold,
         threshold_error=reading.escape_threshold_error,
         ideal_threshold=reading.ideal_escape_threshold,
@@ -216,6 +228,25 @@ def is_faint(point: Point, thresholds: Thresholds) -> bool:
     """Whether a point carries nothing worth a latent."""
     is_few = point.posteriors < LEAST_POSTERIORS
     return point.rate < faint_rate(point, thresholds) and (is_few or point.information < thresholds.faint_information)
+
+
+def use_of(point: Point, thresholds: Thresholds) -> Literal["used", "unused", "open"]:
+    """Return whether the decoder clearly uses the latent, or clearly does not, by the point's decoder use."""
+    t, use, error = thresholds, point.use, point.use_error
+    if use is None or error is None or not (math.isfinite(use) and math.isfinite(error)):
+        return "open"
+    wins_above_chance = 0.0
+    """In standard errors."""
+    is_ranked = point.use_wins is not None and (point.use_sequences or 0) >= RANKED_SEQUENCES
+    if is_ranked and point.use_wins is not None and point.use_sequences is not None:
+        wins_above_chance = (point.use_wins - 0.5) / (0.5 / math.sqrt(point.use_sequences))
+    if use >= t.clear_use and (use >= t.clear_use_errors * error or wins_above_chance >= t.clear_use_errors):
+        return "used"
+    near = t.no_use + t.no_use_errors * error
+    is_bounded = use + t.no_use_errors * error < t.clear_use
+    is_chance = is_ranked and abs(wins_above_chance) <= t.chance_wins
+    # A decoder that does worse with its own latent uses it, too.
+    return "unused" if -near < use < near and (is_bounded or is_chance) else "open"
 
 
 Escape = Literal["dead", "asleep", "open"]
@@ -321,9 +352,19 @@ class Evidence:
         self.points, self.thresholds, self.total_steps = points, thresholds, total_steps
         t, now = thresholds, points[-1]
         probed = [point for point in points[-USE_READINGS:] if point.use is not None]
-        use, error = (probed[-1].use, probed[-1].use_error) if probed else (None, None)
-        self.is_used = self.is_unused = False
+        point = probed[-1] if probed else None
+        if point is not None and use_of(point, t) == "open":
+            # A quick look that decides nothing leaves the word to a close one of late.
+            for closer in reversed(points[-CLOSE_READINGS:]):
+                is_closer = closer.use is not None and (closer.use_sequences or 0) > (point.use_sequences or 0)
+                if is_closer and use_of(closer, t) != "open":
+                    point = closer
+                    break
+        found = "open" if point is None else use_of(point, t)
+        self.is_used, self.is_unused = found == "used", found == "unused"
         """Whether the decoder clearly uses the latent, or clearly does not; neither where that is not known."""
+        self.is_use_open = point is not None and found == "open"
+        """Whether it was probed, and that did not decide it."""
         self.is_worth_it = False
         """Whether the decoder uses it so much that it gains more than its rate."""
         self.text = f"rate {now.rate:.2f}"
@@ -331,13 +372,10 @@ class Evidence:
         if math.isfinite(now.information):  # that of one posterior is none
             self.text += f", mutual information {now.information:.2f}"
             numbers["mutual_information"] = now.information
-        if use is not None and error is not None and math.isfinite(use) and math.isfinite(error):
-            near = t.no_use + t.no_use_errors * error
-            self.is_used = use >= max(t.clear_use, t.clear_use_errors * error)
-            # A decoder that does worse with its own latent uses it, too.
-            self.is_unused = -near < use < min(t.clear_use, near)
+        use, error = (None, None) if point is None else (point.use, point.use_error)
+        if point is not None and use is not None and error is not None and math.isfinite(use) and math.isfinite(error):
             self.is_worth_it = use - t.no_use_errors * error > t.worth_use * now.rate
-            probed_on = describe_probe(probed[-1].use_sequences, probed[-1].use_steps)
+            probed_on = describe_probe(point.use_sequences, point.use_steps)
             self.text += f", decoder use {use:.2f} ± {error:.2f}{probed_on}"
             numbers["decoder_use"] = use
         self.numbers = {name: float(f"{value:.3g}") for name, value in numbers.items()}
@@ -389,6 +427,8 @@ class Finding(NamedTuple):
     """Whether reading decoder use could change it."""
     grows: bool = False
     """Whether it is a silence that may be about to end."""
+    is_use_open: bool = False
+    """Whether decoder use was read, and did not decide whether the latent is used."""
 
 
 def find(points: Sequence[Point], thresholds: Thresholds, total_steps: int | None, before: str) -> Finding:
@@ -487,9 +527,9 @@ def _dead_by(seen: Evidence) -> int | None:
 
 
 def _undecided(why: str, seen: Evidence) -> Finding:
-    return Finding("cannot_tell", f"{why}: {seen.text}", seen.numbers)
+    return Finding("cannot_tell", f"{why}: {seen.text}", seen.numbers, is_use_open=seen.is_use_open)
 
 
 def _found(name: str, seen: Evidence) -> Finding:
     reason = USE_UNKNOWN_REASON if name == "healthy" and not seen.is_used else VERDICTS[name].reason
-    return Finding(name, f"{reason}; {seen.text}", seen.numbers)
+    return Finding(name, f"{reason}; {seen.text}", seen.numbers, is_use_open=seen.is_use_open)

@@ -4,7 +4,7 @@ Taking in a micro-batch is one copy on the device, two with an NLL. It never wai
 mask and sorted out by the reading.
 
 Shapes: B sequences, S steps, Z latent dimensions, N posteriors, C rows that there is room for, W numbers in a row, R processes,
-P numbers of a process, E of them beside the window.
+P numbers of a process, E of them beside the window, U sums of a probe.
 """
 
 import math
@@ -181,7 +181,7 @@ def take_reading(
     rows = window.rows()
     assert rows is not None, "a window that nothing was pushed to has nothing to read"
     posteriors_CW, nll_CW = rows
-    extras = [0.0 if kl_weight is None else kl_weight, *(use or (0.0, 0.0, 0.0, 0.0))]
+    extras = [0.0 if kl_weight is None else kl_weight, *(use or (0.0,) * len(DecoderUse._fields))]
     extras_E = torch.stack([torch.as_tensor(value).detach().to(posteriors_CW) for value in extras])
     parts = [posteriors_CW.flatten(), nll_CW.flatten(), extras_E]
     everything = gather(torch.cat(parts)).cpu()  # sync: the only one, once a reading
@@ -200,8 +200,8 @@ def take_reading(
 
 def with_decoder_use(reading: Reading, use: DecoderUse, gather: Gather = lambda own: own) -> Reading:
     """Add what a probe found to a reading that was taken without."""
-    sums_R4 = gather(torch.stack([part.float() for part in use])).cpu().reshape(-1, len(use))  # sync: once a probe
-    return _with_sums(reading, sums_R4)
+    sums_RU = gather(torch.stack([part.float() for part in use])).cpu().reshape(-1, len(use))  # sync: once a probe
+    return _with_sums(reading, sums_RU)
 
 
 def with_escape_threshold(reading: Reading, threshold: EscapeThreshold, gather: Gather = lambda own: own) -> Reading:
@@ -211,9 +211,9 @@ def with_escape_threshold(reading: Reading, threshold: EscapeThreshold, gather: 
     return reading._replace(**dict(zip(names, numbers, strict=True)))
 
 
-def _with_sums(reading: Reading, sums_R4: Tensor) -> Reading:
+def _with_sums(reading: Reading, sums_RU: Tensor) -> Reading:
     """Add the mean over what all processes probed; the reading of nothing stays as it is."""
-    total, squares, count, steps = sums_R4.double().sum(dim=0).tolist()
+    total, squares, count, steps, wins = sums_RU.double().sum(dim=0).tolist()
     if not count:
         return reading
     mean, error = _mean_and_error(total, squares, count)
@@ -222,6 +222,7 @@ def _with_sums(reading: Reading, sums_R4: Tensor) -> Reading:
         decoder_use_error=error,
         decoder_use_sequences=int(count),
         decoder_use_steps=int(steps) or None,
+        decoder_use_wins=_rounded(wins / count),
     )
 
 

@@ -71,6 +71,7 @@ from seqvae.training.run_directory.resume import (
 )
 from seqvae.training.schedules import Plan, has_full_kl_weight, plan_run
 from seqvae.training.trainer import default_trainer_arguments, make_logger, make_previews
+from seqvae.verdicts import FLOOR_NATS
 
 RECORDED_SHAPES, CPU_SHAPES = 8, 32
 """Shapes of batches. Each recorded graph takes memory of its own. On a CPU 32 shapes pad 0 to 4 % more, and the demo model passes
@@ -360,7 +361,8 @@ class _Run:
                 else:
                     begin = "It was never well. Begin again, with a remedy of your choice"
                     other_run = f"--run_name {shell_word(f'{name}-2')}"
-                advice = f"{begin}:\n{go_on} {other_run} --free_bits 0.25\nTo go on all the same:\n{go_on}"
+                floor = FLOOR_NATS[self.settings.model.latent_scope] / self.settings.model.latent_size
+                advice = f"{begin}:\n{go_on} {other_run} --free_bits {floor:.2g}\nTo go on all the same:\n{go_on}"
                 print(harmless(advice), file=sys.stderr)
             raise
         self.events.finish()

@@ -35,6 +35,7 @@ from seqvae.training.objective import (
 )
 from seqvae.training.run_directory.records import RunEvents
 from seqvae.training.schedules import KLWeight, learning_rate_factor, scheduled_kl_weight
+from seqvae.verdicts import Circumstances
 
 TRAINING, VALIDATION = 0, 1
 """Two streams of noise, so that validation is the same however often it runs."""
@@ -193,6 +194,18 @@ class TrainingModule(lightning.LightningModule):
     def takes_flags(self) -> bool:
         """Return whether the flags of the model have an effect, too, so that a monitor may advise them."""
         return isinstance(self.network, SequenceVAE)
+
+    def circumstances(self) -> Circumstances | None:
+        """Return what holds the rate up, for a monitor; None: a network of another kind does not say."""
+        if not isinstance(self.network, SequenceVAE):
+            return None
+        settings = self.network.settings
+        return Circumstances(
+            free_bits=resolve_free_bits(self.objective, settings.latent_scope),
+            has_normalised_means=settings.posterior == "batch_norm",
+            has_label_loss=self.network.classifier is not None and self.objective.label_weight > 0,
+            sees_inputs=self.network.decoder.autoregressive,
+        )
 
     def optimizer_step(self, *arguments: Any, **named: Any) -> None:
         """Take the step, then give the controller of the KL the step's mean over all its micro-batches and processes."""

@@ -13,6 +13,7 @@ from seqvae.data.datamodule import choose_sample
 from seqvae.monitors import PosteriorMetricsMonitor
 from seqvae.monitors.contract import StepOutputs
 from seqvae.monitors.decoder_use import decoder_use
+from seqvae.monitors.reading import read_readings
 from tests.support.fake_sequences import FakeSequences
 from tests.support.foreign_vaes import QUIET, PosteriorImageVAE, ProbeableImageVAE, pictures, watched
 from tests.support.tiny_vaes import make_trainer
@@ -57,7 +58,7 @@ PROBE_BATCH = next(iter(pictures(5, 5)))
         ([pictures(80, 16), pictures(64, 12)], None, [12, 12, 12]),
         ([pictures(80, 16), pictures(64, 4)], None, [4] * 8),
         ([pictures(80, 16), pictures(64, 64)], None, [64]),
-        ([pictures(80, 16), pictures(64, 2)], None, [2] * 8),
+        ([pictures(80, 16), pictures(64, 2)], None, [2] * 16),
         ([pictures(80, 16), pictures(9, 8)], None, [8]),
         ([pictures(80, 16), pictures(64, 1)], None, [16]),
         ([pictures(80, 16)], None, [16]),
@@ -80,6 +81,32 @@ def test_probes_take_given_batches_or_offered_ones_or_the_first_of_validation_or
     assert module.sizes[::2] == module.sizes[1::2] == expected  # each is probed twice, with its own z and another's
 
 
+class UndecidedVAE(CountingVAE):
+    """Uses its latent too little for a few sequences to show it."""
+
+    def nll_given_z(self, batch: Any, z: Tensor) -> Tensor:
+        noise_B = torch.randn(len(z), generator=torch.Generator().manual_seed(int(1e4 * float(z.abs().sum()))))
+        return 0 * super().nll_given_z(batch, z) + 5 * noise_B
+
+
+def test_what_a_few_sequences_do_not_decide_is_read_on_many_with_three_partners_each(tmp_path):
+    module, monitor = UndecidedVAE(), PosteriorMetricsMonitor(update_frequency=2)
+    trainer = make_trainer(tmp_path, [monitor], max_steps=150)
+    trainer.fit(module, pictures(320, 16), pictures(200, 16))
+    readings = read_readings(tmp_path / "posterior.jsonl")
+    assert {reading.decoder_use_sequences for reading in readings} == {32, 128}
+    close = sum(reading.decoder_use_sequences == 128 for reading in readings)
+    assert len(module.sizes) == 2 * 2 * len(readings) + 4 * 8 * close
+    assert close <= len(readings) / 4
+
+
+def test_what_a_few_sequences_decide_is_not_read_on_more(tmp_path):
+    module = CountingVAE()
+    watched(tmp_path, module, [pictures(512, 32), pictures(200, 16)], PosteriorMetricsMonitor(), max_steps=100)
+    late = read_readings(tmp_path / "posterior.jsonl")[20:]
+    assert {reading.decoder_use_sequences for reading in late} == {32}
+
+
 class KnowsTheSequence:
     """A decoder that loses a nat a step with the latent of another sequence."""
 
@@ -99,11 +126,12 @@ def test_stubs_among_the_sequences_do_not_hide_that_the_decoder_uses_the_latent(
         batch = sequences.cropped(sample.most_steps).gather(chosen_B)
         mean_B1 = batch.sequences_B[:, None].double()
         uses.append(decoder_use(KnowsTheSequence(), batch, StepOutputs(mean_B1, torch.full_like(mean_B1, -30.0))))
-    lost, squares, count, steps = (float(torch.stack(column).sum()) for column in zip(*uses, strict=True))
+    lost, squares, count, steps, wins = (float(torch.stack(column).sum()) for column in zip(*uses, strict=True))
     error = (max(0.0, squares / count - (lost / count) ** 2) / (count - 1)) ** 0.5
     assert lost / count > 3 * error
     assert lost / count == pytest.approx(true_use, rel=0.3)
     assert steps == lost
+    assert wins == count
 
 
 class ManualVAE(ProbeableImageVAE):

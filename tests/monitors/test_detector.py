@@ -17,7 +17,7 @@ from seqvae.monitors.detector import FEWEST_IN_WINDOW, Detector, KLSchedule
 from seqvae.monitors.reading import Reading
 from seqvae.monitors.rules import OF_SEQUENCES, Thresholds
 from seqvae.reports import story
-from seqvae.verdicts import VERDICTS, advice_on, describe_change
+from seqvae.verdicts import VERDICTS, Circumstances, advice_on, describe_change
 from tests.support.made_curves import (
     ALWAYS,
     CADENCES,
@@ -415,11 +415,47 @@ def test_all_other_verdicts_come_without_probes(curve, expected):
 
 @pytest.mark.parametrize(
     ("use", "use_error", "expected"),
-    [(0.3, 0.05, "healthy"), (0.15, 0.05, "decoder_ignores_z"), (0.4, 5.0, "decoder_ignores_z"), (9.0, 5.0, "healthy")],
+    [(0.3, 0.05, "healthy"), (0.15, 0.05, "decoder_ignores_z"), (0.44, 0.18, "healthy"), (9.0, 5.0, "healthy")],
 )
 def test_clear_information_is_enough_unless_the_decoder_is_found_not_to_use_it(use, use_error, expected):
+    """A use that may be half a nat, by two errors, is not found to be none."""
     watched = watch(lambda step: reading(step, rate=3.0, information=2.0, use=use, use_error=use_error))
     assert watched.last.name == expected
+
+
+@pytest.mark.parametrize(
+    ("use", "use_error", "wins", "sequences", "expected"),
+    [
+        (1.3, 1.6, 0.51, 128, "decoder_ignores_z"),
+        (1.3, 1.6, 0.51, 32, "healthy"),
+        (1.3, 1.6, 0.8, 128, "healthy"),
+        (3.0, 1.6, 0.8, 128, "healthy"),
+        (0.1, 0.05, 0.8, 128, "decoder_ignores_z"),
+    ],
+)
+def test_where_a_few_sequences_make_the_error_large_the_ranks_of_many_decide(use, use_error, wins, sequences, expected):
+    watched = watch(
+        lambda step: reading(step, rate=3.0, information=2.0, use=use, use_error=use_error)._replace(
+            decoder_use_wins=wins, decoder_use_sequences=sequences
+        )
+    )
+    assert watched.last.name == expected
+    assert watched.last.evidence.startswith("the latent carries something and") == (use > 1 and wins == 0.8)
+
+
+def test_a_close_look_outweighs_quick_ones_that_decide_nothing_for_a_while():
+    """And a closer one is asked for only while it is open, and not at each reading."""
+    detector, looks, names = Detector(schedule=ALWAYS), [], []
+    for step in range(10, 1000, 10):
+        quick = reading(step, rate=3.0, information=2.0, use=0.04, use_error=0.3)._replace(decoder_use_sequences=32)
+        closely = detector.wants_closer_look(quick)
+        if closely:
+            looks.append(step)
+            quick = quick._replace(decoder_use_error=0.1, decoder_use_sequences=128)
+        names.append(detector.judge(quick, looked_closely=closely).name)
+    assert set(names) == {"cannot_tell", "decoder_ignores_z"}
+    assert len(looks) <= 99 / 4
+    assert names[-1] == "decoder_ignores_z"
 
 
 def test_evidence_claims_no_use_of_a_latent_that_was_not_probed():
@@ -663,11 +699,76 @@ def test_advice_names_nothing_that_is_in_force_or_has_no_say():
     def flags(name, **situation):
         return re.findall(r"--\w+", " ".join(advice_on(name, **situation, active=4)))
 
-    assert flags("collapsed", is_steered=True) == ["--free_bits", "--word_dropout"]
-    assert flags("collapsed", is_cyclical=True) == ["--free_bits", "--word_dropout", "--target_kl"]
+    assert flags("collapsed", is_steered=True) == ["--free_bits"]
+    assert flags("collapsed", is_cyclical=True) == ["--free_bits", "--target_kl", "--beta"]
+    assert flags("collapsed", kl_weight=0.1) == ["--free_bits", "--target_kl"]
+    assert flags("collapsed", circumstances=Circumstances(free_bits=0.25)) == ["--target_kl", "--beta"]
     assert flags("not_variational", kl_weight=0.01) == ["--beta", "--target_kl"]
     assert flags("not_variational", kl_weight=1.0) == ["--target_kl"]
     assert flags("not_variational", is_cyclical=True) == ["--beta", "--kl_schedule", "--target_kl"]
+
+
+def test_a_floor_is_advised_that_is_as_high_for_a_latent_of_any_size_and_a_tenth_for_one_of_each_step():
+    """0.25 in each dimension made 12 nats of one."""
+    (small, large, step) = (
+        advice_on("collapsed", active=0, **latent)[0]
+        for latent in ({"dimensions": 2}, {"dimensions": 64}, {"dimensions": 4, "scope": "step"})
+    )
+    assert small.startswith("--free_bits 0.75 (a floor of 1.5 nats in all")
+    assert large.startswith("--free_bits 0.023 ")
+    assert step.startswith("--free_bits 0.037 (a floor of 0.15 nats in all")
+
+
+@pytest.mark.parametrize(
+    ("kl_weight", "expected"),
+    [
+        (1.0, ["--free_bits", "--target_kl", "--beta", "--kl_schedule"]),
+        (3.0, ["--beta", "--free_bits", "--target_kl", "--beta", "--word_dropout", "--depth", "--width", "--decoder"]),
+    ],
+    ids=["another encoder could live", "no encoder could"],
+)
+def test_advice_follows_the_escape_thresholds(kl_weight, expected):
+    lines = advice_on("collapsed", active=0, kl_weight=kl_weight, threshold=0.5, ideal_threshold=2.0)
+    assert re.findall(r"--\w+", " ".join(lines)) == expected
+    assert any(line.startswith("--beta 0.27 (0.3 nats, by the escape threshold") for line in lines)
+
+
+def test_a_sleeper_is_left_alone_and_only_a_heavier_weight_is_advised_against():
+    assert advice_on("asleep", active=0, kl_weight=1.0, threshold=3.0) == ("waiting (it can come to life by itself)",)
+    assert len(advice_on("asleep", active=0, kl_weight=1.0, threshold=1.5)) == 2
+
+
+def test_what_is_not_in_force_is_not_blamed_and_what_a_decoder_does_not_see_is_not_dropped():
+    def last(**circumstances):
+        detector = Detector(schedule=ALWAYS, advises_flags=True, circumstances=Circumstances(**circumstances))
+        for step in range(10, 1000, 10):
+            detector.judge(ignored(step))
+        assert detector.verdict.name == "decoder_ignores_z"
+        return detector.verdict
+
+    held = last(free_bits=0.25)
+    assert held.evidence.startswith(
+        "the rate is paid and not used: free bits of 0.25 nats in each dimension hold it up"
+    )
+    assert "normalised" not in held.evidence
+    labels = last(has_label_loss=True, sees_inputs=False)
+    assert "the loss on labels holds it up" in labels.evidence
+    assert labels.advice[0].startswith("--label_weight 0")
+    assert not any("--word_dropout" in line for line in labels.advice)
+    assert "has not come to listen" in last().evidence
+
+
+def test_a_rescue_is_offered_first_where_the_commands_have_one():
+    offered = Circumstances(offers_rescue=True)
+    for name in ("collapsing", "collapsed", "decoder_ignores_z"):
+        assert advice_on(name, active=0, circumstances=offered)[0].startswith("--on_collapse rescue ")
+        assert not any("rescue" in line for line in advice_on(name, active=0))
+        assert all(advice_on(name, active=0, circumstances=offered, as_flags=False))
+
+
+def test_a_full_weight_is_not_advised_in_figures_to_modules_whose_loss_may_be_a_mean():
+    lines = advice_on("not_variational", active=4, kl_weight=0.001, as_flags=False)
+    assert "up to 1 where the NLL is summed" in lines[0]
 
 
 def test_what_was_healthy_can_be_gone_back_to():

@@ -238,3 +238,51 @@ def test_the_fixed_batches_are_the_same_whenever_they_are_chosen_from_a_shuffled
         watched(tmp_path, Noting(), loaders, PosteriorMetricsMonitor(), max_steps=1)
     first, _, second, _ = probed
     assert torch.equal(first, second)
+
+
+# --- Another prior, and a loss that tells of a mistake -----------------------------------------------------------------
+
+
+class LearnedPriorVAE(ImageVAE):
+    """Its posteriors are `apart` standard deviations from priors of their own, far from N(0, I)."""
+
+    apart = 0.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        outputs = super().training_step(batch, batch_idx)
+        mean, logvar = 3 + outputs["posterior_mean"].detach(), outputs["posterior_logvar"].detach() - 2
+        prior = {"prior_mean": mean - self.apart * torch.exp(logvar / 2), "prior_logvar": logvar}
+        return outputs | {"posterior_mean": mean, "posterior_logvar": logvar} | prior
+
+
+@pytest.mark.parametrize("apart", [0.0, 2.0])
+def test_the_rate_is_the_kl_to_a_prior_that_was_handed_over(apart, tmp_path):
+    """A learned prior read healthy at a true KL of 0."""
+    module = LearnedPriorVAE()
+    module.apart = apart
+    reading = watched(tmp_path, module, [pictures(80, 16)], PosteriorMetricsMonitor(probe_decoder=False))
+    assert reading.rate == pytest.approx(0.5 * apart**2 * len(reading.kl_per_dim), abs=1e-4)
+    assert reading.mutual_information == pytest.approx(0.0, abs=1e-3)
+
+
+class DeviationVAE(ImageVAE):
+    """Hands over standard deviations; its loss is that of the log-variances."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        outputs = super().training_step(batch, batch_idx)
+        mean, logvar = outputs["posterior_mean"], outputs["posterior_logvar"]
+        kl_B = 0.5 * (mean**2 + logvar.exp() - 1 - logvar).sum(dim=1)
+        loss = (outputs["nll"] + outputs["kl_weight"] * kl_B).mean()
+        handed = torch.exp(logvar / 2) if self.hands_deviations else logvar
+        return outputs | {"loss": loss, "posterior_logvar": handed}
+
+    hands_deviations = True
+
+
+@pytest.mark.parametrize("hands_deviations", [True, False])
+def test_standard_deviations_handed_over_as_log_variances_are_noticed_once(hands_deviations, tmp_path, capsys):
+    module = DeviationVAE()
+    module.hands_deviations = hands_deviations
+    watched(tmp_path, module, [pictures(80, 16)], PosteriorMetricsMonitor(update_frequency=1, probe_decoder=False))
+    said = capsys.readouterr().out.count("DeviationVAE: posterior_logvar seems to hold standard deviations")
+    assert said == int(hands_deviations)

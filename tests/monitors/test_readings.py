@@ -211,9 +211,9 @@ def test_a_reading_has_what_the_step_adds_and_none_for_what_is_missing():
     assert (bare.kl_weight, bare.nll, bare.decoder_use) == (None, None, None)
     window.push(torch.ones(2, 1), torch.ones(2, 1), None, torch.tensor([3.0, 5.0]))
     lost_B = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    use = DecoderUse(lost_B.sum(), lost_B.square().sum(), torch.tensor(4), torch.tensor(90))
+    use = DecoderUse(lost_B.sum(), lost_B.square().sum(), torch.tensor(4), torch.tensor(90), torch.tensor(3.0))
     full = take_reading(window, 1, 0, torch.tensor(0.6), use)
-    assert (full.decoder_use_sequences, full.decoder_use_steps) == (4, 90)
+    assert (full.decoder_use_sequences, full.decoder_use_steps, full.decoder_use_wins) == (4, 90, 0.75)
     unknown = with_decoder_use(bare, use._replace(steps=torch.tensor(0)))
     assert (unknown.decoder_use, unknown.decoder_use_sequences, unknown.decoder_use_steps) == (2.5, 4, None)
     assert (full.kl_weight, full.nll, full.decoder_use) == (0.6, 4.0, 2.5)
@@ -223,7 +223,7 @@ def test_a_reading_has_what_the_step_adds_and_none_for_what_is_missing():
 def test_the_error_of_a_decoder_use_of_one_sequence_is_not_known():
     window = PosteriorWindow(8)
     window.push(torch.ones(2, 1), torch.ones(2, 1))
-    use = DecoderUse(*torch.tensor([3.0, 9.0, 1.0, 0.0]))
+    use = DecoderUse(*torch.tensor([3.0, 9.0, 1.0, 0.0, 1.0]))
     reading = take_reading(window, 1, 0, None, use)
     assert reading.decoder_use == 3.0
     assert reading.decoder_use_error is not None
@@ -232,7 +232,7 @@ def test_the_error_of_a_decoder_use_of_one_sequence_is_not_known():
 
 def test_windows_of_several_processes_are_read_as_one():
     apart, together = (PosteriorWindow(20), PosteriorWindow(20)), PosteriorWindow(40)
-    probes = [DecoderUse(*torch.tensor(sums)) for sums in ([6.0, 20.0, 2.0, 30.0], [1.0, 9.0, 5.0, 8.0])]
+    probes = [DecoderUse(*torch.tensor(sums)) for sums in ([6.0, 20.0, 2.0, 30.0, 1.0], [1.0, 9.0, 5.0, 8.0, 3.0])]
     for window, rows_NZ in zip(apart, torch.randn(2, 5, 3).unbind(), strict=True):
         for one in (window, together):
             one.push(rows_NZ, -rows_NZ.abs(), None, rows_NZ.sum(dim=1))
@@ -245,7 +245,7 @@ def test_windows_of_several_processes_are_read_as_one():
     for window, probe in zip(apart, probes, strict=True):
         take_reading(window, 9, 1, 0.5, probe, send)
     both = [take_reading(window, 9, 1, 0.5, gather=lambda _: torch.stack(sent)) for window in apart]
-    expected = take_reading(together, 9, 1, 0.5, DecoderUse(*torch.tensor([7.0, 29.0, 7.0, 38.0])))
+    expected = take_reading(together, 9, 1, 0.5, DecoderUse(*torch.tensor([7.0, 29.0, 7.0, 38.0, 4.0])))
     assert both == [expected, expected]
 
 
@@ -475,7 +475,7 @@ def test_every_real_step_gets_a_real_step_of_another_sequence():
 
 def test_decoder_use_is_the_mean_difference_of_the_definition():
     module, batch = TinyVAE().eval(), make_batches(1)[0]
-    lost, squares, count, _ = decoder_use(module, batch, posterior_of(module, batch))
+    lost, squares, count, _, wins = decoder_use(module, batch, posterior_of(module, batch))
     mean, logvar = module.posterior_of(batch)
     z = mean + (0.5 * logvar).exp() * torch.randn(mean.shape, generator=torch.Generator().manual_seed(0))
     other_B = z_of_another(torch.arange(16)[:, None], torch.ones(16, dtype=torch.bool)).flatten().tolist()
@@ -487,7 +487,41 @@ def test_decoder_use_is_the_mean_difference_of_the_definition():
     )
     torch.testing.assert_close(lost, expected_B.sum())
     torch.testing.assert_close(squares, expected_B.square().sum())
-    assert count == 16
+    assert (count, wins) == (16, (expected_B > 0).sum())
+
+
+def test_decoder_use_among_several_partners_is_the_mean_over_them_for_each_sequence():
+    module, batch = TinyVAE().eval(), make_batches(1)[0]
+    posterior = posterior_of(module, batch)
+    z = posterior.posterior_mean + (0.5 * posterior.posterior_logvar).exp() * torch.randn(
+        posterior.posterior_mean.shape, generator=torch.Generator().manual_seed(0)
+    )
+    everyone = torch.ones(16, dtype=torch.bool)
+    others_KB = torch.stack(
+        [z_of_another(torch.arange(16)[:, None], everyone, number).flatten() for number in (1, 2, 3)]
+    )
+    assert all(len({own, *others}) == 4 for own, others in enumerate(others_KB.T.tolist()))
+    own_B = module.nll_given_z(batch, z)
+    lost_KB = torch.stack([module.nll_given_z(batch, z[other_B]) - own_B for other_B in others_KB])
+    use = decoder_use(module, batch, posterior, partners=3)
+    torch.testing.assert_close(use.nll_lost, lost_KB.mean(dim=0).sum())
+    torch.testing.assert_close(use.nll_lost_squared, lost_KB.mean(dim=0).square().sum())
+    torch.testing.assert_close(use.wins, (lost_KB > 0).float().mean(dim=0).sum())
+
+
+def test_more_partners_than_there_are_sequences_are_not_asked_for():
+    module, batch = TinyVAE().eval(), make_batches(1)[0][:2]
+    posterior = posterior_of(module, batch)
+    assert decoder_use(module, batch, posterior, partners=3) == decoder_use(module, batch, posterior)
+
+
+def test_a_decoder_that_does_not_listen_wins_half_of_the_time():
+    class DeafVAE(TinyVAE):
+        def nll_given_z(self, batch: Any, z: torch.Tensor) -> torch.Tensor:
+            return super().nll_given_z(batch, 0 * z)
+
+    module, batch = DeafVAE().eval(), make_batches(1)[0]
+    assert decoder_use(module, batch, posterior_of(module, batch), partners=3).wins == 8
 
 
 @pytest.mark.parametrize("padding", [0, 2])
@@ -495,7 +529,7 @@ def test_a_sequence_that_is_alone_has_nothing_to_exchange(padding):
     mask_B = torch.arange(1 + padding) == 0
     batch = torch.ones(1 + padding, 4)
     use = decoder_use(TinyVAE().eval(), batch, StepOutputs(torch.ones(1 + padding, 3), batch[:, :3], mask_B))
-    assert use == (0.0, 0.0, 0, 0)
+    assert use == (0.0, 0.0, 0, 0, 0.0)
 
 
 def test_padding_has_no_part_in_decoder_use():

@@ -1,13 +1,16 @@
 """Verdicts in whole runs: what is said and written of them, what they end, and that a broken run tells the same story."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from lightning import Callback
 
 from seqvae.files import JsonLines, read_rows
 from seqvae.monitors import PosteriorCollapsed, Verdict
+from seqvae.monitors.callback import seconds_left
 from seqvae.monitors.detector import Detector
 from seqvae.reports.run_files import HEALTHY, LAST
 from seqvae.training.callbacks.checkpoint import Checkpoints
@@ -143,9 +146,9 @@ def test_a_run_stopped_where_a_validation_is_due_or_not_goes_on_exactly(step, tm
     unbroken = train(tmp_path / "unbroken")
     judge = Detector.judge
 
-    def harsh(self: Detector, reading: Any) -> Verdict:
+    def harsh(self: Detector, reading: Any, **options: Any) -> Verdict:
         if reading.step != step:
-            return judge(self, reading)
+            return judge(self, reading, **options)
         self.verdict = Verdict("collapsed", step - 1000, "as the test wants it, and long since")
         return self.verdict
 
@@ -174,6 +177,38 @@ def test_a_decoder_that_ignores_z_stops_a_run_too(tmp_path, capsys):
     with pytest.raises(PosteriorCollapsed):
         watch(tmp_path, quiet(on_collapse="stop"), module=Deaf())
     assert capsys.readouterr().err.startswith("posterior: decoder ignores z: stopped after step ")
+
+
+# --- Runs that end by the clock -------------------------------------------------------------------------------------
+
+
+class HalfAMinute(Callback):
+    """Ends a run after 30 seconds of a clock that goes on by a tenth of a second with each step."""
+
+    seconds = 0.0
+
+    def seconds_left(self) -> float:
+        return 30.0 - self.seconds
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        self.seconds += 0.1
+        trainer.should_stop = self.seconds_left() <= 0
+
+
+def test_a_run_that_ends_by_the_clock_is_judged_by_the_steps_that_it_will_reach(tmp_path, monkeypatch):
+    """Of a million steps that are planned, 300: with patience for a million, it was never called."""
+    clock = HalfAMinute()
+    monkeypatch.setattr("seqvae.monitors.callback.time", SimpleNamespace(monotonic=lambda: clock.seconds))
+    trainer = watch(tmp_path, quiet(), clock, module=ScriptedVAE(lambda step: 0.0), max_steps=1_000_000)
+    assert 290 <= trainer.global_step <= 301
+    steps = [row["step"] for row in read_rows(tmp_path / "posterior.jsonl")]
+    assert steps[:3] == [20, 24, 30]
+    assert step_of("collapsed", tmp_path) <= 180
+
+
+def test_the_time_that_lightning_leaves_a_run_is_known(tmp_path):
+    assert seconds_left(make_trainer(tmp_path, [], max_steps=9)) is None
+    assert seconds_left(make_trainer(tmp_path, [], max_steps=9, max_time={"minutes": 1})) == 60.0
 
 
 # --- The checkpoint to go back to -----------------------------------------------------------------------------------

@@ -49,10 +49,14 @@ class TimeLimit(Callback):
     def on_train_start(self, *_: Any) -> None:
         self._started = time.monotonic() - self._earlier_seconds
 
+    def seconds_left(self) -> float:
+        """Return how long the run may still take; monitors plan by it."""
+        return self.limit_seconds - (time.monotonic() - self._started)
+
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if not is_between_steps(trainer):
             return
-        is_over = time.monotonic() - self._started >= self.limit_seconds
+        is_over = self.seconds_left() <= 0
         if trainer.world_size > 1:  # all stop at the same step. sync: one per step
             is_over = trainer.strategy.reduce_boolean_decision(is_over, all=False)
         trainer.should_stop = trainer.should_stop or is_over
