@@ -24,7 +24,7 @@ TRIGGERS = ("collapsing", "collapsed", "decoder_ignores_z")
 """Verdicts that a rescue begins with."""
 LINES: dict[Scope, Thresholds] = {"sequence": OF_SEQUENCES, "step": OF_STEPS}
 FLOORS: dict[Scope, float] = {"sequence": 1.5, "step": 0.3}
-"""Nats of each posterior that are free on the first rung. Collapsed models used them after 24 to 42 steps, and lost less likelihood
+"""Nats of each posterior that are free on the first rung, beside what is free already. Collapsed models used them after 24 to 42 steps, and lost less likelihood
 by them than by 0.25 nats in each dimension or a target of 5."""
 TARGETS = 2.0
 """Target KL of the second rung, in floors."""
@@ -252,11 +252,12 @@ def is_firm(course: Course, scope: Scope) -> bool:
 def courses_of(objective: ObjectiveSettings, reading: Reading) -> dict[Name, Course]:
     """Return the courses that a rescue of such posteriors can take, the user's own last.
 
-    Their weight is the user's, and 1 at most: under more, no floor is kept for long. A floor is never below the user's own.
+    Their weight is the user's, and 1 at most: under more, no floor is kept for long. Floors come on top of the user's own, which has
+    not kept the latent alive.
     """
     weight = 1.0 if objective.target_kl is not None else min(1.0, objective.beta)
     own = Course(weight, resolve_free_bits(objective, reading.scope) * len(reading.kl_per_dim), objective.target_kl)
-    floor = max(FLOORS[reading.scope], own.floor)
+    floor = own.floor + FLOORS[reading.scope]
     courses: dict[Name, Course] = {
         "no_kl": Course(0.0, floor),
         "low_weight": Course(0.2 * weight, floor),
@@ -268,9 +269,7 @@ def courses_of(objective: ObjectiveSettings, reading: Reading) -> dict[Name, Cou
     if per_sequence:
         courses["target_kl"] = Course(weight, 0.0, TARGETS * floor * per_sequence)
     courses["floor"] = Course(weight, floor)
-    half = Course(weight, floor / 2)
-    if half.floor > own.floor and is_firm(half, reading.scope):
+    half = Course(weight, own.floor + FLOORS[reading.scope] / 2)
+    if is_firm(half, reading.scope):
         courses["half_floor"] = half
-    if own != courses["floor"]:
-        courses["own"] = own
-    return courses
+    return courses | {"own": own}

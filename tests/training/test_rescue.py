@@ -216,10 +216,15 @@ def test_a_weight_below_1_is_kept():
     assert found["low_weight"].kl_weight == pytest.approx(0.1)
 
 
-def test_a_floor_is_never_below_the_users_own():
-    found = courses_of(ObjectiveSettings(free_bits=0.05), reading(1))
-    assert [course.floor for course in found.values()] == [1.5, 1.5, 1.5, 0.0, 1.5, pytest.approx(0.8)]
-    assert "half_floor" not in found
+def test_floors_come_on_top_of_the_users_own():
+    found = courses_of(ObjectiveSettings(free_bits=0.25), reading(1))
+    floors = {name: course.floor for name, course in found.items()}
+    assert floors == {
+        **dict.fromkeys(("no_kl", "low_weight", "half_weight", "floor"), 5.5),
+        "target_kl": 0.0,
+        "half_floor": 4.75,
+        "own": 4.0,
+    }
 
 
 def test_a_target_kl_is_in_force_again_where_the_latent_survives_it():

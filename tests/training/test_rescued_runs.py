@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +18,16 @@ from seqvae.errors import Stopped
 from seqvae.files import read_rows
 from seqvae.monitors.callback import PosteriorMetricsMonitor
 from seqvae.monitors.detector import Detector
-from seqvae.training.callbacks.rescue import Rescue
+from seqvae.reports.run_files import BEST, HEALTHY, LAST
+from seqvae.training.callbacks.rescue import Rescue, revive_decoder
 from seqvae.training.fit import fit, make_monitors
 from seqvae.training.module import TrainingModule
+from seqvae.training.run_directory.checkpoint_file import read_lazily
+from seqvae.training.schedules import Steering
 from seqvae.verdicts import Verdict
+from tests.support.short_runs import short_module
+from tests.support.short_runs import train as short_train
+from tests.support.small_models import make_batch
 
 # Lightning 2.6.6 calls torch 2.13 in a way that torch calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")
@@ -218,6 +225,45 @@ def test_a_run_whose_latent_dies_is_healed(tmp_path):
     assert probed["decoder_use"] > max(0.5, 3 * probed["decoder_use_error"])
     assert last["verdict"] in ("healthy", "cannot_tell", "partly_collapsed")
     assert last["step"] <= 1.5 * 300
+    best = read_lazily(run / "checkpoints" / BEST)["global_step"]
+    assert best > ended["step"]  # though the dead state may have had the better ELBO
+
+
+@pytest.mark.parametrize("has_healthy", [False, True])
+def test_the_last_rung_takes_the_weights_of_the_healthy_checkpoint_or_lets_the_decoder_start_from_scratch(
+    has_healthy, tmp_path
+):
+    module, other = short_module(), short_module()
+    for weight in other.network.parameters():
+        torch.nn.init.normal_(weight)
+    if has_healthy:
+        short_train(tmp_path / "checkpoints", module=other, max_steps=1, limit_val_batches=0)
+        (tmp_path / "checkpoints" / LAST).rename(tmp_path / "checkpoints" / HEALTHY)
+    before = {name: weight.clone() for name, weight in module.network.state_dict().items()}
+    strategy = SimpleNamespace(broadcast=lambda decision: decision)
+    made: Any = SimpleNamespace(default_root_dir=tmp_path, strategy=strategy)
+    revive_decoder(made, module)
+    after = module.network.state_dict()
+    if has_healthy:
+        assert all(torch.equal(weight, after[name]) for name, weight in other.network.state_dict().items())
+        return
+    changed = {name for name, weight in before.items() if not torch.equal(weight, after[name])}
+    assert changed
+    assert all(name.startswith("decoder.") for name in changed)
+    once_more = short_module()
+    revive_decoder(made, once_more)  # another process
+    assert all(torch.equal(weight, after[name]) for name, weight in once_more.network.state_dict().items())
+
+
+def test_what_a_rescue_steers_by_reaches_batches_that_are_computed_in_parts():
+    module = short_module()
+    module.steer(Steering(kl_weight=0.5, free_bits=0.0, target_kl=None, since_step=3, last_step=20))
+    assert module.above_floor([]) is None
+    module.steer(Steering(kl_weight=0.5, free_bits=50.0, target_kl=None, since_step=3, last_step=20))
+    above_floor_Z = module.above_floor([make_batch("tokens", [5, 4])])
+    assert above_floor_Z is not None
+    assert not above_floor_Z.any()
+    assert (module.kl_weight_at(7), module.total_steps, module.own_objective.beta) == (0.5, 20, 1.0)
 
 
 def test_the_rescue_stands_right_behind_its_monitor():
