@@ -237,6 +237,7 @@ def test_a_latent_of_each_step_has_a_floor_of_its_own_and_a_target_for_as_many_s
     found = courses_of(PLAIN, reading(1, scope="step"))
     assert found["floor"].floor == FLOORS["step"] < FLOORS["sequence"]
     assert found["target_kl"].target_kl == pytest.approx(2 * FLOORS["step"] * 10)
+    assert found.keys() == {"no_kl", "target_kl", "floor", "own"}
     unknown = courses_of(PLAIN, reading(1, scope="step", decoder_use_steps=None))
     assert "target_kl" not in unknown
 
