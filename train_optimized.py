@@ -102,6 +102,7 @@ def main() -> None:
 def callbacks(settings: TrainingSettings) -> "list[Callback]":
     """Return the monitors of this recipe: of the posterior, and of where the time goes."""
     from seqvae.monitors import PosteriorMetricsMonitor, ThroughputMonitor
+    from seqvae.training.callbacks.rescue import Rescue
 
     watch = settings.watch
     if watch is None:  # --disable_metrics_monitoring
@@ -111,9 +112,14 @@ def callbacks(settings: TrainingSettings) -> "list[Callback]":
         plot_frequency=watch.plot_every_n_steps,  # 1000, or 2000: figures are drawn by another process
         window_size=watch.monitor_window,  # 50, or 50 readings that a trend is judged on
         probe_every_n_readings=watch.probe_every_n_readings,  # 4, or None: only to confirm a suspicion
-        on_collapse=settings.monitoring.on_collapse,
+        on_collapse=settings.monitoring.monitor_on_collapse,
     )
-    return [monitor, ThroughputMonitor(every_n_steps=settings.run.log_every_n_steps)]
+    speed = ThroughputMonitor(every_n_steps=settings.run.log_every_n_steps)
+    if (
+        settings.monitoring.on_collapse == "rescue"
+    ):  # another objective and a fresh optimizer, where the monitor finds a collapse
+        return [monitor, Rescue(monitor, settings.monitoring.rescue_budget), speed]
+    return [monitor, speed]
 
 
 if __name__ == "__main__":

@@ -93,6 +93,7 @@ def main() -> None:
 def callbacks(settings: TrainingSettings) -> "list[Callback]":
     """Return the monitors of this recipe, which read as often as can be."""
     from seqvae.monitors import PosteriorMetricsMonitor, ThroughputMonitor
+    from seqvae.training.callbacks.rescue import Rescue
 
     watch = settings.watch
     if watch is None:  # --disable_metrics_monitoring
@@ -102,10 +103,15 @@ def callbacks(settings: TrainingSettings) -> "list[Callback]":
         plot_frequency=watch.plot_every_n_steps,  # 200, or 500: figures are drawn by another process
         window_size=watch.monitor_window,  # 100, or 100 readings that a trend is judged on
         probe_every_n_readings=watch.probe_every_n_readings,  # 1, or None: at each reading, or only to confirm a suspicion
-        on_collapse=settings.monitoring.on_collapse,
+        on_collapse=settings.monitoring.monitor_on_collapse,
         verbose=not settings.monitoring.fast_detection,  # print each reading
     )
-    return [monitor, ThroughputMonitor(every_n_steps=settings.run.log_every_n_steps)]
+    speed = ThroughputMonitor(every_n_steps=settings.run.log_every_n_steps)
+    if (
+        settings.monitoring.on_collapse == "rescue"
+    ):  # another objective and a fresh optimizer, where the monitor finds a collapse
+        return [monitor, Rescue(monitor, settings.monitoring.rescue_budget), speed]
+    return [monitor, speed]
 
 
 if __name__ == "__main__":

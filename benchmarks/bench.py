@@ -51,6 +51,7 @@ FORMS = {
     "evaluation_cost": Form("speed", is_default=False),
     "many_codes": Form("speed", is_default=False),
     "collapse_zoo": Form("detection", short=("--half", "scored"), is_default=False),
+    "rescue": Form("detection", short=("--only", "demo-tokens.transformer.beta.1.0"), is_default=False),
     "monitor_cost": Form("detection", short=("--stop_after", "100"), is_default=False),
 }
 

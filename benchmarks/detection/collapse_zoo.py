@@ -109,13 +109,13 @@ def record_all(runs: Sequence[ZooRun], directory: Path, jobs: int) -> float:
 class RunWithTruth(NamedTuple):
     """A recorded run and its truth, which is determined before any judge sees it."""
 
-    half: Half
+    run: ZooRun
     record: Record
     truth: Truth
 
 
-def report(runs: Sequence[ZooRun], directory: Path) -> dict[str, Any]:
-    """Print truths, grey zone, scores of all judges and each wrong verdict; return the figures."""
+def known_runs(runs: Sequence[ZooRun], directory: Path) -> list[RunWithTruth]:
+    """Return those of the runs that are recorded, each with its truth."""
     recorded = [run for run in runs if record_path(run, directory).exists()]
     if not recorded:
         raise UsageError(f"no records of these runs in {directory}: make them with --record {directory}")
@@ -127,16 +127,26 @@ def report(runs: Sequence[ZooRun], directory: Path) -> dict[str, Any]:
         has_numbers = stored["measured"] is not None and not has_diverged
         truth = truth_of(measured_from(stored["measured"]) if has_numbers else None, errors[run.data])
         one = record_from(stored)
-        known.append(RunWithTruth(run.half, one, as_far_as_can_be_told(truth, one)))
+        known.append(RunWithTruth(run, one, as_far_as_can_be_told(truth, one)))
+    return known
+
+
+def report(runs: Sequence[ZooRun], directory: Path) -> dict[str, Any]:
+    """Print truths, grey zone, scores of all judges and each wrong verdict; return the figures."""
+    known = known_runs(runs, directory)
     if len(known) < len(runs):
         print(f"{len(known)} of {len(runs)} runs are recorded")
-    counts = Counter((run.truth.name, run.half) for run in known)
+    counts = Counter((run.truth.name, run.run.half) for run in known)
     names = sorted({run.truth.name for run in known})
     print_table("truth", [{"truth": name} | {half: counts[name, half] for half in HALVES} for name in names])
-    grey = [{"half": run.half, "run": run.record.name, "why": run.truth.why} for run in known if not run.truth.right]
+    grey = [
+        {"half": run.run.half, "run": run.record.name, "why": run.truth.why} for run in known if not run.truth.right
+    ]
     if grey:
         print_table("grey zone, not scored", grey)
-    scores = {half: report_half(half, of_half) for half in HALVES if (of_half := [r for r in known if r.half == half])}
+    scores = {
+        half: report_half(half, of_half) for half in HALVES if (of_half := [r for r in known if r.run.half == half])
+    }
     result: dict[str, Any] = {"recorded": len(known), "grey": len(grey), "scores": scores}
     return result | ({"in_short": summary(scores["scored"])} if "scored" in scores else {})
 

@@ -16,6 +16,7 @@ from seqvae.config.training import TrainingSettings
 from seqvae.console import set_up_output
 from seqvae.errors import UsageError, run_command
 from seqvae.monitors import PosteriorMetricsMonitor
+from seqvae.training.callbacks.rescue import Rescue
 from seqvae.training.fit import fit, make_data
 
 PROG = "python -m examples.own_model"
@@ -32,8 +33,11 @@ def main() -> None:
     monitors: list[Callback] = []
     watch = settings.monitoring.watch(OPTIMIZED_WATCH, when_fast=OPTIMIZED_WATCH)
     if watch is not None:  # else --disable_metrics_monitoring
-        on_collapse = settings.monitoring.on_collapse
-        monitors = [PosteriorMetricsMonitor(**watch.monitor_arguments(), on_collapse=on_collapse)]
+        on_collapse = settings.monitoring.monitor_on_collapse
+        monitor = PosteriorMetricsMonitor(**watch.monitor_arguments(), on_collapse=on_collapse)
+        monitors = [monitor]
+        if settings.monitoring.on_collapse == "rescue":
+            monitors.append(Rescue(monitor, settings.monitoring.rescue_budget))
     fit(settings, monitors, network=network)
 
 

@@ -84,15 +84,28 @@ class MonitoringSettings:
     monitor_window: int | None = None
     """Readings that trends are judged on, {fewest} or more; default: {monitor_window}."""
 
-    on_collapse: Literal["warn", "stop"] = "warn"
-    """What happens when the posterior has collapsed, or the decoder ignores it: one line says so, or the run saves a checkpoint
-    and ends with exit code 7."""
+    on_collapse: Literal["warn", "stop", "rescue"] = "warn"
+    """What happens when the posterior has collapsed, or the decoder ignores it: one line says so; or the run saves a checkpoint
+    and ends with exit code 7; or the run rescues itself, also from a collapse under way."""
+
+    rescue_budget: float = 0.3
+    """Share of the run's optimizer steps that all rescues of --on_collapse rescue may take together. Where fewer are left when one
+    begins, the run becomes longer, by this share at most."""
 
     def __post_init__(self) -> None:
         refuse_below(1, self, "monitor_every_n_steps", "plot_every_n_steps")
         refuse_below(FEWEST_IN_WINDOW, self, "monitor_window")
-        if self.disable_metrics_monitoring and self.on_collapse == "stop":
-            raise ValueError("--on_collapse stop needs the monitor, which --disable_metrics_monitoring switches off")
+        if not 0 < self.rescue_budget <= 1:
+            raise ValueError(f"--rescue_budget must be above 0 and 1 at most, got {self.rescue_budget:g}")
+        if self.disable_metrics_monitoring and self.on_collapse != "warn":
+            raise ValueError(
+                f"--on_collapse {self.on_collapse} needs the monitor, which --disable_metrics_monitoring switches off"
+            )
+
+    @property
+    def monitor_on_collapse(self) -> Literal["warn", "stop"]:
+        """What the monitor itself does; a rescue is the work of another callback."""
+        return "stop" if self.on_collapse == "stop" else "warn"
 
     def watch(self, recipe: Watch, when_fast: Watch) -> Watch | None:
         """Return how closely to watch, by the flags and else by the recipe, without or with --fast_detection; None: not at all."""

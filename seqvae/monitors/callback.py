@@ -196,27 +196,10 @@ class PosteriorMetricsMonitor(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._directory = Path(self.log_dir or trainer.default_root_dir)
-        self._last_step = planned_steps(trainer)
-        self._every_n_steps = steps_between_readings(self.update_frequency, self._last_step)
-        self._pace_from = time.monotonic(), trainer.global_step
-        if seconds_left(trainer) is not None:  # how many steps that is, is known once there is a pace
-            self._every_n_steps = min(self._every_n_steps, FIRST_OF_TIMED)
         self._step_read = self._step_drawn = trainer.global_step  # a checkpoint is saved after the reading of its step
+        self._every_n_steps = self.update_frequency
         self._probes = self.probe_decoder and isinstance(pl_module, Probeable)
-        schedule = KLSchedule(self._last_step)
-        if isinstance(pl_module, KnowsKLSchedule):
-            is_steered = pl_module.kl_weight_at(0) is None
-            weight_at = None if is_steered else lambda step: float(pl_module.kl_weight_at(step) or 0.0)
-            schedule = KLSchedule(self._last_step, weight_at, is_steered)
-        self._detector = Detector(
-            self.thresholds,
-            self.window_size,
-            schedule,
-            can_probe=self._probes,
-            can_read_threshold=self.probe_decoder and why_unreadable(pl_module) is None,
-            advises_flags=isinstance(pl_module, KnowsFlags) and pl_module.takes_flags(),
-            circumstances=pl_module.circumstances() if isinstance(pl_module, KnowsCircumstances) else None,
-        )
+        self._begin_to_judge(trainer, pl_module)
         if self._loaded is not None:
             self._detector.load_state_dict(self._loaded)
         if trainer.is_global_zero:
@@ -250,7 +233,8 @@ class PosteriorMetricsMonitor(Callback):
                 self._publisher.doubt(f"{type(pl_module).__name__}: {doubt}", step)
         gather, nth = partial(gathered, trainer=trainer), self.probe_every_n_readings
         probes_now = self._probes and (
-            (nth is not None and (step // self._every_n_steps % nth == 0 or step == self._last_step))
+            not self._is_judging
+            or (nth is not None and (step // self._every_n_steps % nth == 0 or step == self._last_step))
             or not self._detector.points  # a wrong nll_given_z is refused at once
         )
         use = self._decoder.probe(trainer, pl_module, batch, step_outputs) if probes_now else None
@@ -258,15 +242,15 @@ class PosteriorMetricsMonitor(Callback):
         if self._probes and not probes_now and self._detector.wants_decoder_use(reading):
             use = self._decoder.probe(trainer, pl_module, batch, step_outputs)
             reading = with_decoder_use(reading, use, gather)  # sync: a second one, where there is a suspicion
-        closely = self._probes and self._detector.wants_closer_look(reading)
+        closely = self._probes and self._is_judging and self._detector.wants_closer_look(reading)
         if closely:
             use = self._decoder.probe(trainer, pl_module, batch, step_outputs, closely=True)
             reading = with_decoder_use(reading, use, gather)  # sync: and a third, where few sequences do not decide it
-        if self._detector.wants_escape_threshold(reading):
+        if self._is_judging and self._detector.wants_escape_threshold(reading):
             threshold = self._escape.read(trainer, pl_module)  # sync: one for each batch that it is read on
             reading = with_escape_threshold(reading, threshold, gather)
         before, was_certain = self.verdict.name, self._detector.is_certain()
-        verdict = self._detector.judge(reading, looked_closely=closely)
+        verdict = self._detector.judge(reading, looked_closely=closely) if self._is_judging else self.verdict
         self.reading = reading
         if self._publisher is not None:
             self._publisher.reading(reading, verdict)
@@ -324,18 +308,57 @@ class PosteriorMetricsMonitor(Callback):
         if windows and windows["posteriors"].shape[:2] == expected:
             self._window.load_state_dict({name: value[trainer.global_rank] for name, value in windows.items()})
 
+    # --- A rescue ---------------------------------------------------------------------------------------------------
+
+    def stop_judging(self, every_n_steps: int) -> None:
+        """Read, with decoder use, at least this often from now on, and judge nothing: a rescue that tries objectives does so."""
+        self._is_judging = False
+        self._every_n_steps = min(self._every_n_steps, every_n_steps)
+
+    def begin_anew(self, trainer: Trainer, pl_module: LightningModule, why: str) -> None:
+        """Forget all posteriors and readings, as another objective is trained from now on, and judge by its schedule."""
+        before, self._window = self.verdict.name, PosteriorWindow(self._window.capacity)
+        self._begin_to_judge(trainer, pl_module)
+        self._detector.verdict = Verdict("cannot_tell", trainer.global_step, why)
+        if self._publisher is not None:
+            self._publisher.change(self.verdict, before, trainer.global_step)
+
     # --- Parts ------------------------------------------------------------------------------------------------------
 
     def _expect_length(self, trainer: Trainer, step: int) -> None:
         """Plan readings and patience for the steps that a run will reach which ends by the clock; all processes for the same."""
         left, (since, first_step) = seconds_left(trainer), self._pace_from
-        if left is None or step <= first_step:
+        if left is None or step <= first_step or not self._is_judging:
             return
         pace = (time.monotonic() - since) / (step - first_step)
         reached = step + max(0, round(left / max(pace, 1e-9)))
         reached = trainer.strategy.broadcast(min(reached, self._last_step or reached))
         self._every_n_steps = steps_between_readings(self.update_frequency, reached)
         self._detector.expect(reached)
+
+    def _begin_to_judge(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take a detector that knows the run's length and the schedule of its KL weight."""
+        self._is_judging = True
+        """False while a rescue goes on."""
+        self._last_step = planned_steps(trainer)
+        self._every_n_steps = steps_between_readings(self.update_frequency, self._last_step)
+        self._pace_from = time.monotonic(), trainer.global_step
+        if seconds_left(trainer) is not None:  # how many steps that is, is known once there is a pace
+            self._every_n_steps = min(self._every_n_steps, FIRST_OF_TIMED)
+        schedule = KLSchedule(self._last_step)
+        if isinstance(pl_module, KnowsKLSchedule):
+            is_steered = pl_module.kl_weight_at(0) is None
+            weight_at = None if is_steered else lambda step: float(pl_module.kl_weight_at(step) or 0.0)
+            schedule = KLSchedule(self._last_step, weight_at, is_steered)
+        self._detector = Detector(
+            self.thresholds,
+            self.window_size,
+            schedule,
+            can_probe=self._probes,
+            can_read_threshold=self.probe_decoder and why_unreadable(pl_module) is None,
+            advises_flags=isinstance(pl_module, KnowsFlags) and pl_module.takes_flags(),
+            circumstances=pl_module.circumstances() if isinstance(pl_module, KnowsCircumstances) else None,
+        )
 
     def _stop(self, trainer: Trainer) -> None:
         """Save and end the run. All processes come here at the same step, since all have the same readings."""
@@ -359,7 +382,7 @@ class PosteriorMetricsMonitor(Callback):
             return
         publisher.try_again()
         publisher.finish(seconds)  # figures that were begun before
-        if draws and self.reading is not None:
+        if draws and self.reading is not None and self._window.rows() is not None:  # a rescue may have just emptied it
             publisher.draw(self._window, self.reading.step)
             publisher.finish(seconds)
 

@@ -49,9 +49,12 @@ class Publisher:
         `unprobed` names a module whose decoder use should be read and cannot; `stops`: the collapse in force has ended the run.
         """
 
+        rows = [row for row in self._events.rows() if row.get("event") in REMADE and row["step"] == step]
+        while rows and rows[-1].get("verdict") != in_force.name:  # a step can bring two: a collapse, and its rescue
+            rows.pop()
+
         def will_be_remade(row: dict[str, Any]) -> bool:
-            is_beyond = row["step"] > step or (row["step"] == step and row.get("verdict") != in_force.name)
-            return row.get("event") in REMADE and is_beyond
+            return row.get("event") in REMADE and (row["step"] > step or (row["step"] == step and row not in rows))
 
         self._readings.start_after(step)
         self._events.drop(will_be_remade)

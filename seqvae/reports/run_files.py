@@ -23,6 +23,8 @@ from seqvae.files import parse_rows, replace_file, whole_lines
 ENVIRONMENT, EVENTS, FACTS, REPORT = "environment.json", "events.jsonl", "run.json", "report.html"
 BEST, LAST, PREVIOUS, HEALTHY = "best.ckpt", "last.ckpt", "previous.ckpt", "healthy.ckpt"
 """In the folder `checkpoints`."""
+RESCUE = "rescue"
+"""The event of each move of a rescue."""
 PACKAGES = (
     *("torch", "lightning", "torchmetrics", "numpy", "pyarrow", "pandas", "matplotlib", "jsonargparse", "tokenizers"),
     *("tensorboard", "wandb", "mlflow-skinny"),

@@ -37,7 +37,7 @@ from seqvae.reports.read_run import (
     texts,
     whole,
 )
-from seqvae.reports.run_files import ENVIRONMENT, EVENTS, FACTS
+from seqvae.reports.run_files import ENVIRONMENT, EVENTS, FACTS, RESCUE
 from seqvae.reports.story import GIVEN_UP, moment, story_of
 from seqvae.text import brief, counted, duration, percent, visible
 
@@ -117,6 +117,8 @@ def report_page(run: Run, now: float) -> str:
             for row in run.events
             if row["event"] == "verdict"
         ],
+        "rescue_rows": rescue_rows(run),
+        "rescued": rescued(run),
         "evaluations": evaluation_tables(run),
         "previews": [[str(place), *pair] for place, pair in enumerate(preview.pairs, 1)] if preview else [],
         "samples": [[str(place), one] for place, one in enumerate(preview.samples, 1)] if preview else [],
@@ -368,13 +370,48 @@ def shown(value: str | None) -> str:
     return "none" if value is None else value
 
 
+def rescue_rows(run: Run) -> list[list[str]]:
+    """Return step, outcome of what was before, KL weight, and free nats of each move of the run's rescues."""
+    rows = []
+    for row in run.events:
+        if row["event"] == RESCUE:
+            target, weight = number(row, "target_kl"), _value(row, "kl_weight")
+            steered = weight if target is None else f"steered to a KL of {brief(target)}"
+            rows.append([f"{whole(row, 'step') or 0:,}", text(row, "outcome"), steered, _value(row, "floor")])
+    return rows[:MOST_SHOWN]
+
+
+def rescued(run: Run) -> str:
+    """Say what the rescues of a run came to, what they took, and what the latent costs beside the dead state."""
+    moves = [row for row in run.events if row["event"] == RESCUE]
+    if not moves:
+        return ""
+    last, begun = moves[-1], number(moves[0], "step") or 0.0
+    stands = {
+        "watching": "The latent came to life, and the last row stands.",
+        "given_up": "The latent did not stay alive within the budget; the last row stands, and no further rescue is tried.",
+    }.get(text(last, "phase"), "The rescue goes on.")
+    used, budget = whole(last, "used_steps") or 0, whole(last, "budget_steps") or 0
+    found = f"{stands} {used:,} of {budget:,} steps were used."
+    before = [row for row in run.comparable_validations if (number(row, "step") or 0.0) <= begun]
+    after = run.comparable_validations[-1] if run.comparable_validations else {}
+    dead, alive = (number(row, "valid_elbo") for row in (before[-1] if before else {}, after))
+    if dead is None or alive is None or before[-1] is after:
+        return f"{found} There are no two validations to compare the ELBO by."
+    then, now = whole(before[-1], "step") or 0, whole(after, "step") or 0
+    return (
+        f"{found} The validation ELBO was {brief(dead)} nats per sequence before the rescue (step {then:,}) and is {brief(alive)} "
+        f"now (step {now:,}). A run that is left dead often ends with the better ELBO."
+    )
+
+
 def survived_rows(run: Run) -> tuple[list[list[str]], str]:
     """Return what happened beside verdicts, and a note on what is left out."""
     counts = Counter[str]()
     kept = []
     for row in run.events:
         name = row["event"]
-        if name in ("started", "verdict", "finished"):
+        if name in ("started", "verdict", "finished", RESCUE):
             continue
         counts[name] += 1
         if counts[name] <= MOST_SHOWN:

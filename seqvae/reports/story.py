@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from seqvae.reports.read_run import Row, Run, column, number, text, texts, whole
-from seqvae.reports.run_files import BEST, LAST
+from seqvae.reports.run_files import BEST, LAST, RESCUE
 from seqvae.text import brief, duration
 from seqvae.verdicts import USE_UNKNOWN_SENTENCE, VERDICTS, Tone, advice_on, readable, sentence_of, tone_of
 
@@ -82,6 +82,8 @@ def end_of(events: Sequence[Row]) -> Row | None:
 def state_of(run: Run, end: Row | None, now: float) -> str:
     """Say how far a run got, and whether it still goes on."""
     total = (whole(end, "total_steps") if end else None) or whole(run.facts, "total_steps")
+    longer = [whole(row, "last_step") or 0 for row in run.events if row["event"] == RESCUE]
+    total = max(total, *longer) if total and longer else total
     step = whole(end, "step") if end else run.step
     place = f"step {step or run.step:,}" + (f" of {total:,}" if total else "")
     if end is None:

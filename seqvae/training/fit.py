@@ -34,6 +34,7 @@ from seqvae.training.callbacks.memory import FlatMemory
 from seqvae.training.callbacks.nonfinite import MOST_TIMES, NonFiniteError, Recovery, SkippedSteps, read_recovery
 from seqvae.training.callbacks.progress import Progress
 from seqvae.training.callbacks.report import RunReport
+from seqvae.training.callbacks.rescue import Rescue
 from seqvae.training.distributed import (
     Devices,
     ResolvedPrecision,
@@ -69,7 +70,7 @@ from seqvae.training.run_directory.resume import (
     refuse_other_run,
     refuse_unwritable,
 )
-from seqvae.training.schedules import Plan, has_full_kl_weight, plan_run
+from seqvae.training.schedules import Plan, has_full_kl_weight, lengthened, plan_run
 from seqvae.training.trainer import default_trainer_arguments, make_logger, make_previews
 from seqvae.verdicts import FLOOR_NATS
 
@@ -131,12 +132,13 @@ def fit(
                     f"--init_from {settings.run.init_from}: {start.directory} goes on from its own {start.checkpoint.name}; "
                     "give another --run_name to start over with these weights"
                 )
-            if (finished := result_of_finished(start.directory, settings, plan)) is not None:
+            whole = plan._replace(total_steps=lengthened(plan.total_steps, stored.get("steering")))
+            if (finished := result_of_finished(start.directory, settings, whole)) is not None:
                 return finished
-            if step > plan.total_steps:
+            if step > whole.total_steps:
                 raise UsageError(
                     f"{start.checkpoint} is at step {step:,}, but --max_steps and --max_epochs make a run of "
-                    f"{plan.total_steps:,}: raise them, or start over with another --run_name"
+                    f"{whole.total_steps:,}: raise them, or start over with another --run_name"
                 )
         if settings.run.init_from is not None:
             path = Path(settings.run.init_from).expanduser()
@@ -178,11 +180,14 @@ class _Run:
     directory: Path
     checkpoint: Path | None
     """The checkpoint that the next session goes on from."""
-    plan: Plan
+    planned: Plan
+    """As the settings say."""
     compiler_remark: str
     resume_command: str
     began_at: int = 0
     """The step that the present session began at."""
+    plan: Plan = field(init=False)
+    """That of the present session: at its rate, and with what a rescue added to it before."""
     progress: Progress = field(init=False)
     stop_on_signal: StopOnSignal = field(init=False)
     """Those of the present session."""
@@ -191,14 +196,16 @@ class _Run:
         """Hold sessions, each after the first from an earlier checkpoint and at a lower rate, until one ends well."""
         settings = self.settings
         requested = resolve_precision(settings.compute.precision, self.devices.accelerator)
-        recovery = read_recovery(self.directory, self.plan.lr)
+        recovery = read_recovery(self.directory, self.planned.lr)
         beginning = {name: weight.clone() for name, weight in self.network.state_dict().items()}
         is_announced = False
         while True:
-            plan = self.plan = self.plan._replace(lr=recovery.lr)
-            precision = recovery.resolve_precision(requested)
             # Read before the session overwrites the file.
-            self.began_at = 0 if self.checkpoint is None else int(read_lazily(self.checkpoint)["global_step"])
+            stored: dict[str, Any] = {"global_step": 0} if self.checkpoint is None else read_lazily(self.checkpoint)
+            self.began_at = int(stored["global_step"])
+            total_steps = lengthened(self.planned.total_steps, stored.get("steering"))
+            plan = self.plan = self.planned._replace(lr=recovery.lr, total_steps=total_steps)
+            precision = recovery.resolve_precision(requested)
             module = TrainingModule(
                 self.network,
                 settings.objective,
@@ -209,6 +216,7 @@ class _Run:
                 classes=len(self.data.description.classes),
             )
             module.events = self.events
+            module.offers_rescue = settings.monitoring.on_collapse != "rescue"
             trainer = self._make_trainer(module, precision)
             if not is_announced:
                 self._announce(precision)
@@ -249,7 +257,14 @@ class _Run:
             callbacks.append(TimeLimit(run.time_limit))
         if (patience := validation.early_stopping_patience) is not None:
             total_steps, objective = self.plan.total_steps, self.settings.objective
-            callbacks.append(EarlyStopping(patience, lambda step: has_full_kl_weight(step, total_steps, objective)))
+            rescues = [callback for callback in self.callbacks if isinstance(callback, Rescue)]
+
+            def is_counted(step: int) -> bool:
+                if module.steering is not None:
+                    return not any(rescue.is_active for rescue in rescues)
+                return has_full_kl_weight(step, total_steps, objective)
+
+            callbacks.append(EarlyStopping(patience, is_counted))
         skipped = SkippedSteps(module.judge, events, data.split("train").ids)
         self.stop_on_signal = StopOnSignal(checkpoints, self.resume_command)
         return [*callbacks, skipped, self.stop_on_signal, checkpoints]
@@ -338,11 +353,12 @@ class _Run:
                 self._validate_on_all(trainer, module)
             self.progress.finish()
             ended_by: EndedBy = "steps"
-            if trainer.global_step < self.plan.total_steps:
+            plan = self.plan._replace(total_steps=module.total_steps)  # with what a rescue added
+            if trainer.global_step < plan.total_steps:
                 early = trainer.early_stopping_callback
                 is_early = early is not None and early.wait_count >= early.patience
                 ended_by = "early_stopping_patience" if is_early else "max_time"
-            result = result_of(trainer, self.plan, self.settings, ended_by, self.events)
+            result = result_of(trainer, plan, self.settings, ended_by, self.events)
         except Stopped as stop:
             self.events.note("interrupted", trainer.global_step)
             if not stop.message:  # in the last validation, when all that was trained was saved
@@ -481,7 +497,10 @@ def make_monitors(settings: TrainingSettings) -> list[Callback]:
         plot_frequency=watch.plot_every_n_steps,
         window_size=watch.monitor_window,
         probe_every_n_readings=watch.probe_every_n_readings,
-        on_collapse=settings.monitoring.on_collapse,
+        on_collapse=settings.monitoring.monitor_on_collapse,
         verbose=settings.VERBOSE_WATCH and not settings.monitoring.fast_detection,
     )
-    return [monitor, ThroughputMonitor(every_n_steps=settings.run.log_every_n_steps)]
+    speed = ThroughputMonitor(every_n_steps=settings.run.log_every_n_steps)
+    if settings.monitoring.on_collapse == "rescue":
+        return [monitor, Rescue(monitor, settings.monitoring.rescue_budget), speed]
+    return [monitor, speed]

@@ -34,7 +34,7 @@ from seqvae.training.objective import (
     resolve_free_bits,
 )
 from seqvae.training.run_directory.records import RunEvents
-from seqvae.training.schedules import KLWeight, learning_rate_factor, scheduled_kl_weight
+from seqvae.training.schedules import KLWeight, Steering, learning_rate_factor, scheduled_kl_weight
 from seqvae.verdicts import Circumstances
 
 TRAINING, VALIDATION = 0, 1
@@ -66,6 +66,9 @@ class Probeable(Protocol):
 class TrainingModule(lightning.LightningModule):
     """Lightning module that trains a network which turns a batch into a `VAEOutput`."""
 
+    steering: Steering | None = None
+    """What a rescue has put in place of the schedules."""
+
     def __init__(
         self,
         network: nn.Module,
@@ -80,7 +83,8 @@ class TrainingModule(lightning.LightningModule):
         """`origin` goes into every checkpoint: what it takes to build the network again, in types of JSON."""
         super().__init__()
         self.network = network
-        self.objective = objective
+        self.objective = self.own_objective = objective
+        """In force, and as set by the user."""
         self.optimizer = optimizer
         self.total_steps = total_steps
         self.seed = seed
@@ -94,6 +98,8 @@ class TrainingModule(lightning.LightningModule):
         self.micro_batches = MicroBatches(self)
         self.events: RunEvents | None = None
         """Where it is reported what a step survived."""
+        self.offers_rescue = False
+        """Whether --on_collapse rescue can be advised: it is not in force."""
         if isinstance(network, Probeable):  # by these methods a monitor sees whether the decoder uses z
             self.posterior_of, self.nll_given_z = network.encode, network.nll_given_z
         if isinstance(network, SequenceVAE) and not network.latent_per_step:
@@ -191,6 +197,18 @@ class TrainingModule(lightning.LightningModule):
             return None
         return scheduled_kl_weight(step, self.total_steps, self.objective)
 
+    def steer(self, steering: Steering) -> None:
+        """Train by another objective from now on, and with a learning rate that rises and falls once more."""
+        self.steering, self.objective = steering, steering.objective(self.own_objective)
+        self.total_steps = max(self.total_steps, steering.last_step)
+        self.kl_weight = KLWeight(self.objective, self.total_steps).to(self.device)
+
+    def learning_rate_factor(self, step: int) -> float:
+        """Return the share of --lr in an optimizer step."""
+        if self.steering is not None:
+            return self.steering.learning_rate_factor(step, self.total_steps, self.optimizer)
+        return learning_rate_factor(step, self.total_steps, self.optimizer)
+
     def takes_flags(self) -> bool:
         """Return whether the flags of the model have an effect, too, so that a monitor may advise them."""
         return isinstance(self.network, SequenceVAE)
@@ -205,6 +223,7 @@ class TrainingModule(lightning.LightningModule):
             has_normalised_means=settings.posterior == "batch_norm",
             has_label_loss=self.network.classifier is not None and self.objective.label_weight > 0,
             sees_inputs=self.network.decoder.autoregressive,
+            offers_rescue=self.offers_rescue,
         )
 
     def optimizer_step(self, *arguments: Any, **named: Any) -> None:
@@ -243,14 +262,18 @@ class TrainingModule(lightning.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["origin"] = self.origin
         checkpoint["parts"] = self.micro_batches.parts.state_dict()
+        if self.steering is not None:
+            checkpoint["steering"] = self.steering._asdict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.micro_batches.parts.load_state_dict(checkpoint.get("parts", {}))  # older ones were never split
+        if "steering" in checkpoint:  # before the weights are loaded, as a controller has some of its own
+            self.steer(Steering(**checkpoint["steering"]))
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        settings = self.optimizer
-        optimizer = make_optimizer(self.network, settings)
-        schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, self.total_steps, settings))
+        optimizer = make_optimizer(self.network, self.optimizer)
+        # No bound method: the schedule would store it in checkpoints.
+        schedule = LambdaLR(optimizer, lambda step: self.learning_rate_factor(step))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def configure_gradient_clipping(self, optimizer: Optimizer, *_: Any, **__: Any) -> None:

@@ -5,7 +5,9 @@ that watches the KL.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -105,6 +107,40 @@ def scheduled_kl_weight(step: int, total_steps: int, settings: ObjectiveSettings
         # Along an S (Bowman et al. 2016): slow where the latent comes to life, and before the end.
         progress = 1 / (1 + math.exp(STEEPNESS * (0.5 - progress)))
     return settings.beta * progress
+
+
+REWARMING_STEPS, REWARMING_SHARE = 20, 0.1
+"""Optimizer steps over which the learning rate rises again where the optimizer begins anew, whose second moments are means over 50;
+the second is the share of the steps that are left, where that is less."""
+
+
+class Steering(NamedTuple):
+    """What a rescue has put in place of the schedules of the KL weight and of the learning rate. In types of JSON."""
+
+    kl_weight: float
+    """Constant from now on."""
+    free_bits: float
+    target_kl: float | None
+    since_step: int
+    """The optimizer began anew behind this step, and so did the schedule of its rate, for the steps that are left."""
+    last_step: int
+    """The run ends with it, or later."""
+
+    def objective(self, settings: ObjectiveSettings) -> ObjectiveSettings:
+        """Return the objective that is trained; `settings`: the user's."""
+        weight, free_bits, target_kl = self.kl_weight, self.free_bits, self.target_kl
+        return replace(settings, kl_schedule="constant", beta=weight, free_bits=free_bits, target_kl=target_kl)
+
+    def learning_rate_factor(self, step: int, total_steps: int, settings: OptimizerSettings) -> float:
+        """Return the share of --lr: all of it however late the rescue, as a rate near 0 would heal nothing."""
+        left = max(1, total_steps - self.since_step)
+        settings = replace(settings, warmup=min(REWARMING_STEPS / left, REWARMING_SHARE))
+        return learning_rate_factor(step - self.since_step, left, settings)
+
+
+def lengthened(total_steps: int, steering: Mapping[str, Any] | None) -> int:
+    """Return the steps of a run with what a rescue added to it; `steering` is that of a checkpoint."""
+    return total_steps if steering is None else max(total_steps, int(steering["last_step"]))
 
 
 def has_full_kl_weight(step: int, total_steps: int, settings: ObjectiveSettings) -> bool:

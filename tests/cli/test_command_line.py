@@ -256,7 +256,7 @@ def test_a_mistake_on_the_line_is_named_as_it_was_typed(line, message):
 
 
 def test_a_misspelled_preset_is_suggested():
-    presets = "debug, high_memory, max_speed, memory_limited or recommended"
+    presets = "debug, high_memory, max_speed, memory_limited, recommended or self_healing"
     assert message_of("--preset debgu") == f"--preset wants {presets}, got 'debgu'; did you mean debug?"
 
 
@@ -405,7 +405,7 @@ def test_help_explains_every_flag_within_the_terminal(monkeypatch, capsys, colum
     for flag in FLAGS.values():
         assert f"--{'[no_]' if flag.is_switch else ''}{flag.name}" in words
         assert flag.help in words
-    assert "--preset {debug,high_memory,max_speed,memory_limited,recommended}" in words
+    assert "--preset {debug,high_memory,max_speed,memory_limited,recommended,self_healing}" in words
     for theme in ("Data:", "Sequences:", "Cache:", "Batches:", "Loading:", "Presets, files, help:"):
         assert theme in text.splitlines()
 
@@ -491,7 +491,7 @@ def test_a_preset_sets_known_flags_to_valid_values_and_gives_its_reasons(path):
 
 def test_the_presets_are_those_that_are_documented():
     assert [path.stem for path in sorted(PRESETS_DIR.glob("*"))] == [
-        *("debug", "high_memory", "max_speed", "memory_limited", "recommended")
+        *("debug", "high_memory", "max_speed", "memory_limited", "recommended", "self_healing")
     ]
 
 

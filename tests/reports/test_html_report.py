@@ -210,6 +210,25 @@ def test_padding_is_blamed_on_what_pads(settings, advice, tmp_path):
     assert advice in bottleneck(run._replace(throughput=padded, settings={**run.settings, **settings}))
 
 
+def test_a_rescue_is_told_with_what_it_cost_and_what_stands(tmp_path):
+    run = make_run(tmp_path / "a")
+    moves = [("healing", 300, "collapsed", 1.5, 0), ("lowering", 350, "alive after 50 steps", 0.75, 50)]
+    moves += [("watching", 400, "lost on this course after 50 steps", 1.5, 100)]
+    lengths = {"last_step": 1200, "budget_steps": 300}
+    rows = [
+        event("rescue", step, phase=phase, outcome=outcome, floor=floor, kl_weight=1.0, used_steps=used, **lengths)
+        for phase, step, outcome, floor, used in moves
+    ]
+    with (run / "events.jsonl").open("a") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
+    text = page_of(run)
+    assert "The latent came to life, and the last row stands. 100 of 300 steps were used." in text
+    assert "before the rescue (step 300)" in text
+    assert "lost on this course after 50 steps" in text
+    assert "of 1,200" in text
+    assert text.count("alive after 50 steps") == 1  # not once more under what it survived
+
+
 def test_what_a_run_survived_is_listed_and_much_of_one_kind_is_counted(tmp_path):
     run = read_run(make_run(tmp_path / "a"))
     many = [event("step_skipped", step, said="NaN") for step in range(60)]

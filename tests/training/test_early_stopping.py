@@ -45,3 +45,11 @@ def test_a_run_that_goes_on_counts_on_by_the_patience_it_is_given():
     assert after.state_key == before.state_key == "EarlyStopping{'monitor': 'valid_elbo', 'mode': 'max'}"
     after.load_state_dict(before.state_dict())
     assert [validate(after, step, -step) for step in (3, 4)] == [False, True]
+
+
+def test_a_rescue_has_the_best_elbo_so_far_forgotten():
+    callback = EarlyStopping(1, lambda step: True)
+    assert not validate(callback, 10, -100)
+    callback.begin_anew()
+    assert not validate(callback, 20, -150)
+    assert validate(callback, 30, -151)

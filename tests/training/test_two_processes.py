@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from seqvae.data.demo import write_demo
+from seqvae.files import read_rows
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = (
@@ -52,3 +53,24 @@ def test_two_processes_of_labelled_events_equal_one(tmp_path):
     together = run(tmp_path, "two", f"{words} --devices 2 --gradient_accumulation_steps 1")
     columns = [*COLUMNS, "valid_auroc", "valid_auprc"]
     pd.testing.assert_frame_equal(together[columns], alone[columns], rtol=1e-3, check_exact=False)
+
+
+@pytest.mark.slow
+def test_two_processes_are_rescued_as_one_is(tmp_path):
+    """The collapse is a real one, and a course that depends on a reading would show that the processes read differently."""
+    words = "--kl_schedule constant --free_bits 0 --beta 4 --max_steps 120 --on_collapse rescue --rescue_budget 0.6"
+    alone = run(tmp_path, "one", f"{words} --gradient_accumulation_steps 2")
+    together = run(tmp_path, "two", f"{words} --devices 2 --gradient_accumulation_steps 1")
+    names = ("step", "course", "phase", "outcome", "last_step", "used_steps")
+    one, two = (
+        [
+            [row[name] for name in names]
+            for row in read_rows(tmp_path / name / "events.jsonl")
+            if row["event"] == "rescue"
+        ]
+        for name in ("one", "two")
+    )
+    assert one == two != []
+    assert alone["step"].iloc[-1] > 120
+    pd.testing.assert_frame_equal(together[["step", "kl_weight", "lr"]], alone[["step", "kl_weight", "lr"]])
+    pd.testing.assert_frame_equal(together[["loss"]], alone[["loss"]], rtol=1e-2, check_exact=False)

@@ -149,6 +149,10 @@ class Checkpoints(Checkpoint):
             return True
         return self._save(trainer, as_best=False, as_last=True)
 
+    def forget_best(self) -> None:
+        """Search for the best anew, as a rescue has changed what is trained: a dead latent often has the better ELBO."""
+        self._best_elbo = None
+
     def _is_last_due(self, trainer: Trainer) -> bool:
         """Return whether the run ends here, or it is time; without validations and a number of steps, after each epoch."""
         if trainer.should_stop or trainer.global_step >= trainer.max_steps:

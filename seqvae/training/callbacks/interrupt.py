@@ -85,6 +85,10 @@ class EarlyStopping(early_stopping.EarlyStopping):
             self.sequences, self.wait_count, self.best_score = sequences, 0, torch.tensor(float("-inf"))
         super().on_validation_end(trainer, pl_module)
 
+    def begin_anew(self) -> None:
+        """Forget the best ELBO so far."""
+        self.sequences = None
+
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"sequences": self.sequences}
 

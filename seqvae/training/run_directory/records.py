@@ -181,6 +181,11 @@ class RunEvents:
         if self.writes:
             self._lines.append({"time": utc_now(), "step": step, "event": event, **fields})
 
+    def start_after(self, event: str, step: int) -> None:
+        """Remove the events of this name beyond a step, which a run that goes on from there makes again."""
+        if self.writes:
+            self._lines.drop(lambda row: row.get("event") == event and row["step"] > step)
+
     def survived(self, event: str, step: int, message: str, **fields: Any) -> None:
         """Write and log something that did not end the run."""
         count = self._counts[event] = self._counts.get(event, 0) + 1
