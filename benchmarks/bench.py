@@ -51,7 +51,13 @@ FORMS = {
     "evaluation_cost": Form("speed", is_default=False),
     "many_codes": Form("speed", is_default=False),
     "collapse_zoo": Form("detection", short=("--half", "scored"), is_default=False),
-    "rescue": Form("detection", short=("--only", "demo-tokens.transformer.beta.1.0"), is_default=False),
+    "threshold": Form("detection", short=("--closed",), is_default=False),
+    "rescue": Form(
+        "detection",
+        short=("--zoo", "runs/zoo", "--only", "weight-4.demo"),
+        full=("--zoo", "runs/zoo"),
+        is_default=False,
+    ),
     "monitor_cost": Form("detection", short=("--stop_after", "100"), is_default=False),
 }
 

@@ -91,6 +91,11 @@ TABLES: dict[str, tuple[Table, ...]] = {
         Table("Memory of a million token ids: the likelihood of 240 tokens, forward and backward", "memory"),
     ),
     "collapse_zoo": (Table("The half that was not tuned on", "in_short"),),
+    "threshold": (
+        Table("Closed forms", "closed"),
+        Table("Trainings at constant weights, as multiples of the ideal threshold", "runs"),
+        Table("In all", "in_short"),
+    ),
     "rescue": (Table("Runs that die, left alone and rescued", "runs"), Table("In all", "in_short")),
     "monitor_cost": (Table("In the monitor's hooks", "rows"),),
     "long_run": (Table("Memory over a long run, each tenth of it", "tenths"), Table("In all", "all")),
