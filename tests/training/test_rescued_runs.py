@@ -59,8 +59,8 @@ def make_collapse(monkeypatch: pytest.MonkeyPatch, *steps: int, lives: Callable[
     """Let verdicts be a collapse at the first reading behind each of some steps, and life be a function of the step."""
     judge = Detector.judge
 
-    def harsh(self: Detector, reading: Any) -> Verdict:
-        verdict = judge(self, reading)
+    def harsh(self: Detector, reading: Any, **options: Any) -> Verdict:
+        verdict = judge(self, reading, **options)
         if any(step <= reading.step < step + 4 for step in steps):
             self.verdict = verdict = Verdict("collapsed", reading.step, "as the test wants it")
         return verdict
