@@ -51,6 +51,7 @@ from seqvae.models.backbones import Decoder
 from seqvae.models.posteriors import Posterior
 from seqvae.models.vae import SequenceVAE
 from seqvae.monitors.callback import FEWEST_READINGS, PosteriorMetricsMonitor
+from seqvae.monitors.contract import step_outputs_of
 from seqvae.monitors.decoder_use import undisturbed
 from seqvae.monitors.escape import EscapeThreshold, ThresholdReader, why_unreadable
 from seqvae.monitors.formulas import mean_of_variances, variance_of_means
@@ -152,7 +153,9 @@ class ThresholdRecorder(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         reading, step = self.monitor.reading, trainer.global_step
-        if reading is None or reading.step != step or step % self.every_n_steps or why_unreadable(pl_module):
+        if reading is None or reading.step != step or step % self.every_n_steps:
+            return
+        if why_unreadable(pl_module, step_outputs_of(pl_module, outputs, batch)) is not None:
             return
         if reading.rate < FAINT_ENOUGH and reading.escape_threshold is None:
             self.found[step] = self.reader.read(trainer, pl_module)

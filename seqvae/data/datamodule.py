@@ -299,7 +299,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         sequences = self.split("train")
         lengths_N = sequences.lengths_N
         chosen_C = choose_sequences(lengths_N, sequences.stored_N, min(SCORED_SEQUENCES, len(lengths_N)))
-        limits = resolve_evaluation_limits(lengths_N, self.batches, self.lengths.max_sequence_length)
+        limits = self.limits  # those of training, since gradients take as much room
         plan = plan_epoch(cut_batches(lengths_N[chosen_C], limits), seed=0, epoch=0)
         return [
             gather_batch(sequences, limits, chosen_C[batch_B])

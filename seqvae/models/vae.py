@@ -150,18 +150,19 @@ class SequenceVAE(nn.Module):
         """Return what the escape threshold is estimated from (`LatentScores` of the monitors), for a latent of each sequence.
 
         These are the gradients of log p by what z adds to the decoder's layers, at z = 0, of the data, (P, B, M), and of targets
-        that the decoder draws, (K, B, M); and what the posterior's mean is linear in. The decoder alone is as in training; where
-        it has dropout, each draw has a pass with a mask of its own.
+        that the decoder draws, (K, B, M); and what the posterior's mean is linear in. The decoder is as in training, the encoder
+        is not; where there is dropout, each draw has a pass with a mask of its own.
         """
         with torch.no_grad():
             steps_BTW = self.embedding(batch)
             features_BW, _ = self.features(batch, steps_BTW)
         nll_of_drawn: Any = self.likelihood.nll_of_drawn
-        modes = [(part, part.training) for part in (self, *self.decoder.modules(), self.input_dropout)]
+        parts = (self, *self.decoder.modules(), *self.likelihood.modules(), self.input_dropout)
+        modes = [(part, part.training, part._compiled_call_impl) for part in parts]
         data, drawn, passes = [], [], draws if max(self.word_dropout, self.settings.dropout) > 0 else 1
         try:
-            for part, _ in modes:
-                part.training = True
+            for part in parts:
+                part.training, part._compiled_call_impl = True, None  # compiled code goes backward only once
             with torch.enable_grad():
                 for _ in range(passes):
                     added_B1M = self.decoder.latent.bias.detach().expand(len(steps_BTW), 1, -1).clone().requires_grad_()
@@ -171,8 +172,8 @@ class SequenceVAE(nn.Module):
                         nll_BS = nll_of_drawn(hidden_BSW, batch, int(torch.randint(2**62, ())))
                         drawn.append(_gradient(-nll_BS, added_B1M))
         finally:
-            for part, mode in modes:
-                part.training = mode
+            for part, mode, compiled in modes:
+                part.training, part._compiled_call_impl = mode, compiled
         return torch.stack(data), torch.stack(drawn), features_BW
 
     def use_gradient_checkpointing(self) -> None:

@@ -230,7 +230,7 @@ class PosteriorMetricsMonitor(Callback):
             if (
                 isinstance(loss, Tensor) and (doubt := describe_loss(loss, step_outputs)) is not None
             ):  # sync: a few a run
-                self._publisher.doubt(f"{type(pl_module).__name__}: {doubt}", step)
+                self._publisher.remark(f"{type(pl_module).__name__}: {doubt}", step)
         gather, nth = partial(gathered, trainer=trainer), self.probe_every_n_readings
         probes_now = self._probes and (
             not self._is_judging
@@ -246,6 +246,8 @@ class PosteriorMetricsMonitor(Callback):
         if closely:
             use = self._decoder.probe(trainer, pl_module, batch, step_outputs, closely=True)
             reading = with_decoder_use(reading, use, gather)  # sync: and a third, where few sequences do not decide it
+        unreadable = why_unreadable(pl_module, step_outputs)
+        self._detector.can_read_threshold = self.probe_decoder and unreadable is None
         if self._is_judging and self._detector.wants_escape_threshold(reading):
             threshold = self._escape.read(trainer, pl_module)  # sync: one for each batch that it is read on
             reading = with_escape_threshold(reading, threshold, gather)
@@ -255,6 +257,8 @@ class PosteriorMetricsMonitor(Callback):
         if self._publisher is not None:
             self._publisher.reading(reading, verdict)
             self._publisher.change(verdict, before, step)
+            if verdict.name == "collapsed" and unreadable is not None:
+                self._publisher.remark(f"whether it could come to life is judged by time alone: {unreadable}", step)
             if self.plot_frequency is not None and step - self._step_drawn >= self.plot_frequency:
                 self._step_drawn = step
                 self._publisher.draw(self._window, step)
@@ -355,7 +359,6 @@ class PosteriorMetricsMonitor(Callback):
             self.window_size,
             schedule,
             can_probe=self._probes,
-            can_read_threshold=self.probe_decoder and why_unreadable(pl_module) is None,
             advises_flags=isinstance(pl_module, KnowsFlags) and pl_module.takes_flags(),
             circumstances=pl_module.circumstances() if isinstance(pl_module, KnowsCircumstances) else None,
         )

@@ -95,8 +95,8 @@ class Publisher:
         was = None if before == "cannot_tell" else before
         _say(f"posterior: {describe_change(verdict, was, step)}")
 
-    def doubt(self, message: str, step: int) -> None:
-        """Publish, once, that what a module hands over does not fit its loss."""
+    def remark(self, message: str, step: int) -> None:
+        """Publish, once, what a reading cannot know, or cannot trust, of what the module hands over."""
         if message not in self._reported_failures:
             self._reported_failures.add(message)
             self._event("doubtful_outputs", step, said=message)

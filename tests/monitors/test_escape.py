@@ -11,12 +11,14 @@ from lightning import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from seqvae.monitors.contract import StepOutputs
 from seqvae.monitors.escape import (
     FEWEST_SEQUENCES,
     EscapeThreshold,
     LatentScores,
     ThresholdReader,
     escape_threshold,
+    latent_scores,
     why_unreadable,
 )
 from tests.support.small_models import KINDS, make_batch, make_vae
@@ -221,7 +223,8 @@ def test_another_module_offers_its_threshold_by_drawing_targets() -> None:
     )
     trainer.fit(module, loader, loader)
     first, again = reads.found
-    assert again == first
+    assert again != first  # of other draws
+    assert again.ideal == pytest.approx(first.ideal, abs=3 * first.ideal_error)
     assert within(first.ideal, first.ideal_error, truth)
     assert within(first.value, first.error, truth)
 
@@ -232,9 +235,60 @@ def test_what_a_module_lacks_is_named(missing: str) -> None:
         name: getattr(LinearVAE, name) for name in ("nll_of_drawn", "nll_given_z", "posterior_of") if name != missing
     }
     module = type("Other", (LightningModule,), kept)()
-    reason = why_unreadable(module)
+    reason = why_unreadable(module, StepOutputs(torch.zeros(2, 3), torch.zeros(2, 3)))
     if missing == "nothing":
         assert reason is None
     else:
         assert reason is not None
         assert missing in reason
+
+
+def test_a_latent_of_each_step_and_a_learned_prior_have_no_threshold() -> None:
+    module = LinearVAE(torch.ones(3))
+    zeros_BZ, zeros_BSZ = torch.zeros(2, 3), torch.zeros(2, 4, 3)
+    assert why_unreadable(module, StepOutputs(zeros_BZ, zeros_BZ)) is None
+    assert "each step" in str(why_unreadable(module, StepOutputs(zeros_BSZ, zeros_BSZ)))
+    with_prior = StepOutputs(zeros_BZ, zeros_BZ, prior_mean=zeros_BZ, prior_logvar=zeros_BZ)
+    assert "N(0, I)" in str(why_unreadable(module, with_prior))
+
+
+class DeafVAE(LinearVAE):
+    """Its decoder does not look at z."""
+
+    def nll_given_z(self, batch: Tensor, z: Tensor) -> Tensor:
+        return 0.5 * (batch.square() / self.variance_D).sum(dim=1)
+
+
+def test_a_module_whose_decoder_ignores_z_altogether_has_the_threshold_0() -> None:
+    module = DeafVAE(torch.ones(3))
+    scores = latent_scores(module, normal(64, 3, seed=18).float())
+    assert escape_threshold(scores) == EscapeThreshold(0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_of_compiled_blocks_are_those_of_the_blocks_themselves(kind: str) -> None:
+    """Code that torch compiled cannot go backward twice."""
+    network, batch = make_vae(kind).eval(), make_batch(kind, [5, 3, 7, 1])
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("compiled with non-empty donated buffers")
+
+    torch.manual_seed(0)
+    expected = network.latent_scores(batch, draws=2)
+    for block in network.decoder.blocks:
+        block._compiled_call_impl = refuse
+    torch.manual_seed(0)
+    found = network.latent_scores(batch, draws=2)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    assert all(block._compiled_call_impl is refuse for block in network.decoder.blocks)
+
+
+@pytest.mark.parametrize(("places", "truth"), [(128, 2.0), (64, 1.0), (128, 4.0)])
+def test_the_error_of_few_sequences_says_how_much_more_there_may_be(places: int, truth: float) -> None:
+    """White scores: there is no better direction than any other, which is as hard to find as can be."""
+    shortfalls = []
+    for seed in range(8):
+        data = math.sqrt(truth) * normal(1, 256, places, seed=100 + seed)
+        found = escape_threshold(LatentScores(data, normal(2, 256, places, seed=200 + seed), data[0]))
+        shortfalls.append((truth - found.ideal) / found.ideal_error)
+    assert max(shortfalls) < 3.5
