@@ -448,10 +448,11 @@ class Detector:
             escapes = [earlier for earlier in self._escapes if earlier.step < reading.step]
             escapes = [*escapes, *([point] if point.threshold is not None else [])][-MOST_ESCAPES:]
             faint_since = reading.step if self._faint_since is None else min(self._faint_since, reading.step)
+        sees_inputs = None if self.circumstances is None else self.circumstances.sees_inputs
         memory = Memory(
             thresholds=thresholds,
             points=points,
-            finding=find(points, thresholds, self.schedule.total_steps, self.verdict.name),
+            finding=find(points, thresholds, self.schedule.total_steps, self.verdict.name, sees_inputs),
             pending=self._pending,
             faint_since=faint_since,
             early_until=reading.step if early else self._early_until,
