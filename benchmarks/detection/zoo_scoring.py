@@ -15,7 +15,7 @@ from seqvae.monitors.callback import steps_between_readings
 from seqvae.monitors.detector import FULL_SHARE, Detector, KLSchedule
 from seqvae.monitors.reading import Reading, Scope, from_row
 from seqvae.training.schedules import scheduled_kl_weight
-from seqvae.verdicts import VERDICTS, Verdict
+from seqvae.verdicts import VERDICTS, Circumstances, Verdict
 
 # --- The truth: limits that were set before any verdict on the scored half was seen -----------------------------------
 
@@ -139,8 +139,8 @@ def truth_of(measured: Measured | None, seed_error: float = 0.0) -> Truth:
         return Truth((), f"not used, rate {rate:.2f}, MI {information:.2f}")
     if use < USED or use < USED_ERRORS * use_error:
         return Truth((), f"decoder use {use:.2f} ± {use_error:.2f}")
-    if information < limits.information_gone:
-        return Truth((), f"used, although it tells only {information:.2f} nats")
+    if rate < limits.rate_gone or information < limits.information_gone:  # healthy is what all three say clearly
+        return Truth((), f"used, although it tells only {min(rate, information):.2f} nats")
     logs = [
         math.log(variance)
         for moved, variance in zip(measured.variance_of_means, measured.mean_of_variances, strict=True)
@@ -171,10 +171,11 @@ OPEN = ("cannot_tell", "warming_up")
 def as_far_as_can_be_told(truth: Truth, record: "Record") -> Truth:
     """Let a judge leave a short run open.
 
-    Below FEW_STEPS under the full weight nothing may be held against it, but that it diverged; what came to life is healthy.
+    Below FEW_STEPS under the full weight nothing may be held against it, but that it diverged; what came to life is healthy. A run
+    between the limits stays there.
     """
     full = record.steps_under_full_weight
-    if "diverged" in truth.right or not (record.total_steps <= SHORT or full < FEW_STEPS):
+    if not truth.right or "diverged" in truth.right or not (record.total_steps <= SHORT or full < FEW_STEPS):
         return truth
     told = tuple(name for name in truth.right if full >= FEW_STEPS or VERDICTS[name].is_unharmed)
     return Truth((*OPEN, *told), f"{full:,} steps under the full weight; {truth.why}")
@@ -247,6 +248,8 @@ class Record(NamedTuple):
     diverged_at_step: int | None
     message: str | None
     """The message of a run that ended because it diverged."""
+    sees_inputs: bool | None = None
+    """Whether the decoder gets earlier steps beside the latent."""
 
     @property
     def schedule(self) -> KLSchedule:
@@ -291,6 +294,7 @@ def record_from(stored: Mapping[str, Any]) -> Record:
         readings=tuple(from_row(row) for row in stored["readings"]),
         diverged_at_step=stored["diverged_at_step"],
         message=stored["said"],
+        sees_inputs=stored["features"]["is_autoregressive"],
     )
 
 
@@ -393,8 +397,19 @@ def has_few_active(reading: Reading) -> bool:
     return reading.active_units is not None and reading.active_units < FEW_ACTIVE * len(reading.kl_per_dim)
 
 
+def detector_of(record: Record, cadence: Cadence) -> Detector:
+    """Return the detector as the product makes it for such a run."""
+    return Detector(
+        None,
+        cadence.window,
+        record.schedule,
+        can_read_threshold=any(reading.escape_threshold is not None for reading in record.readings),
+        circumstances=None if record.sees_inputs is None else Circumstances(sees_inputs=record.sees_inputs),
+    )
+
+
 JUDGES: dict[str, Callable[[Record, Cadence], Judge]] = {
-    "detector": lambda record, cadence: Detector(None, cadence.window, record.schedule, can_probe=True),
+    "detector": detector_of,
     "KL < 0.01 over 50 steps": lambda record, cadence: Rule(SmallKL()),
     "AU < 10 %": lambda record, cadence: Rule(has_few_active),
     "MI < 0.1, five in a row": lambda record, cadence: Rule(SmallInformation()),

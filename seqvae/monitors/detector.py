@@ -102,6 +102,11 @@ def why_not_full(step: int, weights: Sequence[float | None], schedule: KLSchedul
     return None
 
 
+def is_high_weight(weight: float, top: float) -> bool:
+    """Whether a silent latent counts under a weight, of which `top` is the highest that is known."""
+    return weight >= BINDING_WEIGHT * min(1.0, top)
+
+
 # --- Memory -------------------------------------------------------------------------------------------------------------
 
 LONGEST_LEAST_STEPS = 500
@@ -115,6 +120,8 @@ FEWEST_IN_WINDOW = LONG.readings
 
 APART_SHARE, LEAST_APART, MOST_APART = 0.03, 40, 500
 """Share of the run, and steps at least and at most, between two readings of the escape threshold: the decoder moves meanwhile."""
+LEAST_TRAINED_AT_FIRST = LEAST_TRAINED // 2
+"""Steps before the first of the two readings: thresholds fall while a decoder learns, so that one below the weight tells early."""
 LEAST_ASLEEP = 2 * LEAST_TRAINED
 """Steps under a weight that counts before a latent is called asleep: at 100 to 150 steps the dead, too, reach thresholds of 2.8
 times the weight, because their decoder is still catching up."""
@@ -302,13 +309,15 @@ class Detector:
         point, apart = memory.points[-1], self._steps_apart()
         if memory.faint_since is None or memory.finding.contradicts or self.verdict.name == "collapsed":
             return False
-        # Under a small weight that rises, what matters is how long it has been silent already.
-        trained = reading.step - (memory.unbinding_until if point.is_binding else memory.faint_since)
-        if trained < LEAST_TRAINED or (not point.is_binding and not point.lowest_ahead):
+        if not point.is_binding and not point.lowest_ahead:
             return False
-        if self.verdict.name == "asleep" or not point.is_binding:
+        trained = self._trained_silently(memory)
+        if not memory.escapes:
+            return trained >= LEAST_TRAINED_AT_FIRST
+        is_waiting = self.verdict.name == "asleep" or not point.is_binding
+        if is_waiting and escape_of(memory.escapes[-1]) != "dead":
             apart *= 2
-        return not memory.escapes or reading.step - memory.escapes[-1].step >= apart
+        return trained >= LEAST_TRAINED and reading.step - memory.escapes[-1].step >= apart
 
     def judge(self, reading: Reading, *, looked_closely: bool = False) -> Verdict:
         """Take in a reading; return the verdict now in force. `looked_closely`: its decoder use was read on all there is."""
@@ -433,8 +442,10 @@ class Detector:
             lowest = highest = weight
             top = max([1.0, *known])
         # A weight that falls again may wake a latent, unless it has been silent through such a fall before.
-        is_high = weight is not None and weight >= BINDING_WEIGHT * min(1.0, top)
+        is_high = weight is not None and is_high_weight(weight, top)
         slept_through: Dip = self._slept_through if is_silent and self._faint_since is not None else "none"
+        if slept_through == "not yet" and before is not None and self._fell_between(before.step, reading.step, top):
+            slept_through = "the fall"
         if is_silent and is_high:
             slept_through = "all of it" if slept_through in ("the fall", "all of it") else "not yet"
         elif is_silent and slept_through == "not yet":
@@ -448,10 +459,11 @@ class Detector:
             escapes = [earlier for earlier in self._escapes if earlier.step < reading.step]
             escapes = [*escapes, *([point] if point.threshold is not None else [])][-MOST_ESCAPES:]
             faint_since = reading.step if self._faint_since is None else min(self._faint_since, reading.step)
+        sees_inputs = None if self.circumstances is None else self.circumstances.sees_inputs
         memory = Memory(
             thresholds=thresholds,
             points=points,
-            finding=find(points, thresholds, self.schedule.total_steps, self.verdict.name),
+            finding=find(points, thresholds, self.schedule.total_steps, self.verdict.name, sees_inputs),
             pending=self._pending,
             faint_since=faint_since,
             early_until=reading.step if early else self._early_until,
@@ -461,6 +473,13 @@ class Detector:
         )
         memory = self._with_fate(memory)
         return memory._replace(pending=self._pending_after(memory.finding, reading.step))
+
+    def _fell_between(self, before: int, step: int, top: float) -> bool:
+        """Whether the weight fell between two readings, as far as it is known beforehand: a fall may be shorter than that."""
+        first = max(0, bisect_right(self._outlook, before, key=itemgetter(0)) - 1)
+        end = bisect_right(self._outlook, step, key=itemgetter(0))
+        are_high = [is_high_weight(weight, top) for _, weight, _, _ in self._outlook[first:end]]
+        return any(earlier and not later for earlier, later in pairwise(are_high))
 
     def _with_fate(self, memory: "Memory") -> "Memory":
         """Tell death from sleep, where a latent is silent and the escape threshold was read."""
@@ -473,7 +492,8 @@ class Detector:
         silence = [
             point for point in memory.points if memory.faint_since is not None and point.step >= memory.faint_since
         ]
-        if fates == ["dead", "dead"] and len(silence) >= FEWEST:
+        is_trained = self._trained_silently(memory) >= LEAST_TRAINED
+        if fates == ["dead", "dead"] and len(silence) >= FEWEST and is_trained:
             evidence = finding.evidence if finding.name == "collapsed" else VERDICTS["collapsed"].reason
             evidence = f"{evidence}; {known}: it will not come back by itself"
             return memory._replace(finding=Finding("collapsed", evidence, numbers), is_certain=True)
@@ -540,6 +560,11 @@ class Detector:
         if memory.slept_through == "all of it" and memory.faint_since is not None:
             return step - memory.faint_since
         return step - memory.unbinding_until
+
+    def _trained_silently(self, memory: "Memory") -> int:
+        """Return the steps that count for the fate of a silence: those under a weight that counts, or those that it has lasted."""
+        step = memory.points[-1].step
+        return step - min(memory.unbinding_until, step if memory.faint_since is None else memory.faint_since)
 
     def _pending_after(self, finding: Finding, step: int) -> Pending:
         if finding.name == self.verdict.name:

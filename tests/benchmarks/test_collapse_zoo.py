@@ -202,6 +202,7 @@ def test_a_rate_without_decoder_use_is_ignored_by_the_decoder_whatever_the_mutua
         {"mean_of_variances": (0.03,) * 4, "gain": -5.0},
         {"mean_of_variances": (0.01,) * 4, "gain": -0.9},
         {"mutual_information": 0.15},
+        {"rate": 0.25, "mutual_information": 0.22},
         {"rate": None},
     ],
 )
@@ -265,6 +266,7 @@ DEAD, ALIVE = truth_of(measured(rate=0.01, mutual_information=0.0, **UNUSED)), t
         (150, DEAD, ("cannot_tell", "warming_up", "collapsed")),
         (300, DEAD, ("collapsed",)),
         (60, truth_of(None), ("diverged",)),
+        (60, truth_of(measured(decoder_use=0.3, decoder_use_error=0.05)), ()),
     ],
 )
 def test_a_short_run_may_be_left_open(steps: int, truth: Truth, right: tuple[str, ...]) -> None:
@@ -422,6 +424,19 @@ def test_a_judge_sees_the_threshold_where_it_asks_for_it_and_it_was_recorded() -
     assert replayed.thresholds == 1
     not_recorded = replay(record([reading(30)])._replace(total_steps=500), every, SuspiciousJudge(suspects_at=30))
     assert not_recorded.thresholds == 0
+
+
+def test_the_detector_asks_for_the_threshold_of_a_silent_latent_and_calls_it_dead_by_it() -> None:
+    silent = [
+        reading(step, rate=0.02, active_units=0, use=0.0)._replace(
+            kl_per_dim=(0.002,) * 10, mutual_information=0.01, escape_threshold=0.5, escape_threshold_error=0.1
+        )
+        for step in range(20, 1001, 20)
+    ]
+    stored = record(silent)
+    replayed = replay(stored, CADENCES["throttled"], JUDGES["detector"](stored, CADENCES["throttled"]))
+    assert replayed.thresholds == 2
+    assert "will not come back by itself" in replayed.calls[-1].evidence
 
 
 def test_a_run_that_broke_off_ends_in_the_verdict_on_its_message() -> None:
@@ -628,6 +643,7 @@ def write_record(run: ZooRun, directory: Path, truth: Measured, readings: list[R
         "said": None,
         "has_finite_weights": True,
         "measured": truth._asdict(),
+        "features": {"is_autoregressive": True},
         "readings": [to_row(one) for one in readings],
     }
     write_at_once(record_path(run, directory), stored)

@@ -26,6 +26,7 @@ from tests.support.made_curves import (
     STEPS,
     THROTTLED,
     Cadence,
+    Curve,
     annealed_to_death,
     dead,
     falling,
@@ -152,6 +153,47 @@ def test_a_run_that_diverges_is_called_so_however_short():
 @at_each_cadence
 def test_posteriors_that_are_next_to_points_are_not_variational(cadence):
     assert [name for _, name in watch(points, cadence).changes] == ["cannot_tell", "not_variational"]
+
+
+def narrow(weight: float, variance: float, use: float, step_rate: float = 30.0) -> Curve:
+    return lambda step: reading(
+        step, rate=step_rate, information=6.0, use=use, use_error=1.0, variance=variance, weight=weight
+    )
+
+
+@pytest.mark.parametrize(
+    ("weight", "variance", "use", "sees_inputs", "expected"),
+    [
+        # A decoder that sees nothing else gains about half of what another sequence's z costs.
+        *((0.05, 0.01, 100.0, False, "healthy"), (0.05, 0.01, 100.0, None, "healthy")),
+        (0.05, 0.01, 40.0, False, "not_variational"),
+        # One that sees earlier steps is misled by it: 5.7 times the rate, and 48 nats worse than without a latent.
+        *((0.005, 0.001, 170.0, True, "not_variational"), (0.3, 0.012, 240.0, True, "not_variational")),
+        # Narrow under any weight up to 1.
+        *((0.3, 0.004, 100.0, True, "healthy"), (0.3, 0.004, 10.0, True, "not_variational")),
+    ],
+)
+def test_a_precise_latent_is_told_from_one_that_a_small_weight_made_narrow(
+    weight, variance, use, sees_inputs, expected
+):
+    assert watch(narrow(weight, variance, use), sees_inputs=sees_inputs).last.name == expected
+
+
+def test_the_use_of_a_sequence_is_compared_with_the_rate_of_all_its_steps():
+    def curve(step):
+        one = narrow(0.05, 0.01, use=100.0, step_rate=7.0)(step)
+        return one._replace(scope="step", decoder_use_sequences=100, decoder_use_steps=1000)
+
+    assert watch(curve, sees_inputs=False).last.name == "not_variational"
+
+
+def test_a_rate_that_free_bits_hold_near_the_line_is_paid():
+    """As 0.2 in each of eight dimensions did, between 0.46 and 0.62: called at 50 % of the run."""
+
+    def curve(step):
+        return reading(step, rate=0.54 + 0.08 * noise(step), information=0.25, use=0.0, use_error=0.001)
+
+    assert watch(curve).first("decoder_ignores_z") <= 300
 
 
 @at_each_cadence

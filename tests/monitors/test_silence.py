@@ -55,6 +55,13 @@ def test_a_weight_above_the_threshold_twice_is_a_collapse_with_the_number(cadenc
     assert watched.first("collapsed") == watched.thresholds_read[1]
 
 
+@pytest.mark.parametrize("every_n_steps", [4, 10, 20])
+def test_a_dead_latent_is_called_as_soon_as_a_hundred_steps_are_done(every_n_steps):
+    """The first of two readings of the threshold falls into them."""
+    watched = watch(dead, Cadence(every_n_steps, 1), threshold=lambda step: 0.5)
+    assert 50 <= watched.thresholds_read[0] < 100 <= watched.first("collapsed") < 100 + every_n_steps
+
+
 @at_two_cadences
 def test_the_threshold_replaces_patience_with_a_silence_that_began_late(cadence):
     alive = interpolated([(0, 3.0), (400, 3.0), (420, 0.05), (1000, 0.05)])
@@ -222,6 +229,22 @@ def test_a_cyclical_run_that_is_silent_on_a_plateau_and_wakes_in_each_cycle_is_n
     assert watch(under(schedule, breathing), cadence, schedule).alarms == []
 
 
+@at_two_cadences
+def test_a_latent_that_is_silent_from_the_start_is_called_early_in_a_ramp_by_its_threshold(cadence):
+    """A decoder that gets noise instead of z; the weight that counts is reached at 30 % of the run."""
+    schedule = KLSchedule(STEPS, lambda step: min(1.0, step / 600))
+    watched = watch(under(schedule, dead), cadence, schedule, threshold=lambda step: 0.01)
+    assert 100 <= watched.first("collapsed") <= 160
+
+
+@at_two_cadences
+def test_a_fall_of_the_weight_between_two_readings_counts_as_one_that_was_slept_through(cadence):
+    """Cycles up to a weight of 30 are low for two steps, which no reading meets: one was called at 90 % of its run."""
+    schedule = KLSchedule(STEPS, lambda step: 30 * min(1.0, step % 200 / 60))
+    watched = watch(under(schedule, dead), cadence, schedule)
+    assert 200 < watched.first("collapsed") <= 260
+
+
 # --- Withdrawing, and ending a run --------------------------------------------------------------------------------------
 
 
@@ -251,6 +274,19 @@ def test_a_restless_silence_is_not_taken_for_a_growth():
     watched = watch(restless)
     assert names(watched) == ["cannot_tell", "collapsed"]
     assert watched.first("collapsed") <= 240
+
+
+@at_two_cadences
+def test_a_dimension_that_stands_out_and_falls_with_the_rest_wakes_nothing(cadence):
+    """Latents of steps die slowly: one was called at 42 % of its run because of a dimension of 0.004 nats."""
+
+    def dying(step):
+        rate = 0.1 * math.exp(-step / 60)
+        return reading(
+            step, rate=rate, information=0.01, use=0.02 * noise(step), dimensions=4, largest=rate / 2, scope="step"
+        )
+
+    assert watch(dying, cadence, steps=400).first("collapsed") <= 200
 
 
 @pytest.mark.parametrize(

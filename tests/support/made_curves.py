@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from seqvae.monitors.detector import Detector, KLSchedule
 from seqvae.monitors.reading import Reading, Scope
-from seqvae.verdicts import VERDICTS, Verdict
+from seqvae.verdicts import VERDICTS, Circumstances, Verdict
 
 STEPS = 1000
 """Optimizer steps of most synthetic runs."""
@@ -130,8 +130,12 @@ def watch(
     can_probe: bool = True,
     threshold: Callable[[int], float] | None = None,
     ideal: float = math.nan,
+    sees_inputs: bool | None = None,
 ) -> Watched:
-    """Show a run to a detector; `threshold` is the escape threshold, with an error of a tenth, where it can be read."""
+    """Show a run to a detector; `threshold` is the escape threshold, with an error of a tenth, where it can be read.
+
+    `sees_inputs`: the decoder gets earlier steps beside the latent; None: not known.
+    """
     detector = Detector(
         None,
         cadence.window,
@@ -139,6 +143,7 @@ def watch(
         can_probe=can_probe,
         can_read_threshold=threshold is not None,
         advises_flags=True,
+        circumstances=None if sees_inputs is None else Circumstances(sees_inputs=sees_inputs),
     )
     verdicts, probed, thresholds_read, certain = [], [], [], []
     for one in offered(curve, cadence, steps):
