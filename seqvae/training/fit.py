@@ -72,7 +72,6 @@ from seqvae.training.run_directory.resume import (
 )
 from seqvae.training.schedules import Plan, has_full_kl_weight, lengthened, plan_run
 from seqvae.training.trainer import default_trainer_arguments, make_logger, make_previews
-from seqvae.verdicts import FLOOR_NATS
 
 RECORDED_SHAPES, CPU_SHAPES = 8, 32
 """Shapes of batches. Each recorded graph takes memory of its own. On a CPU 32 shapes pad 0 to 4 % more, and the demo model passes
@@ -372,13 +371,12 @@ class _Run:
                     self.resume_command,
                 )
                 if healthy.exists():
-                    begin = "From when it was last well, with a remedy of your choice"
+                    begin = "From when it was last well, healing itself if it collapses again"
                     other_run = f"--init_from {shell_word(healthy)} --run_name {shell_word(f'{name}-rescue')}"
                 else:
-                    begin = "It was never well. Begin again, with a remedy of your choice"
+                    begin = "It was never well. Begin again, healing itself"
                     other_run = f"--run_name {shell_word(f'{name}-2')}"
-                floor = FLOOR_NATS[self.settings.model.latent_scope] / self.settings.model.latent_size
-                advice = f"{begin}:\n{go_on} {other_run} --free_bits {floor:.2g}\nTo go on all the same:\n{go_on}"
+                advice = f"{begin}:\n{go_on} {other_run} --on_collapse rescue\nTo go on all the same:\n{go_on}"
                 print(harmless(advice), file=sys.stderr)
             raise
         self.events.finish()

@@ -12,23 +12,19 @@ moves, also across a checkpoint.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from seqvae.config.training import ObjectiveSettings
 from seqvae.monitors.reading import Reading, Scope
 from seqvae.monitors.rules import OF_SEQUENCES, OF_STEPS, Thresholds
 from seqvae.training.objective import resolve_free_bits
-from seqvae.verdicts import readable
+from seqvae.verdicts import FLOOR_NATS, readable
 
 TRIGGERS = ("collapsing", "collapsed", "decoder_ignores_z")
 """Verdicts that a rescue begins with."""
 LINES: dict[Scope, Thresholds] = {"sequence": OF_SEQUENCES, "step": OF_STEPS}
-FLOORS: dict[Scope, float] = {"sequence": 1.5, "step": 0.3}
-"""Nats of each posterior that are free on the first rung, beside what is free already. Of a sequence: collapsed models used them
-after 24 to 42 steps, and lost less likelihood by them than by 0.25 nats in each dimension or a target of 5. Of a step (demo tokens,
-16 dimensions): 0.3 and 0.5 cost 1.3 % and 2.7 % of the NLL; of 0.1 the information stays below the line."""
 TARGETS = 2.0
-"""Target KL of the second rung, in floors."""
+"""Target KL of the second rung, in floors (`FLOOR_NATS`)."""
 LOOK_STEPS = 100
 """Within which a rung has to bring the latent to life; a third of the budget where that is less."""
 LOWERING_STEPS, LOWERING_SHARE = 50, 0.05
@@ -45,9 +41,7 @@ EVERY_N_STEPS = 10
 """Between two readings at most, as long as a rescue goes on."""
 
 Name = Literal["no_kl", "low_weight", "half_weight", "target_kl", "floor", "half_floor", "own"]
-STRONGEST_FIRST: tuple[Name, ...] = (
-    *("no_kl", "low_weight", "half_weight", "target_kl", "floor", "half_floor", "own"),
-)
+STRONGEST_FIRST: tuple[Name, ...] = get_args(Name)
 RUNGS: tuple[Name, ...] = ("floor", "target_kl", "low_weight", "no_kl")
 Phase = Literal["watching", "healing", "lowering", "given_up"]
 
@@ -111,6 +105,8 @@ class State(NamedTuple):
     refused: tuple[Name, ...] = ()
     """Courses that the latent did not survive."""
     last_step: int = 0
+    steps_per_sequence: float = 0.0
+    """Of the sequences that decoder use was first read on; 0: not known."""
 
 
 class RescuePlan:
@@ -138,7 +134,7 @@ class RescuePlan:
             return self._begin(reading, verdict) if verdict in TRIGGERS else None
         name, waits_for_life = state.name, state.phase == "healing"
         assert name is not None
-        course = courses_of(self.objective, reading)[name]
+        course = self._courses(reading)[name]
         alive = is_alive(reading, 1.0 if waits_for_life or is_firm(course, reading.scope) else MARGIN)
         state = self.state = state._replace(in_a_row=state.in_a_row + 1 if alive == waits_for_life else 0)
         taken = step - state.since_step
@@ -172,9 +168,11 @@ class RescuePlan:
 
     def _next_rung(self, reading: Reading, outcome: str) -> Move:
         """Take the weakest rung that is stronger than the course in force and does not apply in vain."""
-        courses, present = courses_of(self.objective, reading), self.state.name or "own"
+        courses, present = self._courses(reading), self.state.name or "own"
         strength = STRONGEST_FIRST.index
         rungs = [name for name in RUNGS if name in courses and strength(name) < strength(present)]
+        if not courses["floor"].kl_weight:
+            rungs = []  # --beta 0: nothing of the KL is left to take away
         if not rungs:
             return self._give_up(reading, outcome)
         self.state = self.state._replace(held=None)
@@ -187,7 +185,7 @@ class RescuePlan:
 
     def _weaken(self, reading: Reading, outcome: str) -> Move:
         """Go on to the next weaker course that has not failed; where there is none, stay."""
-        state, courses = self.state, courses_of(self.objective, reading)
+        state, courses = self.state, self._courses(reading)
         assert state.name is not None
         self.state = state._replace(held=state.name)
         weaker = STRONGEST_FIRST[STRONGEST_FIRST.index(state.name) + 1 :]
@@ -205,9 +203,7 @@ class RescuePlan:
         return self._end(reading, "watching", held, outcome, "rescued: this course stays")
 
     def _give_up(self, reading: Reading, outcome: str) -> Move:
-        what = (
-            "no further rescue, and the first floor stays: try a lower --beta, --word_dropout 0.3 or a weaker decoder"
-        )
+        what = "no further rescue, this course stays: try a lower --beta or a weaker decoder"
         return self._end(reading, "given_up", "floor", outcome, what)
 
     def _end(self, reading: Reading, phase: Phase, name: Name, outcome: str, what: str) -> Move:
@@ -217,10 +213,18 @@ class RescuePlan:
         return move
 
     def _move(self, reading: Reading, phase: Phase, name: Name, outcome: str, what: str, **more: bool) -> Move:
-        course, used = courses_of(self.objective, reading)[name], self._used(reading.step)
+        course, used = self._courses(reading)[name], self._used(reading.step)
         self.state = state = self.state._replace(phase=phase, name=name, since_step=reading.step, in_a_row=0)
         message = f"rescue: {outcome}; {what} ({course}; {used:,} of {self.budget_steps:,} steps used)"
         return Move(phase, name, course, message, outcome, state.last_step, used, **more)
+
+    def _courses(self, reading: Reading) -> dict[Name, Course]:
+        """Return the courses of this run; the length of a sequence, which targets depend on, is that of the first reading."""
+        state = self.state
+        if reading.decoder_use_steps and reading.decoder_use_sequences and not state.steps_per_sequence:
+            steps = reading.decoder_use_steps / reading.decoder_use_sequences
+            self.state = state = state._replace(steps_per_sequence=steps)
+        return courses_of(self.objective, reading, state.steps_per_sequence)
 
     def _used(self, step: int) -> int:
         return self.state.used_steps + step - self.state.began_at
@@ -250,7 +254,7 @@ def is_firm(course: Course, scope: Scope) -> bool:
     return course.target_kl is not None or course.floor >= FIRM * LINES[scope].clear_information
 
 
-def courses_of(objective: ObjectiveSettings, reading: Reading) -> dict[Name, Course]:
+def courses_of(objective: ObjectiveSettings, reading: Reading, steps_per_sequence: float) -> dict[Name, Course]:
     """Return the courses that a rescue of such posteriors can take, the user's own last.
 
     Their weight is the user's, and 1 at most: under more, no floor is kept for long. Floors come on top of the user's own, which
@@ -258,17 +262,17 @@ def courses_of(objective: ObjectiveSettings, reading: Reading) -> dict[Name, Cou
     """
     weight = 1.0 if objective.target_kl is not None else min(1.0, objective.beta)
     own = Course(weight, resolve_free_bits(objective, reading.scope) * len(reading.kl_per_dim), objective.target_kl)
-    floor = own.floor + FLOORS[reading.scope]
+    floor = own.floor + FLOOR_NATS[reading.scope]
     courses: dict[Name, Course] = {"no_kl": Course(0.0, floor)}
     per_sequence = 1.0
     if reading.scope == "sequence":
         courses |= {"low_weight": Course(0.2 * weight, floor), "half_weight": Course(0.5 * weight, floor)}
     else:  # at a low weight a latent of each step copies its step: 55 nats per sequence, and an ELBO of -57 in place of -33
-        per_sequence = (reading.decoder_use_steps or 0) / (reading.decoder_use_sequences or 1)
+        per_sequence = steps_per_sequence
     if per_sequence:
         courses["target_kl"] = Course(weight, 0.0, TARGETS * floor * per_sequence)
     courses["floor"] = Course(weight, floor)
-    half = Course(weight, own.floor + FLOORS[reading.scope] / 2)
+    half = Course(weight, own.floor + FLOOR_NATS[reading.scope] / 2)
     if is_firm(half, reading.scope):
         courses["half_floor"] = half
     return courses | {"own": own}

@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from seqvae.config.model import ModelSettings
 from seqvae.data.demo import write_demo
 from seqvae.errors import ExitCode
 from seqvae.files import read_rows
 from seqvae.monitors.callback import COLLAPSED_EXIT_CODE, FEWEST_READINGS
 from seqvae.reports.run_files import HEALTHY, LAST
 from seqvae.training.run_directory.checkpoint_file import damage_of, read_lazily
-from seqvae.verdicts import FLOOR_NATS
 from tests.support.scripted_vaes import LONG, events_of, script, step_of, verdicts_of
 
 ROOT = Path(__file__).parent.parent.parent
@@ -53,12 +51,11 @@ def test_a_command_that_stops_at_a_collapse_leaves_a_whole_checkpoint_of_that_st
     run = folder / "runs" / "a"
     step = next(row["step"] for row in read_rows(run / "events.jsonl") if row["event"] == "stopped")
     assert step >= step_of("collapsed", run)
-    floor = FLOOR_NATS["sequence"] / ModelSettings().latent_size
     go_on = f"python {ROOT / 'train_optimized.py'} --config runs/a/config.yaml"
     assert said.splitlines()[-5:] == [
         f"posterior: collapsed: stopped after step {step}, which is saved",
-        "It was never well. Begin again, with a remedy of your choice:",
-        f"{go_on} --run_name a-2 --free_bits {floor:.2g}",
+        "It was never well. Begin again, healing itself:",
+        f"{go_on} --run_name a-2 --on_collapse rescue",
         "To go on all the same:",
         go_on,
     ]

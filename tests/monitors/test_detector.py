@@ -750,7 +750,7 @@ def test_advice_names_nothing_that_is_in_force_or_has_no_say():
     assert flags("not_variational", is_cyclical=True) == ["--beta", "--kl_schedule", "--target_kl"]
 
 
-def test_a_floor_is_advised_that_is_as_high_for_a_latent_of_any_size_and_a_tenth_for_one_of_each_step():
+def test_a_floor_is_advised_that_is_as_high_for_a_latent_of_any_size_and_a_fifth_for_one_of_each_step():
     """0.25 in each dimension made 12 nats of one."""
     (small, large, step) = (
         advice_on("collapsed", active=0, **latent)[0]
@@ -758,7 +758,7 @@ def test_a_floor_is_advised_that_is_as_high_for_a_latent_of_any_size_and_a_tenth
     )
     assert small.startswith("--free_bits 0.75 (a floor of 1.5 nats in all")
     assert large.startswith("--free_bits 0.023 ")
-    assert step.startswith("--free_bits 0.037 (a floor of 0.15 nats in all")
+    assert step.startswith("--free_bits 0.075 (a floor of 0.3 nats for each step")
 
 
 @pytest.mark.parametrize(

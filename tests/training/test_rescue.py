@@ -7,7 +7,8 @@ import pytest
 
 from seqvae.config.training import ObjectiveSettings
 from seqvae.monitors.reading import Reading
-from seqvae.training.rescue import FLOORS, RUNGS, TRIGGERS, Course, Move, RescuePlan, courses_of, is_alive
+from seqvae.training.rescue import RUNGS, TRIGGERS, Course, Move, RescuePlan, courses_of, is_alive
+from seqvae.verdicts import FLOOR_NATS
 
 PLAIN = ObjectiveSettings(beta=4.0, kl_schedule="constant", free_bits=0.0)
 STEPS = 1000
@@ -211,13 +212,13 @@ def test_without_budget_a_collapse_is_said_to_be_beyond_rescue_and_the_run_gets_
 
 
 def test_a_weight_below_1_is_kept():
-    found = courses_of(ObjectiveSettings(beta=0.5, free_bits=0.0), reading(1))
+    found = courses_of(ObjectiveSettings(beta=0.5, free_bits=0.0), reading(1), 0.0)
     assert found["floor"].kl_weight == found["own"].kl_weight == 0.5
     assert found["low_weight"].kl_weight == pytest.approx(0.1)
 
 
 def test_floors_come_on_top_of_the_users_own():
-    found = courses_of(ObjectiveSettings(free_bits=0.25), reading(1))
+    found = courses_of(ObjectiveSettings(free_bits=0.25), reading(1), 0.0)
     floors = {name: course.floor for name, course in found.items()}
     assert floors == {
         **dict.fromkeys(("no_kl", "low_weight", "half_weight", "floor"), 5.5),
@@ -234,11 +235,11 @@ def test_a_target_kl_is_in_force_again_where_the_latent_survives_it():
 
 
 def test_a_latent_of_each_step_has_a_floor_of_its_own_and_a_target_for_as_many_steps_as_sequences_have():
-    found = courses_of(PLAIN, reading(1, scope="step"))
-    assert found["floor"].floor == FLOORS["step"] < FLOORS["sequence"]
-    assert found["target_kl"].target_kl == pytest.approx(2 * FLOORS["step"] * 10)
+    found = courses_of(PLAIN, reading(1, scope="step"), 10.0)
+    assert found["floor"].floor == FLOOR_NATS["step"] < FLOOR_NATS["sequence"]
+    assert found["target_kl"].target_kl == pytest.approx(2 * FLOOR_NATS["step"] * 10)
     assert found.keys() == {"no_kl", "target_kl", "floor", "own"}
-    unknown = courses_of(PLAIN, reading(1, scope="step", decoder_use_steps=None))
+    unknown = courses_of(PLAIN, reading(1, scope="step"), 0.0)
     assert "target_kl" not in unknown
 
 
