@@ -13,7 +13,7 @@ Kind = Literal["tokens", "vectors", "events"]
 (`data/parquet/schema.py`) and their encoding (`data/building/`), an embedding and a likelihood (`models/`, chosen in
 `models/vae.py`), drawing (`models/sampling.py`), and tables (`inference/tables.py`)."""
 UNKNOWN = "<unknown>"
-"""What people are told that a step of a sequence is: a word that nobody takes for an optimizer step."""
+"""What people are told that a step of a sequence is: a word that no one takes for an optimizer step."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ AHEAD = 2**14
 
 
 class Noise:
-    """The streams of the sequences with these numbers, on the numbers' device; each call draws anew.
+    """The streams of the sequences with these numbers, on the numbers' device; each call is another draw.
 
     The first numbers of a draw do not depend on how many follow: a sequence gets the same beside a longer one.
     """

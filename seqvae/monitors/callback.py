@@ -319,7 +319,7 @@ class PosteriorMetricsMonitor(Callback):
         self._is_judging = False
         self._every_n_steps = min(self._every_n_steps, every_n_steps)
 
-    def begin_anew(self, trainer: Trainer, pl_module: LightningModule, why: str) -> None:
+    def start_over(self, trainer: Trainer, pl_module: LightningModule, why: str) -> None:
         """Forget all posteriors and readings, as another objective is trained from now on, and judge by its schedule."""
         before, self._window = self.verdict.name, PosteriorWindow(self._window.capacity)
         self._begin_to_judge(trainer, pl_module)

@@ -5,7 +5,7 @@
                            +--> given up
 
 A *course* is an objective: a weight of the KL and a floor, the nats of the rate that cost nothing. A rescue keeps the weights and
-begins the optimizer anew, on the course of its first rung; rungs become stronger until the latent is alive. Then the courses become
+resets the optimizer, on the course of its first rung; rungs become stronger until the latent is alive. Then the courses become
 weaker step by step, down to the user's own, as long as the latent stays alive; the last one that held stays for good. All steps of
 all rescues together stay within a budget. Plain Python on numbers: no torch, no clock, no files. The same readings give the same
 moves, also across a checkpoint.
@@ -76,7 +76,7 @@ class Move(NamedTuple):
     """With which the run ends, at the earliest."""
     used_steps: int
     """Of all rescues so far."""
-    begins_optimizer_anew: bool = False
+    resets_optimizer: bool = False
     revives_decoder: bool = False
     """Whether the weights are those of the last healthy checkpoint, or, without one, the decoder starts from scratch."""
 
@@ -176,11 +176,11 @@ class RescuePlan:
         if not rungs:
             return self._give_up(reading, outcome)
         self.state = self.state._replace(held=None)
-        what = "the optimizer begins anew"
+        what = "the optimizer starts over"
         if rungs[0] == "no_kl":
             what = "the weights are those of healthy.ckpt, or else the decoder starts from scratch; " + what
         return self._move(
-            reading, "healing", rungs[0], outcome, what, begins_optimizer_anew=True, revives_decoder=rungs[0] == "no_kl"
+            reading, "healing", rungs[0], outcome, what, resets_optimizer=True, revives_decoder=rungs[0] == "no_kl"
         )
 
     def _weaken(self, reading: Reading, outcome: str) -> Move:

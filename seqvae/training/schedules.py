@@ -110,7 +110,7 @@ def scheduled_kl_weight(step: int, total_steps: int, settings: ObjectiveSettings
 
 
 REWARMING_STEPS, REWARMING_SHARE = 20, 0.1
-"""Optimizer steps over which the learning rate rises again where the optimizer begins anew, whose second moments are means over 50;
+"""Optimizer steps over which the learning rate rises again where the optimizer starts over, whose second moments are means over 50;
 the second is the share of the steps that are left, where that is less."""
 
 
@@ -122,7 +122,7 @@ class Steering(NamedTuple):
     free_bits: float
     target_kl: float | None
     since_step: int
-    """The optimizer began anew behind this step, and so did the schedule of its rate, for the steps that are left."""
+    """The optimizer started over behind this step, and so did the schedule of its rate, for the steps that are left."""
     last_step: int
     """The run ends with it, or later."""
 

@@ -50,6 +50,6 @@ def test_a_run_that_goes_on_counts_on_by_the_patience_it_is_given():
 def test_a_rescue_has_the_best_elbo_so_far_forgotten():
     callback = EarlyStopping(1, lambda step: True)
     assert not validate(callback, 10, -100)
-    callback.begin_anew()
+    callback.start_over()
     assert not validate(callback, 20, -150)
     assert validate(callback, 30, -151)

@@ -60,11 +60,11 @@ def test_a_rescue_begins_with_a_collapse_that_is_there_or_under_way_and_with_not
     assert plan.is_active == (verdict in TRIGGERS)
 
 
-def test_the_first_rung_begins_the_optimizer_anew_with_a_weight_of_1_and_a_floor_of_one_and_a_half_nats():
+def test_the_first_rung_resets_the_optimizer_with_a_weight_of_1_and_a_floor_of_one_and_a_half_nats():
     move = RescuePlan(PLAIN, STEPS, 0.3).take_in(reading(140), "collapsed")
     assert move is not None
     assert (move.phase, move.course) == ("healing", Course(1.0, 1.5))
-    assert move.begins_optimizer_anew
+    assert move.resets_optimizer
     assert not move.revives_decoder
 
 
@@ -73,7 +73,7 @@ def test_rungs_become_stronger_until_all_are_tried_and_then_the_first_floor_stay
     moves = run(plan, 140, lambda name: False)
     assert courses(moves) == [*RUNGS, "floor"]
     assert [step for step, _ in moves] == [140, 240, 340, 440, 540]
-    assert [move.begins_optimizer_anew for _, move in moves] == [True] * 4 + [False]
+    assert [move.resets_optimizer for _, move in moves] == [True] * 4 + [False]
     assert [move.revives_decoder for _, move in moves] == [False, False, False, True, False]
     assert [move.phase for _, move in moves] == ["healing"] * 4 + ["given_up"]
     assert plan.take_in(reading(900), "collapsed") is None

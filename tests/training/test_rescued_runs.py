@@ -109,7 +109,7 @@ class Look(Callback):
         )
 
 
-def test_a_rescue_changes_the_objective_begins_the_optimizer_anew_and_raises_its_rate(data_dir, tmp_path, monkeypatch):
+def test_a_rescue_changes_the_objective_resets_the_optimizer_and_raises_its_rate(data_dir, tmp_path, monkeypatch):
     make_collapse(monkeypatch, 20, lives=lambda step: step >= 23)
     look = Look()
     run = train(tmp_path, data_dir, "--beta 4 --lr 0.01", look)

@@ -40,7 +40,7 @@ class Checkpoints(Checkpoint):
     """Callback that saves after each validation, or every `every_n_steps` steps, and when a run ends; the best by `valid_elbo`.
 
     The best is that of the validations on the same sequences: where a run goes on with another share of them, the search begins
-    anew, and the last validation of a run, which is on all of them, takes no part.
+    again, and the last validation of a run, which is on all of them, takes no part.
     Lightning puts a `Checkpoint` behind all other callbacks, so that what they keep is in the file. A checkpoint always
     stands right behind an optimizer step, with a note if a validation was due there and had not ended: Lightning would go on
     without it, so it is made up for when the run is resumed. Weights that are not finite are not saved.
@@ -150,7 +150,7 @@ class Checkpoints(Checkpoint):
         return self._save(trainer, as_best=False, as_last=True)
 
     def forget_best(self) -> None:
-        """Search for the best anew, as a rescue has changed what is trained: a dead latent often has the better ELBO."""
+        """Search for the best again, as a rescue has changed what is trained: a dead latent often has the better ELBO."""
         self._best_elbo = None
 
     def _is_last_due(self, trainer: Trainer) -> bool:

@@ -66,7 +66,7 @@ class EarlyStopping(early_stopping.EarlyStopping):
     """Callback that stops after `patience` validations in a row without a better ELBO.
 
     It counts those under the KL's full weight: while the weight rises, the model is pulled from one objective to another, and the
-    ELBO, which is at weight 1, may fall for a while. Where a run goes on with other validation sequences, it counts anew. It has
+    ELBO, which is at weight 1, may fall for a while. Where a run goes on with other validation sequences, it counts from 0. It has
     the name of Lightning's class, which checkpoints of earlier versions know its state by.
     """
 
@@ -85,7 +85,7 @@ class EarlyStopping(early_stopping.EarlyStopping):
             self.sequences, self.wait_count, self.best_score = sequences, 0, torch.tensor(float("-inf"))
         super().on_validation_end(trainer, pl_module)
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         """Forget the best ELBO so far."""
         self.sequences = None
 

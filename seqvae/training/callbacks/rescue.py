@@ -1,6 +1,6 @@
 """The rescue of a collapsed posterior while the run goes on: a callback that does what `seqvae/training/rescue.py` decides.
 
-In: the monitor's readings and verdicts, which are the same in all processes. Out: another objective, an optimizer that begins anew,
+In: the monitor's readings and verdicts, which are the same in all processes. Out: another objective, an optimizer that starts over,
 if need be a longer run; and for each move a line on the console and an event. Training without an alarm is untouched, to the bit.
 """
 
@@ -86,11 +86,11 @@ class Rescue(Callback):
         step, course, before = trainer.global_step, move.course, module.steering
         if move.revives_decoder:
             revive_decoder(trainer, module)
-        since_step = step if before is None or move.begins_optimizer_anew else before.since_step
+        since_step = step if before is None or move.resets_optimizer else before.since_step
         steering = Steering(course.kl_weight, course.floor / dimensions, course.target_kl, since_step, move.last_step)
         module.steer(steering)
         trainer.fit_loop.epoch_loop.max_steps = max(trainer.max_steps, move.last_step)
-        if move.begins_optimizer_anew:
+        if move.resets_optimizer:
             for optimizer in trainer.optimizers:
                 optimizer.state.clear()
         set_learning_rate(trainer)
@@ -99,7 +99,7 @@ class Rescue(Callback):
             if isinstance(callback, Checkpoints):
                 callback.forget_best()
             elif isinstance(callback, EarlyStopping):
-                callback.begin_anew()
+                callback.start_over()
             elif isinstance(callback, Progress):
                 callback.total_steps = trainer.max_steps
         if module.events is not None:
@@ -110,7 +110,7 @@ class Rescue(Callback):
                 "budget_steps": self._plan.budget_steps,
             }
             module.events.survived(RESCUE, step, move.message, **details, **lengths)
-        self.monitor.begin_anew(trainer, module, "a rescue is under way" if self.is_active else "a rescue has ended")
+        self.monitor.start_over(trainer, module, "a rescue is under way" if self.is_active else "a rescue has ended")
         if self.is_active:
             self.monitor.stop_judging(self._plan.every_n_steps)
 
