@@ -313,7 +313,7 @@ VERDICTS: Mapping[str, VerdictKind] = {
             sentence="The decoder ignores the latent, although its rate is paid",
             reason="the rate is paid and not used: something holds it up (free bits, normalised means, a fixed variance) and "
             "hides a collapse",
-            patience=Patience(5, 0.06, share_of_past=2.0, steps=80, under_full_weight=LEAST_TRAINED),
+            patience=Patience(5, 0.06, share_of_past=1.0, steps=80, under_full_weight=LEAST_TRAINED),
             remedies=(RESCUE, NO_LABELS, LIGHTER_WEIGHT, WORD_DROPOUT, WEAKER_DECODER, GO_BACK),
             is_alarm=True,
             is_collapse=True,

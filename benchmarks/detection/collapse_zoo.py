@@ -36,6 +36,7 @@ from benchmarks.detection.zoo_scoring import (
     record_from,
     replay,
     score,
+    silence_of,
     truth_of,
 )
 from benchmarks.measure import machine, make_parser, print_table
@@ -144,11 +145,42 @@ def report(runs: Sequence[ZooRun], directory: Path) -> dict[str, Any]:
     ]
     if grey:
         print_table("grey zone, not scored", grey)
-    scores = {
-        half: report_half(half, of_half) for half in HALVES if (of_half := [r for r in known if r.run.half == half])
-    }
-    result: dict[str, Any] = {"recorded": len(known), "grey": len(grey), "scores": scores}
+    halves = {half: of_half for half in HALVES if (of_half := [run for run in known if run.run.half == half])}
+    silences = {half: report_silences(half, of_half) for half, of_half in halves.items()}
+    scores = {half: report_half(half, of_half) for half, of_half in halves.items()}
+    result: dict[str, Any] = {"recorded": len(known), "grey": len(grey), "scores": scores, "silences": silences}
     return result | ({"in_short": summary(scores["scored"])} if "scored" in scores else {})
+
+
+def report_silences(half: Half, runs: Sequence[RunWithTruth]) -> dict[str, str]:
+    """Print escape threshold over weight of the runs that woke and of those that stayed dead; return how many were called dead."""
+    cadence = CADENCES[OF_COMMANDS[0]]
+    found = []
+    for run in runs:
+        replayed = replay(run.record, cadence, JUDGES["detector"](run.record, cadence))
+        found.append(silence_of(run.record, outcome_of(run.record, run.truth, replayed)))
+    silences = sorted((one for one in found if one is not None), key=lambda one: (not one.woke, one.run))
+    if not silences:
+        return {}
+    rows = [
+        {
+            "run": one.run,
+            "in truth": "woke" if one.woke else "dead",
+            "weight": f"{one.weight:g}",
+            "readings": one.readings,
+            "lowest": one.lowest,
+            "median": one.median,
+            "last": one.last,
+            "below 1": one.below,
+            "called": "yes" if one.called else "no",
+        }
+        for one in silences
+    ]
+    print_table(f"sleeping against dead, {half} half: escape threshold over weight while the latent was silent", rows)
+    woke, dead = [one for one in silences if one.woke], [one for one in silences if not one.woke]
+    counts = {name: f"{sum(one.called for one in of)} of {len(of)}" for name, of in (("woke", woke), ("dead", dead))}
+    print(f"  called dead: {counts['woke']} that woke, {counts['dead']} dead ones")
+    return counts
 
 
 def report_half(half: Half, runs: Sequence[RunWithTruth]) -> dict[str, dict[str, dict[str, Any]]]:

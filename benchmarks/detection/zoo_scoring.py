@@ -502,6 +502,53 @@ def has_slept(record: Record) -> bool:
     return False
 
 
+class Silence(NamedTuple):
+    """A run that fell silent: the escape threshold in units of the KL weight at its silent readings, and what was said of it."""
+
+    run: str
+    woke: bool
+    """Or stayed dead, in truth."""
+    weight: float
+    """At the run's end."""
+    readings: int
+    lowest: float
+    median: float
+    last: float
+    below: int
+    """Readings at which the threshold lay below the weight by a standard error."""
+    called: bool
+    """Whether it was called collapsed, or ignored by the decoder, at some time."""
+
+
+def silence_of(record: Record, outcome: Outcome) -> Silence | None:
+    """Return what is known of a silence; None: the run did not fall silent, or between the limits, or no threshold was read."""
+    if not (outcome.is_waker or outcome.truth.right == ("collapsed",)):
+        return None
+    ratios = [
+        (reading.escape_threshold / reading.kl_weight, reading.escape_threshold_error / reading.kl_weight)
+        for reading in record.readings
+        if reading.rate < LIMITS[reading.scope].rate_gone
+        and reading.kl_weight
+        and reading.escape_threshold is not None
+        and reading.escape_threshold_error is not None
+        and math.isfinite(reading.escape_threshold + reading.escape_threshold_error)
+    ]
+    if not ratios:
+        return None
+    values = [round(ratio, 2) for ratio, _ in ratios]
+    return Silence(
+        run=record.name,
+        woke=outcome.is_waker,
+        weight=round(record.readings[-1].kl_weight or math.nan, 3),
+        readings=len(values),
+        lowest=min(values),
+        median=round(statistics.median(values), 2),
+        last=values[-1],
+        below=sum(ratio + error < 1 for ratio, error in ratios),
+        called=outcome.was_called_collapsed,
+    )
+
+
 class Score(NamedTuple):
     """Counts, and medians of what the right calls took."""
 

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 from seqvae.monitors.reading import Reading, Scope
 from seqvae.monitors.rules import (
     CLOSE_READINGS,
+    DEAD_ERRORS,
     FEWEST,
     LONG,
     OF_SEQUENCES,
@@ -118,10 +119,13 @@ LONGEST_PATIENCE, LONGEST_ONCE_HEALTHY = 0.15, 0.06
 FEWEST_IN_WINDOW = LONG.readings
 """Readings that a detector has to remember."""
 
-APART_SHARE, LEAST_APART, MOST_APART = 0.03, 40, 500
+APART_SHARE, LEAST_APART, MOST_APART = 0.03, 30, 500
 """Share of the run, and steps at least and at most, between two readings of the escape threshold: the decoder moves meanwhile."""
 LEAST_TRAINED_AT_FIRST = LEAST_TRAINED // 2
 """Steps before the first of the two readings: thresholds fall while a decoder learns, so that one below the weight tells early."""
+EARLY_DEAD_ERRORS = 2.0
+"""Standard errors by which a reading within the first LEAST_TRAINED steps must lie below the weight: of latents that woke, the
+thresholds rose by a third from step 60 to step 100, as their encoders learned."""
 LEAST_ASLEEP = 2 * LEAST_TRAINED
 """Steps under a weight that counts before a latent is called asleep: at 100 to 150 steps the dead, too, reach thresholds of 2.8
 times the weight, because their decoder is still catching up."""
@@ -269,8 +273,8 @@ class Detector:
         """Whether the verdict is a collapse that the escape threshold, or a sleep without end, has confirmed."""
         self._last_found = "cannot_tell"
         """What the last reading looked like by itself."""
-        self._unprobed = 0
-        """Readings since the decoder was last probed."""
+        self._unprobed = UNPROBED_READINGS
+        """Readings since the decoder was last probed, where that could have decided something."""
         self._not_looked_closely = CLOSE_READINGS
         """Readings since that was done on many sequences."""
 
@@ -311,20 +315,20 @@ class Detector:
             return False
         if not point.is_binding and not point.lowest_ahead:
             return False
-        trained = self._trained_silently(memory)
         if not memory.escapes:
-            return trained >= LEAST_TRAINED_AT_FIRST
+            return reading.step >= LEAST_TRAINED_AT_FIRST
         is_waiting = self.verdict.name == "asleep" or not point.is_binding
         if is_waiting and escape_of(memory.escapes[-1]) != "dead":
             apart *= 2
-        return trained >= LEAST_TRAINED and reading.step - memory.escapes[-1].step >= apart
+        return reading.step >= LEAST_TRAINED and reading.step - memory.escapes[-1].step >= apart
 
     def judge(self, reading: Reading, *, looked_closely: bool = False) -> Verdict:
         """Take in a reading; return the verdict now in force. `looked_closely`: its decoder use was read on all there is."""
         step = reading.step
         memory = self._with(reading)
         finding, self._scope = memory.finding, reading.scope
-        self._unprobed = 0 if reading.decoder_use is not None else self._unprobed + 1
+        is_probed = reading.decoder_use is not None and finding.decoder_matters
+        self._unprobed = 0 if is_probed else self._unprobed + 1
         self._not_looked_closely = 0 if looked_closely else self._not_looked_closely + 1
         self.points, self._pending, self._last_found = memory.points, memory.pending, finding.name
         self._early_until, self._unbinding_until = memory.early_until, memory.unbinding_until
@@ -492,8 +496,7 @@ class Detector:
         silence = [
             point for point in memory.points if memory.faint_since is not None and point.step >= memory.faint_since
         ]
-        is_trained = self._trained_silently(memory) >= LEAST_TRAINED
-        if fates == ["dead", "dead"] and len(silence) >= FEWEST and is_trained:
+        if fates == ["dead", "dead"] and len(silence) >= FEWEST and step >= LEAST_TRAINED:
             evidence = finding.evidence if finding.name == "collapsed" else VERDICTS["collapsed"].reason
             evidence = f"{evidence}; {known}: it will not come back by itself"
             return memory._replace(finding=Finding("collapsed", evidence, numbers), is_certain=True)
@@ -523,7 +526,10 @@ class Detector:
         """Return what the last two readings of the threshold say that lie far enough apart, the later one first."""
         later, apart = memory.escapes[-1:], self._steps_apart()
         earlier = [point for point in memory.escapes[:-1] if later[0].step - point.step >= apart]
-        return [escape_of(point) for point in (*later, *earlier[-1:])]
+        return [
+            escape_of(point, dead_errors=EARLY_DEAD_ERRORS if point.step < LEAST_TRAINED else DEAD_ERRORS)
+            for point in (*later, *earlier[-1:])
+        ]
 
     @property
     def _total_steps(self) -> float:
@@ -541,7 +547,13 @@ class Detector:
         if not self.can_read_threshold or memory.points[-1].step >= ASLEEP_AT_MOST_UNTIL * self._total_steps:
             return False
         fates = self._last_escapes(memory)
-        return len(fates) < 2 or fates[0] == "asleep"
+        if len(fates) < 2 or fates[0] == "asleep":
+            return True
+        # One that lies above it by less means to wait for as long as it takes until it could be called asleep.
+        return (
+            memory.points[-1].step < LEAST_ASLEEP
+            and escape_of(memory.escapes[-1], asleep_errors=DEAD_ERRORS) == "asleep"
+        )
 
     def _is_refuted_by(self, memory: "Memory") -> bool:
         """Whether the last reading alone ends the verdict in force: there is information where there was none."""
@@ -560,11 +572,6 @@ class Detector:
         if memory.slept_through == "all of it" and memory.faint_since is not None:
             return step - memory.faint_since
         return step - memory.unbinding_until
-
-    def _trained_silently(self, memory: "Memory") -> int:
-        """Return the steps that count for the fate of a silence: those under a weight that counts, or those that it has lasted."""
-        step = memory.points[-1].step
-        return step - min(memory.unbinding_until, step if memory.faint_since is None else memory.faint_since)
 
     def _pending_after(self, finding: Finding, step: int) -> Pending:
         if finding.name == self.verdict.name:

@@ -282,7 +282,7 @@ DEAD_ERRORS = 1.0
 threshold below the weight twice, of 25 that woke none."""
 
 
-def escape_of(point: Point) -> Escape | None:
+def escape_of(point: Point, *, dead_errors: float = DEAD_ERRORS, asleep_errors: float = ASLEEP_ERRORS) -> Escape | None:
     """Return whether a silent latent can leave its silence under the weights ahead; None: the threshold was not read.
 
     It is dead where even the lowest weight to come is above the threshold, and asleep where the highest is below. "open" is what
@@ -297,9 +297,9 @@ def escape_of(point: Point) -> Escape | None:
         return None
     if error is None or not (math.isfinite(threshold) and math.isfinite(error)):
         return "open"
-    if point.lowest_ahead is not None and point.lowest_ahead > threshold + DEAD_ERRORS * error:
+    if point.lowest_ahead is not None and point.lowest_ahead > threshold + dead_errors * error:
         return "dead"
-    is_asleep = point.highest_ahead is not None and point.highest_ahead < threshold - ASLEEP_ERRORS * error
+    is_asleep = point.highest_ahead is not None and point.highest_ahead < threshold - asleep_errors * error
     return "asleep" if is_asleep else "open"
 
 
@@ -392,6 +392,8 @@ class Evidence:
         """Whether the decoder clearly uses the latent, or clearly does not; neither where that is not known."""
         self.is_use_open = point is not None and found == "open"
         """Whether it was probed, and that did not decide it."""
+        self.is_unused_for_certain = False
+        """Whether even the upper bound of the use is none."""
         self.is_worth_it = False
         """Whether the decoder uses it so much that it gains more than its rate. That of a decoder which sees earlier steps says so
         only of posteriors that are narrow by themselves, and not because of a small weight."""
@@ -403,6 +405,7 @@ class Evidence:
         use, error = (None, None) if point is None else (point.use, point.use_error)
         if point is not None and use is not None and error is not None and math.isfinite(use) and math.isfinite(error):
             rate = now.rate * _posteriors_of_sequence(now, point)
+            self.is_unused_for_certain = abs(use) + t.no_use_errors * error < t.no_use
             is_honest = not sees_inputs or variance_at_full_weight(now) < t.narrow_variance
             self.is_worth_it = is_honest and use - t.no_use_errors * error > t.worth_use * rate
             probed_on = describe_probe(point.use_sequences, point.use_steps)
@@ -438,6 +441,10 @@ class Evidence:
     def falls(self, trend: Trend) -> bool:
         """Whether a trend leads down, and the readings agree on that."""
         return trend.slope < 0 and trend.agreement >= self.thresholds.agreement
+
+    def settles(self, rate: Trend) -> bool:
+        """Whether the rate, which fell along a trend, has slowed down of late."""
+        return self.trend("rate", RECENT).slope > self.thresholds.slowing_share * rate.slope
 
 
 # --- Rules --------------------------------------------------------------------------------------------------------------
@@ -529,11 +536,11 @@ def _find(
         return _found("collapsing", seen)._replace(dead_by_step=dead_by)
     if seen.is_unused:
         recent, _ = seen.last(RECENT)  # rates that free bits hold near the line go to and fro
-        is_paid = median(point.rate for point in recent) >= t.paid_rate
+        is_paid = seen.is_unused_for_certain or median(point.rate for point in recent) >= t.paid_rate
         if not is_paid and now.information >= t.faint_information:
             return _undecided("a small rate, and not used", seen)
         rate, (_, span) = seen.trend("rate", LONG), seen.last(LONG)
-        if seen.falls(rate) and rate.steps_until(faint_rate(now, t)) <= 2 * span:
+        if seen.falls(rate) and rate.steps_until(faint_rate(now, t)) <= 2 * span and not seen.settles(rate):
             return _undecided("not used, and the rate falls", seen)
         if not is_paid and seen.grows("rate", t.growth):
             return _undecided("a small rate that is not used, but grows", seen)
@@ -563,8 +570,8 @@ def _dead_by(seen: Evidence) -> int | None:
     steps_left = math.inf if seen.total_steps is None else seen.total_steps - now.step
     if steps > min(steps_left, 2 * seen.last(LONG)[1]):
         return None
-    if seen.trend("rate", RECENT).slope > t.slowing_share * rate.slope:
-        return None  # it settles
+    if seen.settles(rate):
+        return None
     return now.step + math.ceil(steps)
 
 

@@ -60,6 +60,7 @@ from benchmarks.detection.zoo_scoring import (
     record_from,
     replay,
     score,
+    silence_of,
     truth_of,
 )
 from seqvae.cli.command_line import parse_command_line
@@ -554,6 +555,20 @@ def test_a_latent_slept_where_its_rate_was_small_for_a_while_after_the_beginning
 
     assert has_slept(of(2.0, 2.0, 2.0, 0.1, 0.1, 0.1, 0.1, 2.0))
     assert not has_slept(of(0.1, 0.1, 0.1, 2.0, 0.1, 2.0))
+
+
+def test_a_silence_is_tabulated_by_threshold_over_weight_and_by_what_became_of_it() -> None:
+    def silent(threshold: float, rate: float) -> Reading:
+        return reading(20, rate=rate)._replace(kl_weight=2.0, escape_threshold=threshold, escape_threshold_error=0.2)
+
+    stored = record([silent(8.0, 2.0), silent(3.0, 0.1), silent(1.9, 0.1), silent(1.0, 0.1), silent(math.nan, 0.1)])
+    dead, woke = outcome(("collapsed",), "collapsed"), outcome(("healthy",), "healthy")._replace(slept=True)
+    row = silence_of(stored, dead)
+    assert row is not None
+    assert row[1:] == (False, 2.0, 3, 0.5, 0.95, 0.5, 1, True)
+    assert (silence_of(stored, woke) or row)[1::7] == (True, False)
+    assert silence_of(stored, woke._replace(slept=False)) is None
+    assert silence_of(record([reading(20, rate=0.1)]), dead) is None
 
 
 def test_grey_runs_are_not_scored() -> None:

@@ -196,6 +196,25 @@ def test_a_rate_that_free_bits_hold_near_the_line_is_paid():
     assert watch(curve).first("decoder_ignores_z") <= 300
 
 
+def test_a_rate_that_fell_at_first_and_stays_does_not_fall():
+    """A decoder that is cut off, whose free bits hold the rate that the beginning left."""
+    rate = interpolated([(0, 0.9), (120, 0.55), (1000, 0.55)])
+    watched = watch(lambda step: reading(step, rate=rate(step), information=0.1, use=0.0, use_error=0.1))
+    assert watched.first("decoder_ignores_z") <= 320
+
+
+def test_a_small_rate_is_paid_where_the_use_is_none_beyond_doubt():
+    def held(use_error):
+        return watch(lambda step: reading(step, rate=0.45, information=0.25, use=0.0, use_error=use_error)).last.name
+
+    assert (held(0.001), held(0.2)) == ("decoder_ignores_z", "cannot_tell")
+
+
+def test_the_first_reading_that_could_be_decided_by_decoder_use_asks_for_it():
+    watched = watch(lambda step: ignored(step), Cadence(10, None))
+    assert watched.probed[0] == 30
+
+
 @at_each_cadence
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_a_run_that_diverges_is_called_at_the_second_reading_of_it(cadence, broken):
