@@ -52,6 +52,7 @@ FORMS = {
     "many_codes": Form("speed", is_default=False),
     "collapse_zoo": Form("detection", short=("--half", "scored"), is_default=False),
     "rescue": Form("detection", short=("--only", "demo-tokens.transformer.beta.1.0"), is_default=False),
+    "risk": Form("detection", short=(), is_default=False),
     "monitor_cost": Form("detection", short=("--stop_after", "100"), is_default=False),
 }
 

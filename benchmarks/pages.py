@@ -92,6 +92,10 @@ TABLES: dict[str, tuple[Table, ...]] = {
     ),
     "collapse_zoo": (Table("The half that was not tuned on", "in_short"),),
     "rescue": (Table("Runs that die, left alone and rescued", "runs"), Table("In all", "in_short")),
+    "risk": (
+        Table("How well the risk orders runs", "scores"),
+        Table("The risk, and the share that died", "calibration"),
+    ),
     "monitor_cost": (Table("In the monitor's hooks", "rows"),),
     "long_run": (Table("Memory over a long run, each tenth of it", "tenths"), Table("In all", "all")),
 }
