@@ -97,6 +97,10 @@ TABLES: dict[str, tuple[Table, ...]] = {
         Table("In all", "in_short"),
     ),
     "rescue": (Table("Runs that die, left alone and rescued", "runs"), Table("In all", "in_short")),
+    "risk": (
+        Table("How well the risk orders runs", "scores"),
+        Table("The risk, and the share that died", "calibration"),
+    ),
     "monitor_cost": (Table("In the monitor's hooks", "rows"),),
     "long_run": (Table("Memory over a long run, each tenth of it", "tenths"), Table("In all", "all")),
 }

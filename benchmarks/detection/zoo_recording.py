@@ -26,7 +26,6 @@ from lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from benchmarks.detection.zoo_data import GENERATED, write_generated
-from benchmarks.detection.zoo_features import features_of
 from benchmarks.detection.zoo_runs import (
     DEMO_KINDS,
     DEMO_MEAN_LENGTH,
@@ -59,6 +58,7 @@ from seqvae.monitors.reading import NAME, Reading, read_readings, to_row
 from seqvae.monitors.window import with_escape_threshold
 from seqvae.training.fit import fit, make_data
 from seqvae.training.network import build_network
+from seqvae.training.risk import features_of
 
 PROBED_SEQUENCES = 128
 FAINT_ENOUGH = 1.0

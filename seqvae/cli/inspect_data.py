@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.data import BatchSettings, CacheSettings, LengthSettings, SourceSettings
 from seqvae.config.flags import set_by_presets
-from seqvae.config.training import OptimizedSettings, OptimizerSettings, TrainingSettings
+from seqvae.config.model import ModelSettings
+from seqvae.config.training import ObjectiveSettings, OptimizedSettings, OptimizerSettings, TrainingSettings
 from seqvae.config.yaml_files import values_of
 from seqvae.console import program, set_up_output, shell_word
 from seqvae.errors import DamagedFileError, DataError, ExitCode, StorageError, harmless
@@ -26,7 +27,8 @@ DESCRIPTION = """Say what Parquet files hold, and whether they would train. Noth
     seqvae inspect --data_dir smiles --tokenizer characters
     seqvae inspect --data_dir my_data --check_only               # for scripts: one line, exit code 0 or 3
 
-The flags of data and batches are those of the training commands, so that what is inspected is what would be trained on.
+The flags of data, batches, model and objective are those of the training commands, so that what is inspected is what would be
+trained on, and the risk of a collapse that of these settings.
 The first look at some data builds their cache, which the training then finds.
 """
 
@@ -66,6 +68,8 @@ class InspectSettings:
     lengths: LengthSettings = field(default_factory=LengthSettings)
     cache: CacheSettings = field(default_factory=CacheSettings)
     batches: BatchSettings = field(default_factory=BatchSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
     report: ReportSettings = field(default_factory=ReportSettings)
 
     @property
@@ -78,7 +82,13 @@ class InspectSettings:
         """The settings of the recommended recipe on these data."""
         optimizer = OptimizerSettings(gradient_accumulation_steps=self.report.gradient_accumulation_steps)
         return OptimizedSettings(
-            source=self.source, lengths=self.lengths, cache=self.cache, batches=self.batches, optimizer=optimizer
+            source=self.source,
+            lengths=self.lengths,
+            cache=self.cache,
+            batches=self.batches,
+            model=self.model,
+            objective=self.objective,
+            optimizer=optimizer,
         )
 
 
@@ -119,7 +129,11 @@ def run(verb: str, words: Sequence[str]) -> ExitCode:
         counts = ", ".join(f"{len(data.splits[name]):,} {name}" for name in splits)
         print(f"ready to train: {data.description.kind}, {counts} sequences")
         return ExitCode.DONE
-    from seqvae.training.fit import make_data  # only now: Lightning takes two seconds, which a script need not wait for
+
+    # only now: Lightning takes two seconds, which a script need not wait for
+    from seqvae.training.fit import make_data
+    from seqvae.training.risk import describe_risk, features_before
+    from seqvae.training.schedules import plan_run
 
     module = make_data(settings.training)  # which cuts batches as a training on this machine does
     module.data = data
@@ -127,7 +141,10 @@ def run(verb: str, words: Sequence[str]) -> ExitCode:
     if "batch_size" in set_by_presets(settings):  # which has its reasons
         limits = limits._replace(hint="")
     found = inspect_cache(data, cap, limits, cut, accumulate=accumulate, most=own.rows or sys.maxsize)
-    print("\n".join(data_page(settings.name, found, training_command(settings), ink, own.rows)))
+    training = settings.training
+    risk = f"risk {describe_risk(features_before(training, module, plan_run(training, module, world=1)))}"
+    remark = f"{risk}; {defaults_in(settings)}"
+    print("\n".join(data_page(settings.name, found, training_command(settings), remark, ink, own.rows)))
     if own.plot:
         path = Path(own.plot_path or re.sub(r"[^\w.-]+", "_", f"{settings.name}_report.png")).expanduser()
         try:
@@ -139,10 +156,30 @@ def run(verb: str, words: Sequence[str]) -> ExitCode:
     return ExitCode.DONE
 
 
+def defaults_in(settings: InspectSettings) -> str:
+    """Return which of the settings that the risk rests on are the training command's defaults."""
+    model, objective = settings.model, settings.objective
+    steering = ("target_kl",) if objective.target_kl is not None else ("kl_schedule", "beta")
+    rests_on: list[tuple[DataclassInstance, tuple[str, ...]]] = [
+        (model, ("decoder", "latent_size", "latent_scope")),
+        (objective, ("free_bits", *steering)),
+    ]
+    names = []
+    for group, fields in rests_on:
+        for name in fields:
+            value = getattr(group, name)
+            if value == getattr(type(group), name):
+                names.append(f"--{name}" if value is None else f"--{name} {value}")
+    return f"defaults among them: {', '.join(names)}" if names else "none of them a default"
+
+
 def training_command(settings: InspectSettings) -> str:
     """Return the command that trains on the same data: every setting of theirs that is not the default."""
     words: list[str] = []
-    groups: list[DataclassInstance] = [settings.source, settings.lengths, settings.cache, settings.batches]
+    groups: list[DataclassInstance] = [
+        *(settings.source, settings.lengths, settings.cache, settings.batches),
+        *(settings.model, settings.objective),
+    ]
     flags = [(name, value, getattr(type(group), name)) for group in groups for name, value in values_of(group).items()]
     accumulate = settings.report.gradient_accumulation_steps
     flags.append(("gradient_accumulation_steps", accumulate, ReportSettings.gradient_accumulation_steps))

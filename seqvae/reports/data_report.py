@@ -51,8 +51,11 @@ BAR_HATCHES = (None, "////", "....")
 # --- Text -------------------------------------------------------------------------------------------------------------
 
 
-def data_page(name: str, found: Any, command: str, ink: Ink, most: int) -> list[str]:
-    """Return the report on data that would train, with the command that does. Tables have at most `most` rows; 0: all."""
+def data_page(name: str, found: Any, command: str, risk: str, ink: Ink, most: int) -> list[str]:
+    """Return the report on data that would train, with the command that does and its risk.
+
+    Tables have at most `most` rows; 0: all.
+    """
     rows = partial(section, ink=ink, most=most, formats=FORMATS)
     columns = sorted(found.columns, key=lambda column: column.part is None)
     like_labels = [row.column for row in columns if row.part is None and row.column.lower() in LABEL_NAMES]
@@ -77,6 +80,7 @@ def data_page(name: str, found: Any, command: str, ink: Ink, most: int) -> list[
         "",
         ink.good("READY to train") + with_warnings,
         f"  {visible(command)}",
+        *note(risk, ink),
     ]
     others = [text for text in found.notes if not text.startswith((WARNING, LEFT_OUT))]
     if warned or others:

@@ -118,6 +118,22 @@ def test_the_command_that_is_advised_trains_on_what_was_inspected(inspect, tmp_p
     assert advised.optimizer.gradient_accumulation_steps == 3
 
 
+def test_the_risk_of_a_collapse_is_that_of_the_flags_and_says_which_are_defaults(inspect, token_lists):
+    said = inspect("--data_dir", token_lists, "--no_plot")
+    assert "risk of collapse " in said.flat
+    assert "autoregressive decoder, weight 1 after 20.0 % of the run, a floor of 1.6 nats per sequence" in said.flat
+    assert "defaults among them: --decoder transformer, --latent_size 16, " in said.flat
+    words = ["--data_dir", token_lists, "--free_bits", "0", "--no_plot"]
+    mild, risky = inspect(*words).flat, inspect(*words, "--beta", "8").flat
+    assert "weight 8 after 20.0 % of the run, no floor under the rate" in risky
+    assert "--beta 8" in risky.partition("risk of collapse")[0]
+
+    def figure(flat: str) -> float:
+        return float(flat.partition("risk of collapse ")[2].split()[0])
+
+    assert figure(risky) > figure(mild)
+
+
 def test_batches_are_accumulated_as_the_advised_command_does_it():
     assert ReportSettings().gradient_accumulation_steps == OptimizedSettings().optimizer.gradient_accumulation_steps
 

@@ -9,8 +9,10 @@ from seqvae.config.monitoring import Watch
 from seqvae.config.training import OptimizedSettings, ReferenceSettings
 from seqvae.monitors.reading import Reading
 from seqvae.monitors.rules import OF_SEQUENCES, OF_STEPS
+from seqvae.training.risk import describe_risk
 from seqvae.verdicts import VERDICTS, advice_on
 from tests.support.documents import ROOT, tables, text_of
+from tests.support.risk_features import KNOWN
 
 PAGE = ROOT / "docs" / "monitoring.md"
 T = OF_SEQUENCES
@@ -118,3 +120,7 @@ def words_on_probes(watch: Watch) -> str:
     return {1: "at each reading", 4: "at each fourth, and on suspicion", None: "on suspicion"}[
         watch.probe_every_n_readings
     ]
+
+
+def test_the_line_on_the_risk_is_the_one_of_these_settings():
+    assert f"\nrisk        {describe_risk(KNOWN._replace(final_weight=4.0))}\n" in PAGE.read_text(encoding="utf-8")

@@ -1,14 +1,16 @@
 """What a run says before it begins: one word for each thing, lines that fit, and no reproach for what a preset chose."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from seqvae.cli.command_line import parse_command_line
 from seqvae.config.data import CacheSettings, LengthSettings, SourceSettings
 from seqvae.config.flags import PRESETS_DIR, set_by_presets
-from seqvae.config.training import OptimizedSettings, TrainingSettings
+from seqvae.config.training import ObjectiveSettings, OptimizedSettings, TrainingSettings
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.text import folded
 from seqvae.training.distributed import resolve_devices, resolve_precision
@@ -28,9 +30,11 @@ def settings_for(directory: Path, kind: str) -> TrainingSettings:
     )
 
 
-def header_of(settings: TrainingSettings, data: SequenceDataModule) -> list[tuple[str, str]]:
+def header_of(
+    settings: TrainingSettings, data: SequenceDataModule, network: nn.Module | None = None
+) -> list[tuple[str, str]]:
     devices = resolve_devices(settings.compute)
-    network = build_network(data, settings.model, settings.compute, devices.world)
+    network = network or build_network(data, settings.model, settings.compute, devices.world)
     precision = resolve_precision(settings.compute.precision, devices.accelerator)
     return header_lines(
         settings, data, network, plan_run(settings, data, 1), devices, precision, make_monitors(settings)
@@ -54,6 +58,32 @@ def test_the_header_fits_a_terminal_of_80_columns_without_breaking_a_number(tmp_
         lines = folded(line, 80, indent=12).split("\n")
         assert max(map(len, lines)) <= 80
         assert " ".join(one.strip() for one in lines) == line.strip()
+
+
+def test_the_risk_of_a_collapse_stands_with_the_settings_that_it_follows_from(tmp_path):
+    settings = settings_for(tmp_path, "tokens")
+    plain = ObjectiveSettings(free_bits=0, kl_schedule="constant", beta=4)
+    line = dict(header_of(replace(settings, objective=plain), make_data(settings)))["risk"]
+    found = re.fullmatch(
+        r"of collapse (0\.\d\d) with these settings \(autoregressive decoder, weight 4, no floor under the rate\): see .*",
+        line,
+    )
+    assert found is not None
+    assert float(found[1]) > 0.5
+    mild = dict(header_of(settings, make_data(settings)))["risk"]
+    assert "weight 1 after 20.0 % of the run, a floor of 0.3 nats per sequence" in mild
+
+
+def test_of_a_parallel_decoder_of_vectors_the_eigenvalue_is_named(tmp_path):
+    settings = settings_for(tmp_path, "vectors")
+    settings = replace(settings, model=replace(TINY, decoder="parallel"))
+    line = dict(header_of(settings, make_data(settings)))["risk"]
+    assert "parallel decoder, largest eigenvalue of the data " in line
+
+
+def test_a_network_that_is_not_ours_has_no_risk(tmp_path):
+    settings = settings_for(tmp_path, "tokens")
+    assert "risk" not in dict(header_of(settings, make_data(settings), nn.Linear(1, 1)))
 
 
 @pytest.mark.parametrize("preset", sorted(path.stem for path in PRESETS_DIR.glob("*.yaml")))

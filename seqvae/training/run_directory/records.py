@@ -27,6 +27,7 @@ from seqvae.reports.terminal import bin_edges
 from seqvae.text import clip, folded, percent, visible, window_width
 from seqvae.training.distributed import Devices, ResolvedPrecision, is_first_process
 from seqvae.training.objective import resolve_free_bits
+from seqvae.training.risk import describe_risk, features_before
 from seqvae.training.schedules import Plan
 
 MOST_REPEATED = 100
@@ -88,11 +89,15 @@ def header_lines(
     reason = f" in place of {compute.precision}: {precision.reason}" if precision.reason else ""
     monitoring = [callback.describe(steps) for callback in callbacks if isinstance(callback, Describes)]
     first, *rest = summary_of(settings, data)
+    # Nothing is known of networks that are not ours.
+    is_ours = isinstance(network, SequenceVAE)
+    risk = [("risk", describe_risk(features_before(settings, data, plan)))] if is_ours else []
     return [
         ("data", first),
         *(("", line) for line in rest),
         ("model", described),
         ("objective", f"negative ELBO; KL weight {weight}; {free_bits:g} nats of each dimension free (--free_bits)"),
+        *risk,
         (
             "training",
             f"{steps:,} optimizer steps ({steps / plan.steps_per_epoch:.3g} epochs), each of {plan.tokens_per_step:,.0f} {unit}s "
