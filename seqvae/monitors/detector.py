@@ -496,7 +496,10 @@ class Detector:
         silence = [
             point for point in memory.points if memory.faint_since is not None and point.step >= memory.faint_since
         ]
-        if fates == ["dead", "dead"] and len(silence) >= FEWEST and step >= LEAST_TRAINED:
+        # Nats that cost nothing make silence unstable under any weight: there the number confirms no death.
+        floor = 0.0 if self.circumstances is None else self.circumstances.free_bits
+        is_free = floor * memory.points[-1].dimensions > memory.points[-1].rate
+        if fates == ["dead", "dead"] and not is_free and len(silence) >= FEWEST and step >= LEAST_TRAINED:
             evidence = finding.evidence if finding.name == "collapsed" else VERDICTS["collapsed"].reason
             evidence = f"{evidence}; {known}: it will not come back by itself"
             return memory._replace(finding=Finding("collapsed", evidence, numbers), is_certain=True)
@@ -549,11 +552,12 @@ class Detector:
         fates = self._last_escapes(memory)
         if len(fates) < 2 or fates[0] == "asleep":
             return True
-        # One that lies above it by less means to wait for as long as it takes until it could be called asleep.
-        return (
-            memory.points[-1].step < LEAST_ASLEEP
-            and escape_of(memory.escapes[-1], asleep_errors=DEAD_ERRORS) == "asleep"
-        )
+        # The estimate is a lower bound: one that is not below the weight means to wait, for no longer than a sleep is believed.
+        point, longest = memory.escapes[-1], MOST_ASLEEP_UNPLANNED
+        if total_steps := self.schedule.total_steps:
+            longest = min(round(ASLEEP_SHARE * total_steps), MOST_ASLEEP)
+        is_new = memory.faint_since is None or memory.points[-1].step - memory.faint_since <= longest
+        return is_new and escape_of(point, dead_errors=0.0) != "dead" and math.isfinite(point.threshold or math.nan)
 
     def _is_refuted_by(self, memory: "Memory") -> bool:
         """Whether the last reading alone ends the verdict in force: there is information where there was none."""

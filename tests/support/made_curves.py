@@ -131,11 +131,15 @@ def watch(
     threshold: Callable[[int], float] | None = None,
     ideal: float = math.nan,
     sees_inputs: bool | None = None,
+    free_bits: float = 0.0,
 ) -> Watched:
     """Show a run to a detector; `threshold` is the escape threshold, with an error of a tenth, where it can be read.
 
-    `sees_inputs`: the decoder gets earlier steps beside the latent; None: not known.
+    `sees_inputs`: the decoder gets earlier steps beside the latent; None: not known. `free_bits`: nats of each dimension.
     """
+    known = None
+    if sees_inputs is not None or free_bits:
+        known = Circumstances(sees_inputs=sees_inputs is not False, free_bits=free_bits)
     detector = Detector(
         None,
         cadence.window,
@@ -143,7 +147,7 @@ def watch(
         can_probe=can_probe,
         can_read_threshold=threshold is not None,
         advises_flags=True,
-        circumstances=None if sees_inputs is None else Circumstances(sees_inputs=sees_inputs),
+        circumstances=known,
     )
     verdicts, probed, thresholds_read, certain = [], [], [], []
     for one in offered(curve, cadence, steps):
