@@ -321,11 +321,11 @@ class PosteriorMetricsMonitor(Callback):
 
     def start_over(self, trainer: Trainer, pl_module: LightningModule, why: str) -> None:
         """Forget all posteriors and readings, as another objective is trained from now on, and judge by its schedule."""
-        before, self._window = self.verdict.name, PosteriorWindow(self._window.capacity)
+        before, self._window = self._detector, PosteriorWindow(self._window.capacity)
         self._begin_to_judge(trainer, pl_module)
-        self._detector.verdict = Verdict("cannot_tell", trainer.global_step, why)
+        self._detector.start_at(trainer.global_step, why, has_been_healthy=before.has_been_healthy)
         if self._publisher is not None:
-            self._publisher.change(self.verdict, before, trainer.global_step)
+            self._publisher.change(self.verdict, before.verdict.name, trainer.global_step)
 
     # --- Parts ------------------------------------------------------------------------------------------------------
 

@@ -246,11 +246,8 @@ class Detector:
         self.verdict = Verdict("cannot_tell", 0, "there is no reading yet")
         self.points: list[Point] = []
         """What is remembered of the last readings, oldest first."""
-        self._full_from = self.schedule.full_from()
-        weights = self.schedule.steps_and_weights()
-        self._is_cyclical = any(later < earlier for (_, earlier), (_, later) in pairwise(weights))
-        self._outlook = [] if self.schedule.is_steered else self.schedule.outlook()
-        self._has_been_healthy = False
+        self._learn_schedule()
+        self.has_been_healthy = False
         self._pending = Pending("cannot_tell", 0, 0)
         self._upheld_at = 0
         """The step of the last reading that agreed with the verdict; partly collapsed agrees with healthy."""
@@ -280,7 +277,22 @@ class Detector:
 
     def expect(self, total_steps: int) -> None:
         """Judge by another length of the run from now on: that which it will probably reach."""
-        self.schedule = self.schedule._replace(total_steps=total_steps)
+        if total_steps != self.schedule.total_steps:
+            self.schedule = self.schedule._replace(total_steps=total_steps)
+            self._learn_schedule()
+
+    def start_at(self, step: int, why: str, *, has_been_healthy: bool) -> None:
+        """Count from a step on, at which a run begins again under another objective."""
+        self._early_until = self._unbinding_until = step
+        self.has_been_healthy = has_been_healthy
+        self.verdict = Verdict("cannot_tell", step, why)
+
+    def _learn_schedule(self) -> None:
+        """Find out where the KL weight is full, whether it falls again, and what is to come from each step on."""
+        self._full_from = self.schedule.full_from()
+        weights = self.schedule.steps_and_weights()
+        self._is_cyclical = any(later < earlier for (_, earlier), (_, later) in pairwise(weights))
+        self._outlook = [] if self.schedule.is_steered else self.schedule.outlook()
 
     def wants_decoder_use(self, reading: Reading) -> bool:
         """Whether the decoder should be probed before this reading is judged: because the verdict is about to change, because
@@ -387,7 +399,7 @@ class Detector:
         """
         if not VERDICTS[self.verdict.name].is_collapse:
             return False
-        share = CERTAIN_ONCE_HEALTHY if self._has_been_healthy else CERTAIN_SHARE
+        share = CERTAIN_ONCE_HEALTHY if self.has_been_healthy else CERTAIN_SHARE
         least = share * self.schedule.total_steps if self.schedule.total_steps else CERTAIN_STEPS
         step = self.points[-1].step if self.points else 0
         return self._is_confirmed or step - self.verdict.since_step >= least
@@ -399,7 +411,7 @@ class Detector:
         return self.verdict
 
     def _pronounce(self, finding: Finding, since_step: int) -> None:
-        self._has_been_healthy |= VERDICTS[finding.name].is_unharmed
+        self.has_been_healthy |= VERDICTS[finding.name].is_unharmed
         numbers = finding.numbers
         advice = advice_on(
             finding.name,
@@ -411,7 +423,7 @@ class Detector:
             ideal_threshold=numbers.get("ideal_escape_threshold"),
             is_steered=self.schedule.is_steered,
             is_cyclical=self._is_cyclical,
-            has_been_healthy=self._has_been_healthy,
+            has_been_healthy=self.has_been_healthy,
             circumstances=self.circumstances,
             as_flags=self.advises_flags,
         )
@@ -614,7 +626,7 @@ class Detector:
                 min(patience.share_of_run * total_steps, LONGEST_LEAST_STEPS),
                 min(patience.steps, MOST_OF_SHORT_RUN * total_steps),
             )
-            longest = LONGEST_ONCE_HEALTHY if self._has_been_healthy else LONGEST_PATIENCE
+            longest = LONGEST_ONCE_HEALTHY if self.has_been_healthy else LONGEST_PATIENCE
             steps = max(least, min(steps, longest * total_steps))
         is_trained = self._trained(memory, step) >= patience.under_full_weight
         is_seen = pending.readings >= patience.readings or (
@@ -641,7 +653,7 @@ class Detector:
             "last_found": self._last_found,
             "unheard": self._unprobed,
             "not_looked_closely": self._not_looked_closely,
-            "has_been_healthy": self._has_been_healthy,
+            "has_been_healthy": self.has_been_healthy,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -660,4 +672,4 @@ class Detector:
         self._last_found = state.get("last_found", self.verdict.name)
         self._unprobed = state["unheard"]
         self._not_looked_closely = state.get("not_looked_closely", CLOSE_READINGS)
-        self._has_been_healthy = state["has_been_healthy"]
+        self.has_been_healthy = state["has_been_healthy"]
