@@ -134,9 +134,13 @@ def timeline(medium: Medium, history: History) -> Chart:
             shown = slice(None, None, -(-len(steps_P) // MOST_BANDS))
             low_P, high_P = (use_P - error_P)[shown], (use_P + error_P)[shown]
             axes.fill_between(steps_P[shown], low_P, high_P, color=INK, alpha=0.18, linewidth=0)
+    if np.isfinite(history.threshold_E).any():  # its marks stand beside the KL weight
+        label = f"escape threshold: {_legend_number(history.threshold_E[-1])}"
+        label += f" ± {_legend_number(history.threshold_error_E[-1], '.2g')}"
+        axes.plot([], [], "o", color=LOST, markersize=3.5, label=label)
     _make_log(axes, (rate_R, information_R, history.decoder_use_P))
     axes.set_ylabel(f"nats, logarithmic\n(linear below {LINEAR_BELOW:g})")
-    chart.legend(axes, columns=4)
+    chart.legend(axes, columns=3 if len(history.threshold_E) else 4)
 
     if rows:  # one for each verdict, under its name, so that the shortest stretch can be read
         stretches = below.pop(0)
@@ -158,18 +162,8 @@ def timeline(medium: Medium, history: History) -> Chart:
         top = highest
         if np.isfinite(history.threshold_E).any():
             top = max(highest, min(float(np.nanmax(history.threshold_E)), MOST_OF_WEIGHT * highest))
-            latest = (
-                f"{_legend_number(history.threshold_E[-1])} ± {_legend_number(history.threshold_error_E[-1], '.2g')}"
-            )
-            weight.errorbar(
-                *(history.threshold_steps_E, history.threshold_E, history.threshold_error_E),
-                fmt="o",
-                color=LOST,
-                markersize=3.5,
-                elinewidth=0.8,
-                label=f"escape threshold: {latest}",
-            )
-            weight.legend(loc="upper right", frameon=False, fontsize="small")
+            thresholds = (history.threshold_steps_E, history.threshold_E, history.threshold_error_E)
+            weight.errorbar(*thresholds, fmt="o", color=LOST, markersize=3.5, elinewidth=0.8)
         weight.set_ylim(0, 1.12 * top)
         weight.set_yticks((0.0, highest), ("0", brief(highest)))
         weight.set_ylabel("KL weight")
