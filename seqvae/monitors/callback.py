@@ -196,7 +196,7 @@ class PosteriorMetricsMonitor(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._directory = Path(self.log_dir or trainer.default_root_dir)
-        self._step_read = self._step_drawn = trainer.global_step  # a checkpoint is saved after the reading of its step
+        self._step_read = self._step_drawn = steps_done(trainer)  # a checkpoint is saved after the reading of its step
         self._every_n_steps = self.update_frequency
         self._probes = self.probe_decoder and isinstance(pl_module, Probeable)
         self._begin_to_judge(trainer, pl_module)
@@ -207,7 +207,7 @@ class PosteriorMetricsMonitor(Callback):
             self._publisher = Publisher(self._directory, trainer.loggers, verbose=self.verbose, draws=draws)
             unprobed = type(pl_module).__name__ if self.probe_decoder and not self._probes else None
             stops = self.on_collapse == "stop" and self._detector.is_certain()
-            self._publisher.start_after(trainer.global_step, self.verdict, unprobed=unprobed, stops=stops)
+            self._publisher.start_after(steps_done(trainer), self.verdict, unprobed=unprobed, stops=stops)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -216,21 +216,21 @@ class PosteriorMetricsMonitor(Callback):
             return  # training_step left this batch out
         step_outputs = check_step_outputs(pl_module, self.read_outputs(pl_module, outputs, batch))
         self._window.push(*seen_from_prior(step_outputs), step_outputs.posterior_mask, step_outputs.nll)
-        step = trainer.global_step
+        step = steps_done(trainer)
         if not is_due(step, self._step_read, self._every_n_steps, self._last_step):
             return
         self._step_read = step
         self._expect_length(trainer, step)
-        if (
-            len(self._detector.points) < DOUBTED_READINGS
-            and self._publisher is not None
-            and isinstance(outputs, Mapping)
-        ):
-            loss = outputs.get("loss")
-            if (
-                isinstance(loss, Tensor) and (doubt := describe_loss(loss, step_outputs)) is not None
-            ):  # sync: a few a run
-                self._publisher.remark(f"{type(pl_module).__name__}: {doubt}", step)
+        is_foreign = not isinstance(pl_module, KnowsCircumstances)
+        if is_foreign and self._publisher is not None and len(self._detector.points) < DOUBTED_READINGS:
+            name = type(pl_module).__name__
+            loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
+            if isinstance(loss, Tensor):  # sync: a few a run
+                whole = loss * trainer.accumulate_grad_batches  # Lightning has divided it
+                if (doubt := describe_loss(whole, step_outputs)) is not None:
+                    self._publisher.remark(f"{name}: {doubt}", step)
+            if step_outputs.prior_mean is None and not self._detector.points and self._loaded is None:
+                self._publisher.assumed(f"{name} hands over no prior_mean: the prior is taken to be N(0, I)")
         gather, nth = partial(gathered, trainer=trainer), self.probe_every_n_readings
         probes_now = self._probes and (
             not self._is_judging
@@ -287,7 +287,8 @@ class PosteriorMetricsMonitor(Callback):
             evidence = str(exception) or type(exception).__name__
         if evidence:
             before = self.verdict.name
-            self._publisher.change(self._detector.diverged(trainer.global_step, evidence), before, trainer.global_step)
+            step = steps_done(trainer)
+            self._publisher.change(self._detector.diverged(step, evidence), before, step)
         self._finish(
             seconds=DRAWING_SECONDS if isinstance(exception, PosteriorCollapsed | Exception) else HURRIED_SECONDS
         )
@@ -344,9 +345,9 @@ class PosteriorMetricsMonitor(Callback):
         """Take a detector that knows the run's length and the schedule of its KL weight."""
         self._is_judging = True
         """False while a rescue goes on."""
-        self._last_step = planned_steps(trainer)
+        self._last_step = planned_steps(trainer, optimizers_in_turn(trainer))
         self._every_n_steps = steps_between_readings(self.update_frequency, self._last_step)
-        self._pace_from = time.monotonic(), trainer.global_step
+        self._pace_from = time.monotonic(), steps_done(trainer)
         if seconds_left(trainer) is not None:  # how many steps that is, is known once there is a pace
             self._every_n_steps = min(self._every_n_steps, FIRST_OF_TIMED)
         schedule = KLSchedule(self._last_step)
@@ -375,7 +376,7 @@ class PosteriorMetricsMonitor(Callback):
             saved = f"is saved as {path}"
         if self._publisher is None:
             raise PosteriorCollapsed(self.verdict, code=0)  # another would make a launcher kill the first process
-        self._publisher.stopped(self.verdict, trainer.global_step, saved)
+        self._publisher.stopped(self.verdict, steps_done(trainer), saved)
         raise PosteriorCollapsed(self.verdict)
 
     def _finish(self, *, draws: bool = True, seconds: float = DRAWING_SECONDS) -> None:
@@ -402,9 +403,19 @@ def gathered(own: Tensor, trainer: Trainer) -> Tensor:
     return trainer.strategy.reduce(rows, reduce_op="sum")
 
 
-def planned_steps(trainer: Trainer) -> int | None:
-    """Return the optimizer steps that the whole run will have, where that is known."""
-    known = [trainer.max_steps] if trainer.max_steps > 0 else []
+def optimizers_in_turn(trainer: Trainer) -> int:
+    """Return how many optimizers make one step of training: Lightning counts each of several that a module steps by hand."""
+    return 1 if trainer.lightning_module.automatic_optimization else max(1, len(trainer.optimizers))
+
+
+def steps_done(trainer: Trainer) -> int:
+    """Return the steps that are done, one for all optimizers together."""
+    return trainer.global_step // optimizers_in_turn(trainer)
+
+
+def planned_steps(trainer: Trainer, optimizers: int = 1) -> int | None:
+    """Return the steps that the whole run will have, where that is known; so many optimizers make one of them."""
+    known = [trainer.max_steps // optimizers] if trainer.max_steps > 0 else []
     epochs, batches = trainer.max_epochs or -1, trainer.num_training_batches
     if epochs > 0 and math.isfinite(batches):
         known.append(epochs * math.ceil(batches / trainer.accumulate_grad_batches))

@@ -119,7 +119,7 @@ def describe_loss(loss: Tensor, outputs: StepOutputs) -> str | None:
     """Return what a loss tells of numbers that were handed over wrongly; None: nothing. Waits for the device.
 
     The loss is compared with NLL + weight * KL on the mean of the micro-batch, and with what that would be if `posterior_logvar`
-    held standard deviations. Other terms of a loss are no fault.
+    held standard deviations. Other terms make a loss larger, and are no fault.
     """
     if outputs.nll is None or outputs.kl_weight is None or loss.dim():
         return None
@@ -139,9 +139,16 @@ def describe_loss(loss: Tensor, outputs: StepOutputs) -> str | None:
         differ = abs(plain - of_deviation)
         if differ > LEAST_DIFFERENCE * abs(found) and abs(found - of_deviation) < CLOSE * differ:
             return "posterior_logvar seems to hold standard deviations: hand over 2 * log of them"
+    if nll > 0 and 0 < found <= MEAN_SHARE * nll:
+        return (
+            "the loss is less than half of nll alone, as if it were a mean over steps or values of what nll sums up. "
+            "Where the KL in it is a sum, it weighs more than kl_weight says: hand over its weight beside such a sum"
+        )
     return None
 
 
+MEAN_SHARE = 0.5
+"""Share of the NLL below which a loss is a mean over something; one without a KL is all of it."""
 LEAST_DIFFERENCE, CLOSE = 1e-5, 0.02
 """Share of a loss by which two explanations of it must differ, and share of that difference by which the loss may miss one."""
 

@@ -102,6 +102,10 @@ class Publisher:
             self._event("doubtful_outputs", step, said=message)
             _say(f"posterior: {message}")
 
+    def assumed(self, message: str) -> None:
+        """Print what is taken for granted of a module that does not say it."""
+        _say(f"posterior: {message}")
+
     def stopped(self, verdict: Verdict, step: int, saved: str) -> None:
         """Publish that the collapse ends the run."""
         self._event("stopped", step, verdict=verdict.name)

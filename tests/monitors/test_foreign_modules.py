@@ -286,3 +286,60 @@ def test_standard_deviations_handed_over_as_log_variances_are_noticed_once(hands
     watched(tmp_path, module, [pictures(80, 16)], PosteriorMetricsMonitor(update_frequency=1, probe_decoder=False))
     said = capsys.readouterr().out.count("DeviationVAE: posterior_logvar seems to hold standard deviations")
     assert said == int(hands_deviations)
+
+
+class MeanVAE(ImageVAE):
+    """Its loss takes the NLL as a mean over so many values, and the KL as a sum."""
+
+    values = 64
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        outputs = super().training_step(batch, batch_idx)
+        mean, logvar = outputs["posterior_mean"], outputs["posterior_logvar"]
+        kl_B = 0.5 * (mean**2 + logvar.exp() - 1 - logvar).sum(dim=1)
+        return outputs | {"loss": (outputs["nll"] / self.values + outputs["kl_weight"] * kl_B).mean()}
+
+
+@pytest.mark.parametrize(("values", "accumulated", "said"), [(64, 1, 1), (1, 1, 0), (1, 4, 0)])
+def test_a_loss_that_is_a_mean_is_noticed_once(values, accumulated, said, tmp_path, capsys):
+    module, monitor = MeanVAE(), PosteriorMetricsMonitor(update_frequency=1, probe_decoder=False)
+    module.values = values
+    trainer = make_trainer(tmp_path, [monitor], 4, accumulate_grad_batches=accumulated)
+    trainer.fit(module, pictures(320, 16))
+    assert capsys.readouterr().out.replace("\n", " ").count("as if it were a mean over steps or values") == said
+
+
+@pytest.mark.parametrize(("make", "said"), [(ImageVAE, 1), (LearnedPriorVAE, 0)])
+def test_the_prior_that_is_assumed_is_said_once(make, said, tmp_path, capsys):
+    monitor = PosteriorMetricsMonitor(update_frequency=1, probe_decoder=False)
+    watched(tmp_path, make(), [pictures(80, 16)], monitor)
+    assert capsys.readouterr().out.replace("\n", " ").count("the prior is taken to be N(0, I)") == said
+
+
+class AlternatingVAE(ImageVAE):
+    """Steps two optimizers by hand at each batch, one for the encoder and one for the decoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        outputs = super().training_step(batch, batch_idx)
+        optimizers: Any = self.optimizers()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        self.manual_backward(outputs["loss"])
+        for optimizer in optimizers:
+            optimizer.step()
+        return outputs
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.Adam(part.parameters(), lr=0.01) for part in (self.encoder, self.decoder)]
+
+
+def test_two_optimizers_that_take_turns_make_one_step(tmp_path):
+    monitor = PosteriorMetricsMonitor(update_frequency=1, probe_decoder=False)
+    trainer = make_trainer(tmp_path, [monitor], -1, max_epochs=1)
+    trainer.fit(AlternatingVAE(), pictures(80, 16))
+    assert trainer.global_step == 10
+    assert [one.step for one in read_readings(tmp_path / "posterior.jsonl")] == [1, 2, 3, 4, 5]
