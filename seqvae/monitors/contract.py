@@ -123,16 +123,20 @@ def describe_loss(loss: Tensor, outputs: StepOutputs) -> str | None:
     """
     if outputs.nll is None or outputs.kl_weight is None or loss.dim():
         return None
-    mean, logvar = (part.detach().double() for part in seen_from_prior(outputs))
-    mask = torch.ones(mean.shape[:-1], dtype=torch.bool, device=mean.device)
-    mask = mask if outputs.posterior_mask is None else outputs.posterior_mask
+    mean, logvar = (part.detach().cpu().double() for part in seen_from_prior(outputs))
+    whole = torch.ones(mean.shape[:-1], dtype=torch.bool)
+    mask = whole if outputs.posterior_mask is None else outputs.posterior_mask.cpu()
 
     def kl_of(logvar: Tensor) -> float:
         kl_BS = 0.5 * (mean.square() + logvar.exp() - 1 - logvar).sum(dim=-1) * mask
         return float(kl_BS.flatten(1).sum() if kl_BS.dim() > 1 else kl_BS.sum()) / max(1, len(mean))
 
-    nll, weight, found = float(outputs.nll.detach().double().mean()), float(outputs.kl_weight), float(loss.detach())
-    handed = outputs.posterior_logvar.detach()
+    nll, weight, found = (
+        float(outputs.nll.detach().cpu().double().mean()),
+        float(outputs.kl_weight),
+        float(loss.detach()),
+    )
+    handed = outputs.posterior_logvar.detach().cpu()
     if outputs.prior_mean is None and bool((handed[mask] > 0).all()):
         plain = nll + weight * kl_of(logvar)
         of_deviation = nll + weight * kl_of(2 * handed.double().log())

@@ -52,8 +52,11 @@ def test_each_change_of_verdict_is_an_event_and_a_line_and_the_last_is_repeated_
     changes = verdicts_of(tmp_path)
     assert list(dict.fromkeys(["cannot_tell", *(change["verdict"] for change in changes)])) == STORY
     assert [change["was"] for change in changes] == ["cannot_tell", *(change["verdict"] for change in changes[:-1])]
-    first, *lines, last = capsys.readouterr().out.splitlines()
+    first, *lines, remark, last = capsys.readouterr().out.splitlines()
     assert first.endswith("the prior is taken to be N(0, I)")
+    assert remark.endswith(
+        "judged by time alone: ScriptedVAE has no nll_of_drawn(batch, z) beside nll_given_z(batch, z)"
+    )
     assert lines == [f"posterior: {describe_change(*change_in(change))}" for change in changes]
     assert last.startswith(
         f"posterior: collapsed since step {step_of('collapsed', tmp_path)}: the decoder models the data"
@@ -94,7 +97,7 @@ def test_each_row_of_a_reading_carries_the_verdict_in_force(warned):
 def test_a_talkative_run_prints_each_reading_besides(tmp_path, capsys):
     watch(tmp_path, quiet(verbose=True))
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(read_rows(tmp_path / "posterior.jsonl")) + len(verdicts_of(tmp_path)) + 2
+    assert len(lines) == len(read_rows(tmp_path / "posterior.jsonl")) + len(verdicts_of(tmp_path)) + 3
 
 
 # --- Stopping -------------------------------------------------------------------------------------------------------

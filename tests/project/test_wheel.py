@@ -56,8 +56,8 @@ class Ran(NamedTuple):
 @pytest.fixture(scope="module")
 def ran(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """The modules of the page, in a process that knows nothing of the checkout. `-P`: nor of where it is started."""
-    first, second = blocks_of("Your own LightningModule")
-    script = "\n".join([first, BETWEEN, second, AFTERWARDS])
+    first, second, third = blocks_of("Your own LightningModule")
+    script = "\n".join([first, BETWEEN, second, third, AFTERWARDS])
     directory = tmp_path_factory.mktemp("elsewhere")
     command = [sys.executable, "-P", "-c", script]
     environment = os.environ | {"PYTHONPATH": str(installed.target)}
@@ -75,6 +75,10 @@ import seqvae.monitors
 from importlib.util import find_spec
 for name in seqvae.monitors.__all__:
     getattr(seqvae.monitors, name)
+from seqvae.monitors.escape import escape_threshold, latent_scores
+torch.manual_seed(0)
+threshold = escape_threshold(latent_scores(YourDrawingVAE(), torch.randn(256, 8)))
+print("threshold", threshold.ideal - 1 < 3 * threshold.ideal_error)
 print("from", seqvae.__file__)
 print("found", [name for name in {CHECKOUT_ONLY} if find_spec(name)])
 """
@@ -95,7 +99,7 @@ def test_the_wheel_holds_the_package_with_its_data_files_and_nothing_else(instal
 
 def test_installed_the_package_needs_nothing_of_the_checkout(installed, ran):
     where = installed.target / "seqvae" / "__init__.py"
-    assert ran.said.splitlines()[-2:] == [f"from {where}", "found []"]
+    assert ran.said.splitlines()[-3:] == ["threshold True", f"from {where}", "found []"]
 
 
 @pytest.mark.parametrize("name", ["first.jsonl", "posterior.jsonl"])
