@@ -90,6 +90,7 @@ class UndecidedVAE(CountingVAE):
 
 
 def test_what_a_few_sequences_do_not_decide_is_read_on_many_with_three_partners_each(tmp_path):
+    torch.manual_seed(0)
     module, monitor = UndecidedVAE(), PosteriorMetricsMonitor(update_frequency=2)
     trainer = make_trainer(tmp_path, [monitor], max_steps=150)
     trainer.fit(module, pictures(320, 16), pictures(200, 16))
@@ -101,6 +102,7 @@ def test_what_a_few_sequences_do_not_decide_is_read_on_many_with_three_partners_
 
 
 def test_what_a_few_sequences_decide_is_not_read_on_more(tmp_path):
+    torch.manual_seed(0)
     module = CountingVAE()
     watched(tmp_path, module, [pictures(512, 32), pictures(200, 16)], PosteriorMetricsMonitor(), max_steps=100)
     late = read_readings(tmp_path / "posterior.jsonl")[20:]
