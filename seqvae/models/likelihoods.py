@@ -237,6 +237,8 @@ class EventLikelihood(nn.Module):
                 gaps_R = self.sample_gap(hidden_RW, 1.0, noise)
                 gaps_R = gaps_R.masked_fill(is_first_N[rows : rows + len(gaps_R)], 0.0)
                 present_RV, values_RV = self.sample(hidden_RW, gaps_R, 1.0, noise)
+                if self.unknown_share:
+                    present_RV[:, UNKNOWN_ID] |= noise.uniform(gaps_R.shape) < self.unknown_share
                 steps, variables = present_RV.nonzero(as_tuple=True)
                 events.append((rows + steps, variables, values_RV[steps, variables]))
                 gaps.append(gaps_R)

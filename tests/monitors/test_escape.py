@@ -1,6 +1,7 @@
 """The escape threshold: against closed forms, against perfect decoders, on models of all kinds, and inside of a run."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import lightning
@@ -11,6 +12,7 @@ from lightning import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from seqvae.models.vae import SequenceVAE
 from seqvae.monitors.contract import StepOutputs
 from seqvae.monitors.escape import (
     FEWEST_SEQUENCES,
@@ -21,7 +23,7 @@ from seqvae.monitors.escape import (
     latent_scores,
     why_unreadable,
 )
-from tests.support.small_models import KINDS, make_batch, make_vae
+from tests.support.small_models import DESCRIPTIONS, KINDS, SMALL, make_batch, make_vae
 
 SEQUENCES, DIMENSIONS, STEPS = 4000, 10, 20
 
@@ -133,11 +135,13 @@ def test_scores_are_the_gradients_of_the_likelihood_by_what_z_adds(kind: str, de
     assert features_BW.shape == (len(batch.lengths_B), network.settings.width)
 
 
+@pytest.mark.parametrize("unknown_share", [0.0, 0.2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_scores_of_drawn_targets_are_0_in_the_mean(kind: str) -> None:
+def test_scores_of_drawn_targets_are_0_in_the_mean(kind: str, unknown_share: float) -> None:
     """As they are of any model at its own distribution; targets drawn from another one would show here."""
     torch.manual_seed(0)
-    network, batch = make_vae(kind).eval(), make_batch(kind, [5, 3, 7, 1])
+    network = SequenceVAE(replace(DESCRIPTIONS[kind], unknown_share=unknown_share), SMALL).eval()
+    batch = make_batch(kind, [5, 3, 7, 1])
     drawn_KBM = network.latent_scores(batch, draws=400)[1].double()
     sums_KM = drawn_KBM.sum(dim=1)
     errors_M = sums_KM.std(dim=0) / math.sqrt(len(sums_KM))
