@@ -184,6 +184,7 @@ def advice_on(
     ideal_threshold: float | None = None,
     is_steered: bool = False,
     is_cyclical: bool = False,
+    has_warm_up: bool = False,
     has_been_healthy: bool = False,
     circumstances: Circumstances | None = None,
     as_flags: bool = True,
@@ -192,8 +193,8 @@ def advice_on(
 
     `active`: dimensions that carry something, of `dimensions`. `kl_weight`: the last one that is known, `threshold` and
     `ideal_threshold` the escape thresholds. `is_steered`: --target_kl is in force, and --kl_schedule and --beta have no effect.
-    `is_cyclical`: the KL weight falls again. `circumstances`: None where they are not known. `as_flags`: what to type; else what
-    to do.
+    `is_cyclical`: the KL weight falls again; `has_warm_up`: it rises. `circumstances`: None where they are not known. `as_flags`:
+    what to type; else what to do.
     """
     known = circumstances or Circumstances()
     floor = FLOOR_NATS[scope] / max(dimensions, 1)
@@ -214,7 +215,7 @@ def advice_on(
         TARGET_KL: not is_steered,
         LOWER_TARGET_KL: is_steered,
         LIGHTER_WEIGHT: not is_steered and (kl_weight is None or kl_weight > beta > 0),
-        WARM_UP: is_between and not (is_steered or is_cyclical),
+        WARM_UP: is_between and not (is_steered or has_warm_up),
         WORD_DROPOUT: known.sees_inputs and (is_paid or is_above_ideal),
         WEAKER_DECODER: is_paid or is_above_ideal,
         NO_LABELS: known.has_label_loss,

@@ -291,6 +291,7 @@ class Detector:
         """Find out where the KL weight is full, whether it falls again, and what is to come from each step on."""
         self._full_from = self.schedule.full_from()
         weights = self.schedule.steps_and_weights()
+        self._has_warm_up = any(earlier < later for (_, earlier), (_, later) in pairwise(weights))
         self._is_cyclical = any(later < earlier for (_, earlier), (_, later) in pairwise(weights))
         self._outlook = [] if self.schedule.is_steered else self.schedule.outlook()
 
@@ -423,6 +424,7 @@ class Detector:
             ideal_threshold=numbers.get("ideal_escape_threshold"),
             is_steered=self.schedule.is_steered,
             is_cyclical=self._is_cyclical,
+            has_warm_up=self._has_warm_up,
             has_been_healthy=self.has_been_healthy,
             circumstances=self.circumstances,
             as_flags=self.advises_flags,

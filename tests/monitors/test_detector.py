@@ -794,6 +794,12 @@ def test_advice_follows_the_escape_thresholds(kl_weight, expected):
     assert any(line.startswith("--beta 0.27 (0.3 nats, by the escape threshold") for line in lines)
 
 
+def test_a_warm_up_is_not_advised_where_the_weight_rises():
+    between: dict[str, Any] = {"active": 0, "kl_weight": 1.0, "threshold": 0.5, "ideal_threshold": 2.0}
+    assert any("--kl_schedule" in line for line in advice_on("collapsed", **between))
+    assert not any("--kl_schedule" in line for line in advice_on("collapsed", has_warm_up=True, **between))
+
+
 def test_a_sleeper_is_left_alone_and_only_a_heavier_weight_is_advised_against():
     assert advice_on("asleep", active=0, kl_weight=1.0, threshold=3.0) == ("waiting (it can come to life by itself)",)
     assert len(advice_on("asleep", active=0, kl_weight=1.0, threshold=1.5)) == 2
