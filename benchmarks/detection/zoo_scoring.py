@@ -103,7 +103,7 @@ class Truth(NamedTuple):
         return bool(self.right) and all(VERDICTS[name].is_alarm for name in self.right)
 
     def forgives(self, name: str) -> bool:
-        """Whether an alarm of this name is right at some time in a run that is not sick for certain."""
+        """Return whether an alarm of this name is right at some time in a run that is not sick for certain."""
         return name in self.right or (name == "collapsing" and "collapsed" in self.right)
 
 
@@ -489,7 +489,7 @@ SILENT_SHARE = 0.05
 
 
 def has_slept(record: Record) -> bool:
-    """Whether all rates of some stretch of the run were below the limit of a rate that is gone."""
+    """Return whether all rates of some stretch of the run were below the limit of a rate that is gone."""
     least = SILENT_SHARE * record.total_steps
     since = None
     for reading in record.readings:

@@ -104,7 +104,7 @@ class MonitoringSettings:
 
     @property
     def monitor_on_collapse(self) -> Literal["warn", "stop"]:
-        """What the monitor itself does; a rescue is the work of another callback."""
+        """Return what the monitor itself does; a rescue is the work of another callback."""
         return "stop" if self.on_collapse == "stop" else "warn"
 
     def watch(self, recipe: Watch, when_fast: Watch) -> Watch | None:

@@ -171,7 +171,7 @@ class PosteriorMetricsMonitor(Callback):
         return self._detector.verdict
 
     def is_unharmed(self) -> bool:
-        """Whether a checkpoint saved now is worth going back to."""
+        """Return whether a checkpoint saved now is worth going back to."""
         return self._detector.is_unharmed()
 
     def describe(self, total_steps: int) -> str:
@@ -442,7 +442,7 @@ def steps_between_readings(update_frequency: int, last_step: int | None) -> int:
 
 
 def is_due(step: int, before: int, every_n_steps: int, last_step: int | None) -> bool:
-    """Whether `step` is the first one at or behind a multiple, or the last: some training steps take two optimizer steps.
+    """Return whether `step` is the first one at or behind a multiple, or the last: some training steps take two optimizer steps.
 
     `before` is the step of the last time.
 

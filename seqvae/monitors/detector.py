@@ -104,7 +104,7 @@ def why_not_full(step: int, weights: Sequence[float | None], schedule: KLSchedul
 
 
 def is_high_weight(weight: float, top: float) -> bool:
-    """Whether a silent latent counts under a weight, of which `top` is the highest that is known."""
+    """Return whether a silent latent counts under a weight, of which `top` is the highest that is known."""
     return weight >= BINDING_WEIGHT * min(1.0, top)
 
 
@@ -390,11 +390,11 @@ class Detector:
         return self.verdict
 
     def is_unharmed(self) -> bool:
-        """Whether a checkpoint saved now is worth going back to: by the verdict in force, and by the last reading alone."""
+        """Return whether a checkpoint saved now is worth going back to: by the verdict in force, and by the last reading alone."""
         return VERDICTS[self.verdict.name].is_unharmed and VERDICTS[self._last_found].is_unharmed
 
     def is_certain(self) -> bool:
-        """Whether a collapse is in force that may end the run: because the escape threshold confirms it, or for long.
+        """Return whether a collapse is in force that may end the run: because the escape threshold confirms it, or for long.
 
         To go on with a dead run costs time; to end one that would have come to life costs the run.
         """
@@ -557,7 +557,7 @@ class Detector:
         return min(max(APART_SHARE * (self.schedule.total_steps or 0), LEAST_APART), MOST_APART)
 
     def _awaits_threshold(self, memory: "Memory") -> bool:
-        """Whether the escape threshold is still to be read before a silent latent may be called collapsed.
+        """Return whether the escape threshold is still to be read before a silent latent may be called collapsed.
 
         One that lies above the weight means to wait, also early on.
         """
@@ -574,7 +574,7 @@ class Detector:
         return is_new and escape_of(point, dead_errors=0.0) != "dead" and math.isfinite(point.threshold or math.nan)
 
     def _is_refuted_by(self, memory: "Memory") -> bool:
-        """Whether the last reading alone ends the verdict in force: there is information where there was none."""
+        """Return whether the last reading alone ends the verdict in force: there is information where there was none."""
         point, name = memory.points[-1], memory.finding.name
         is_there = point.information >= memory.thresholds.clear_information and memory.faint_since is None
         is_silence = self.verdict.name in ("collapsed", "asleep")
@@ -600,7 +600,7 @@ class Detector:
         return Pending(finding.name, 1, step)
 
     def _is_enough(self, memory: "Memory", step: int) -> bool:
-        """Whether the verdict should change to what is pending."""
+        """Return whether the verdict should change to what is pending."""
         pending = memory.pending
         if pending.name == self.verdict.name:
             return False

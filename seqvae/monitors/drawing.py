@@ -75,7 +75,7 @@ class Drawing:
         return reason
 
     def _is_busy(self) -> bool:
-        """Whether a drawing goes on. Keeps the last line of one that has failed as the reason."""
+        """Return whether a drawing goes on. Keeps the last line of one that has failed as the reason."""
         if self._process is None:
             return False
         code = self._process.poll()

@@ -118,7 +118,7 @@ class FlopCount:
 
 
 def has_compiled_parts(module: nn.Module) -> bool:
-    """Whether torch compiled the module or a part of it: it then computes beside the operations that can be counted.
+    """Return whether torch compiled the module or a part of it: it then computes beside the operations that can be counted.
 
     A function that was compiled by hand cannot be seen here.
     """

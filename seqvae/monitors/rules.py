@@ -229,7 +229,7 @@ def faint_rate(point: Point, thresholds: Thresholds) -> float:
 
 
 def is_faint(point: Point, thresholds: Thresholds) -> bool:
-    """Whether a point carries nothing worth a latent."""
+    """Return whether a point carries nothing worth a latent."""
     is_few = point.posteriors < LEAST_POSTERIORS
     return point.rate < faint_rate(point, thresholds) and (is_few or point.information < thresholds.faint_information)
 
@@ -434,16 +434,16 @@ class Evidence:
         stretch: Stretch = RECENT,
         floor: float = NOISE,
     ) -> bool:
-        """Whether the number became `growth` times as large, and the readings agree on that."""
+        """Return whether the number became `growth` times as large, and the readings agree on that."""
         trend, (_, span) = self.trend(name, stretch, floor), self.last(stretch)
         return trend.slope * span > math.log(growth) and trend.agreement >= self.thresholds.agreement
 
     def falls(self, trend: Trend) -> bool:
-        """Whether a trend leads down, and the readings agree on that."""
+        """Return whether a trend leads down, and the readings agree on that."""
         return trend.slope < 0 and trend.agreement >= self.thresholds.agreement
 
     def settles(self, rate: Trend) -> bool:
-        """Whether the rate, which fell along a trend, has slowed down of late."""
+        """Return whether the rate, which fell along a trend, has slowed down of late."""
         return self.trend("rate", RECENT).slope > self.thresholds.slowing_share * rate.slope
 
 

@@ -139,7 +139,7 @@ class PosteriorWindow:
         return mean_NZ, logvar_NZ
 
     def is_finite(self) -> bool:
-        """Whether no posterior holds NaN or infinity."""
+        """Return whether no posterior holds NaN or infinity."""
         return self.rows() is None or all(bool(part.isfinite().all()) for part in self.real_posteriors())
 
     def state_dict(self) -> dict[str, Tensor]:
