@@ -127,6 +127,17 @@ class Run:
 
         return pd.read_csv(self.directory / "metrics.csv")
 
+    @property
+    def readings(self) -> "pd.DataFrame":
+        """The rows of posterior.jsonl: what the posterior looked like by step, with decoder use and escape threshold where they
+        were read; empty where the run was not watched."""
+        import pandas as pd
+
+        from seqvae.files import read_rows
+        from seqvae.monitors.reading import NAME
+
+        return pd.DataFrame(read_rows(self.directory / NAME))
+
     @cached_property
     def model(self) -> "Model":
         """The model of the best checkpoint."""

@@ -3,14 +3,14 @@
 In: the name of a data set. Out: for each run its flags, what is done to its network beyond flags, its seed and its half.
 Nothing is trained here, and nothing is imported that trains.
 
-This is the third draw: the first two, of 129 runs each, served to build the detector. It has other data, decoders and treatments,
-and aims at what a detector gets wrong: late wakers, ramps that kill late, cycles, latents of each step, labels that carry the
-latent, batches of 2, runs too short to tell.
+The first two draws, of 129 runs each, served to build the detector. The third has other data, decoders and treatments, and aims at
+what a detector gets wrong: late wakers, ramps that kill late, cycles, latents of each step, labels that carry the latent, batches
+of 2, runs too short to tell. Its scored half was looked at and drawn again, for the fourth.
 """
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -229,12 +229,12 @@ TREATMENTS: dict[str, Treatment] = {
     "vowels-4": Treatment("waker", 2, constant(4), steps=WAKER_STEPS, data=("japanese_vowels",)),
     "vowels-8": Treatment("waker", 2, constant(8), steps=WAKER_STEPS, data=("japanese_vowels",)),
 }
-DRAW = 3
-"""The number of times the zoo was drawn. A change of the detector because of what the scored half showed takes a new one, with
-other seeds at least."""
+DRAWS: dict[Half, int] = {"tuning": 3, "scored": 4}
+"""The number of the draw that each half is of. A change of the detector because of what the scored half showed takes a new one of
+that half: other data and decoders for a treatment where there are others, and other seeds."""
 SPLIT = 308
-"""Part of the hash that splits the runs, chosen before any was trained: of 2,000, the one whose halves hold most nearly as many
-runs of each data set, decoder and kind of treatment."""
+"""Part of the hash that splits the third draw, chosen before any of it was trained: of 2,000, the one whose halves hold most nearly
+as many runs of each data set, decoder and kind of treatment."""
 
 
 class ZooRun(NamedTuple):
@@ -250,8 +250,12 @@ class ZooRun(NamedTuple):
         return f"{self.treatment}.{self.data}.{self.decoder}"
 
     @property
+    def pair(self) -> tuple[str, str]:
+        return self.data, self.decoder
+
+    @property
     def seed(self) -> int:
-        return hash_of(f"{self.name}, round {DRAW}") % 2**32
+        return hash_of(f"{self.name}, round {DRAWS[self.half]}") % 2**32
 
     @property
     def alteration(self) -> Alteration:
@@ -294,8 +298,16 @@ def words_of(flags: Flags) -> tuple[str, ...]:
     return tuple(word for flag_and_value in flags.items() for word in flag_and_value)
 
 
-def all_runs(data: tuple[str, ...] = ALL_DATA, split: int = SPLIT) -> list[ZooRun]:
-    """Return the runs on these data sets, those of the tuning half first.
+def all_runs(data: tuple[str, ...] = ALL_DATA) -> list[ZooRun]:
+    """Return the runs on these data sets, those of the tuning half first."""
+    third = third_draw()
+    runs = [run for run in third if run.half == "tuning"] + scored_again(third, DRAWS["scored"])
+    runs = [run for run in runs if run.data in data]
+    return sorted(runs, key=lambda run: (run.half != "tuning", hash_of(run.name)))
+
+
+def third_draw(split: int = SPLIT) -> list[ZooRun]:
+    """Draw both halves.
 
     A treatment goes to the pairs that have fewest runs so far, no data set twice as long as there are others. Its runs count in
     the one half and the other by turns, in the order of a hash.
@@ -305,20 +317,54 @@ def all_runs(data: tuple[str, ...] = ALL_DATA, split: int = SPLIT) -> list[ZooRu
     for name, treatment in TREATMENTS.items():
         chosen: list[tuple[str, str]] = []
         for _ in range(treatment.runs):
-            candidates = [
-                pair
-                for pair in PAIRS
-                if pair not in chosen and pair[0] in treatment.data and pair[1] in treatment.decoders
-            ]
-            of_data = Counter(pair[0] for pair in chosen)
-            pair = min(candidates, key=lambda pair: (of_data[pair[0]], load[pair], hash_of(f"{name}.{'.'.join(pair)}")))
-            chosen.append(pair)
-            load[pair] += 1
+            chosen.append(next_pair(name, chosen, load))
         chosen.sort(key=lambda pair: hash_of(f"{split}.{name}.{'.'.join(pair)}"))
         first = hash_of(f"{split}.{name}")
         runs += [ZooRun(name, *pair, HALVES[(place + first) % 2]) for place, pair in enumerate(chosen)]
-    runs = [run for run in runs if run.data in data]
-    return sorted(runs, key=lambda run: (run.half != "tuning", hash_of(run.name)))
+    return runs
+
+
+def scored_again(runs: list[ZooRun], draw: int) -> list[ZooRun]:
+    """Draw the scored half again: as many runs of each treatment, on no pair of the tuning half, on new ones if possible."""
+    again: list[ZooRun] = []
+    load: Counter[tuple[str, str]] = Counter()
+    for name in TREATMENTS:
+        tuned, scored = ([run.pair for run in runs if (run.treatment, run.half) == (name, half)] for half in HALVES)
+        chosen: list[tuple[str, str]] = []
+        for _ in scored:
+            chosen.append(next_pair(name, chosen, load, excluded=tuned, avoided=scored, salt=f"{draw}."))
+        again += [ZooRun(name, *pair, "scored") for pair in chosen]
+    return again
+
+
+def next_pair(
+    treatment: str,
+    chosen: Sequence[tuple[str, str]],
+    load: Counter[tuple[str, str]],
+    *,
+    excluded: Sequence[tuple[str, str]] = (),
+    avoided: Sequence[tuple[str, str]] = (),
+    salt: str = "",
+) -> tuple[str, str]:
+    """Return what a treatment is applied to next, beside the pairs chosen for it, and count it in."""
+    data, decoders = TREATMENTS[treatment].data, TREATMENTS[treatment].decoders
+    candidates = [
+        pair
+        for pair in PAIRS
+        if pair[0] in data and pair[1] in decoders and pair not in chosen and pair not in excluded
+    ]
+    of_data = Counter(name for name, _ in chosen)
+    pair = min(
+        candidates,
+        key=lambda pair: (
+            pair in avoided,
+            of_data[pair[0]],
+            load[pair],
+            hash_of(f"{salt}{treatment}.{'.'.join(pair)}"),
+        ),
+    )
+    load[pair] += 1
+    return pair
 
 
 def hash_of(text: str) -> int:

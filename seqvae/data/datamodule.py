@@ -47,15 +47,15 @@ from seqvae.errors import DataError, SettingsError
 from seqvae.text import counted
 
 log = logging.getLogger(__name__)
-PROBE_BATCHES = 4
-"""Batches of a small sample for monitors, one from each quarter of the sequences by length."""
-MOST_OF_PROBE_BATCH, LEAST_OF_PROBE_BATCH = 8, 2
+PROBE_BATCHES = 3
+"""Batches of a small sample for monitors, one from each third of the sequences by length."""
+MOST_OF_PROBE_BATCH, LEAST_OF_PROBE_BATCH = 10, 2
 PROBE_STEPS = 1024
 """Steps of the small sample, padding included; of long sequences more, where half of them would have to be cut short."""
 CLOSER_LOOK = 3
-"""Sequences of the second sample for each of the first, for a monitor that looks closely: 32 and 96."""
-PROBE_CANDIDATES = 2048
-"""Sequences that such a sample is chosen from: neighbours in length are then alike, and all are looked at in 0.1 s."""
+"""Sequences of the second sample for each of the first, for a monitor that looks closely: 30 and 90."""
+PROBE_CANDIDATES = 1024
+"""Sequences that such a sample is chosen from: neighbours in length are then alike, and all are looked at in 0.03 s."""
 SCORED_SEQUENCES = 256
 """Training sequences that monitors take gradients on."""
 
@@ -363,8 +363,8 @@ class Sample(NamedTuple):
 
 
 def choose_sample(lengths_N: np.ndarray) -> Sample:
-    """Choose as many sequences from each quarter by length: in each, those that are next to a random one in length. After these
-    batches come larger ones, from the middle of each quarter.
+    """Choose as many sequences from each third by length: in each, those that are next to a random one in length. After these
+    batches come larger ones, from the middle of each third.
 
     Sequences come in random order. The same lengths make the same choice. Half of the sequences are whole, or more.
     """
@@ -372,16 +372,16 @@ def choose_sample(lengths_N: np.ndarray) -> Sample:
     most_steps = max(PROBE_STEPS // fewest, int(np.ceil(np.median(lengths_N))))
     steps_N = np.minimum(lengths_N, most_steps)
     order_N = np.argsort(steps_N, kind="stable")
-    quarters = np.array_split(order_N, min(PROBE_BATCHES, max(1, len(order_N) // LEAST_OF_PROBE_BATCH)))
-    places = np.random.default_rng(0).random(len(quarters))
+    thirds = np.array_split(order_N, min(PROBE_BATCHES, max(1, len(order_N) // LEAST_OF_PROBE_BATCH)))
+    places = np.random.default_rng(0).random(len(thirds))
     for size in range(MOST_OF_PROBE_BATCH, LEAST_OF_PROBE_BATCH - 1, -1):
-        firsts_Q = [int(place * max(1, len(each) - size + 1)) for place, each in zip(places, quarters, strict=True)]
-        batches = [each[first : first + size] for first, each in zip(firsts_Q, quarters, strict=True)]
+        firsts = [int(place * max(1, len(third) - size + 1)) for place, third in zip(places, thirds, strict=True)]
+        batches = [third[first : first + size] for first, third in zip(firsts, thirds, strict=True)]
         if sum(len(batch) * int(steps_N[batch[-1]]) for batch in batches) <= fewest * most_steps:
             break
-    for quarter, batch in zip(quarters, list(batches), strict=True):
-        others = quarter[~np.isin(quarter, batch)]
-        first = max(0, len(others) - CLOSER_LOOK * len(batch)) // 2  # at the ends of a quarter, lengths differ most
+    for third, batch in zip(thirds, list(batches), strict=True):
+        others = third[~np.isin(third, batch)]
+        first = max(0, len(others) - CLOSER_LOOK * len(batch)) // 2  # at the ends of a third, lengths differ most
         more = others[first : first + CLOSER_LOOK * len(batch)]
         batches += [more] if len(more) >= LEAST_OF_PROBE_BATCH else []
     return Sample(most_steps, batches)

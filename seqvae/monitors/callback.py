@@ -170,6 +170,11 @@ class PosteriorMetricsMonitor(Callback):
         """The verdict in force."""
         return self._detector.verdict
 
+    @property
+    def expected_steps(self) -> int | None:
+        """The steps of the run, where that is known: those planned, or those that it will reach before the clock ends it."""
+        return self._detector.schedule.total_steps
+
     def is_unharmed(self) -> bool:
         """Return whether a checkpoint saved now is worth going back to."""
         return self._detector.is_unharmed()
@@ -332,7 +337,7 @@ class PosteriorMetricsMonitor(Callback):
 
     def _expect_length(self, trainer: Trainer, step: int) -> None:
         """Plan readings and patience for the steps that a run will reach which ends by the clock; all processes for the same."""
-        left, (since, first_step) = seconds_left(trainer), self._pace_from
+        (since, first_step), left = self._pace_from, seconds_left(trainer) if self._has_clock else None
         if left is None or step <= first_step or not self._is_judging:
             return
         pace = (time.monotonic() - since) / (step - first_step)
@@ -348,7 +353,9 @@ class PosteriorMetricsMonitor(Callback):
         self._last_step = planned_steps(trainer, optimizers_in_turn(trainer))
         self._every_n_steps = steps_between_readings(self.update_frequency, self._last_step)
         self._pace_from = time.monotonic(), steps_done(trainer)
-        if seconds_left(trainer) is not None:  # how many steps that is, is known once there is a pace
+        self._has_clock = seconds_left(trainer) is not None
+        """Whether the run may end before its last step, by time."""
+        if self._has_clock:  # how many steps that is, is known once there is a pace
             self._every_n_steps = min(self._every_n_steps, FIRST_OF_TIMED)
         schedule = KLSchedule(self._last_step)
         if isinstance(pl_module, KnowsKLSchedule):

@@ -236,7 +236,8 @@ class DecoderProbe:
             batch = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(raw))
             sequences = int(real_sequences(mask_of(self._posterior(trainer, module, batch))).sum())
             if sequences > 1:
-                self._quick += found < QUICK_SEQUENCES
+                # As many batches as come closest to the number wanted.
+                self._quick += found + sequences / 2 <= QUICK_SEQUENCES or not self._quick
                 found += sequences
                 yield batch
             if found >= ENOUGH_SEQUENCES:

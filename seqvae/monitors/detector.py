@@ -274,12 +274,15 @@ class Detector:
         """Readings since the decoder was last probed, where that could have decided something."""
         self._not_looked_closely = CLOSE_READINGS
         """Readings since that was done on many sequences."""
+        self._foreseen: tuple[Reading, Memory] | None = None
+        """What would be known with a reading that is not taken in so far."""
 
     def expect(self, total_steps: int) -> None:
         """Judge by another length of the run from now on: that which it will probably reach."""
         if total_steps != self.schedule.total_steps:
             self.schedule = self.schedule._replace(total_steps=total_steps)
             self._learn_schedule()
+            self._foreseen = None
 
     def start_at(self, step: int, why: str, *, has_been_healthy: bool) -> None:
         """Count from a step on, at which a run begins again under another objective."""
@@ -338,7 +341,7 @@ class Detector:
     def judge(self, reading: Reading, *, looked_closely: bool = False) -> Verdict:
         """Take in a reading; return the verdict now in force. `looked_closely`: its decoder use was read on all there is."""
         step = reading.step
-        memory = self._with(reading)
+        memory, self._foreseen = self._with(reading), None
         finding, self._scope = memory.finding, reading.scope
         is_probed = reading.decoder_use is not None and finding.decoder_matters
         self._unprobed = 0 if is_probed else self._unprobed + 1
@@ -368,11 +371,11 @@ class Detector:
             self._pronounce(finding, step)
         elif self._is_refuted_by(memory):
             self._pronounce(
-                Finding("cannot_tell", f"the information is back: {finding.evidence}", finding.numbers), step
+                Finding("cannot_tell", f"the information is back: {finding.evidence}", numbers=finding.numbers), step
             )
         elif before != "cannot_tell" and is_forsaken:
             why = f"the last {self._unupheld} readings were not {readable(before)}, and do not agree on anything else"
-            self._pronounce(Finding("cannot_tell", f"{why}: {finding.evidence}", finding.numbers), step)
+            self._pronounce(Finding("cannot_tell", f"{why}: {finding.evidence}", numbers=finding.numbers), step)
         elif before == "cannot_tell":
             trained, least = self._trained(memory, step), VERDICTS[finding.name].patience.under_full_weight
             why = f"perhaps {readable(finding.name)}, but not for long enough (since step {self._pending.since_step:,})"
@@ -386,7 +389,7 @@ class Detector:
                 why = "silent, dead or asleep: the escape threshold is read twice before that is called"
                 if known := describe_threshold(memory.escapes):
                     why = f"{why}; {known}"
-            self._pronounce(Finding("cannot_tell", why, finding.numbers), self.verdict.since_step)
+            self._pronounce(Finding("cannot_tell", why, numbers=finding.numbers), self.verdict.since_step)
         return self.verdict
 
     def is_unharmed(self) -> bool:
@@ -430,16 +433,21 @@ class Detector:
             as_flags=self.advises_flags,
         )
         if finding.name == "decoder_ignores_z":
-            reason = why_paid(self.circumstances)
-            finding = finding._replace(evidence=finding.evidence.replace(VERDICTS[finding.name].reason, reason, 1))
+            finding = finding._replace(reason=why_paid(self.circumstances))
         self.verdict = Verdict(
             finding.name, since_step, finding.evidence, advice, finding.numbers, finding.dead_by_step
         )
 
     def _with(self, reading: Reading) -> "Memory":
-        """Return what is known with this reading, without taking it in.
+        """Return what is known with this reading, without taking it in."""
+        if self._foreseen is None or self._foreseen[0] is not reading:
+            self._foreseen = reading, self._foresee(reading)
+        return self._foreseen[1]
 
-        A reading takes the place of those that were taken at its step or later: a run may have gone back.
+    def _foresee(self, reading: Reading) -> "Memory":
+        """Find out what is known with this reading.
+
+        It takes the place of those that were taken at its step or later: a run may have gone back.
         """
         thresholds = self.thresholds or (OF_STEPS if reading.scope == "step" else OF_SEQUENCES)
         points = [point for point in self.points if point.step < reading.step]
@@ -514,21 +522,23 @@ class Detector:
         floor = 0.0 if self.circumstances is None else self.circumstances.free_bits
         is_free = floor * memory.points[-1].dimensions > memory.points[-1].rate
         if fates == ["dead", "dead"] and not is_free and len(silence) >= FEWEST and step >= LEAST_TRAINED:
-            evidence = finding.evidence if finding.name == "collapsed" else VERDICTS["collapsed"].reason
-            evidence = f"{evidence}; {known}: it will not come back by itself"
-            return memory._replace(finding=Finding("collapsed", evidence, numbers), is_certain=True)
+            details = f"{known}: it will not come back by itself"
+            if finding.name == "collapsed":
+                details = f"{finding.details}; {details}"
+            dead = Finding("collapsed", VERDICTS["collapsed"].reason, details, numbers)
+            return memory._replace(finding=dead, is_certain=True)
         if finding.name != "collapsed":
             return memory
         if known:
-            finding = finding._replace(evidence=f"{finding.evidence}; {known}", numbers=numbers)
+            finding = finding._replace(details=f"{finding.details}; {known}", numbers=numbers)
         is_late = step >= ASLEEP_AT_MOST_UNTIL * self._total_steps
         if self._asleep_since is not None:
             slept, longest = step - self._asleep_since, MOST_ASLEEP_UNPLANNED
             if total_steps := self.schedule.total_steps:
                 longest = min(round(ASLEEP_SHARE * total_steps), MOST_ASLEEP)
             if slept > longest or is_late:
-                evidence = f"{finding.evidence}, and has not come to life in {slept:,} steps"
-                return memory._replace(finding=finding._replace(evidence=evidence), is_certain=True)
+                details = f"{finding.details}, and has not come to life in {slept:,} steps"
+                return memory._replace(finding=finding._replace(details=details), is_certain=True)
         elif (
             fates != ["asleep", "asleep"]
             or is_late
@@ -536,8 +546,8 @@ class Detector:
             or self._trained(memory, step) < LEAST_ASLEEP
         ):
             return memory._replace(finding=finding)
-        evidence = finding.evidence.replace(VERDICTS["collapsed"].reason, VERDICTS["asleep"].reason, 1)
-        return memory._replace(finding=Finding("asleep", evidence, numbers))
+        asleep = Finding("asleep", VERDICTS["asleep"].reason, finding.details, numbers)
+        return memory._replace(finding=asleep)
 
     def _last_escapes(self, memory: "Memory") -> list[Escape | None]:
         """Return what the last two readings of the threshold say that lie far enough apart, the later one first."""
@@ -659,6 +669,7 @@ class Detector:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._foreseen = None
         self.points = [Point(*point) for point in state["points"]][-self.window_size :]
         self.verdict = Verdict(**state["verdict"] | {"advice": tuple(state["verdict"]["advice"])})
         self._pending = Pending(*state["pending"])

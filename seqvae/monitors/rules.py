@@ -76,15 +76,19 @@ class Thresholds:
 
     narrow_variance: float = 0.02
     """A geometric mean of the active dimensions' variances below this is nearly a point, no distribution: more than two nats in
-    each dimension. That alone is no fault, as a latent that tells much is precise; hence the next two."""
+    each dimension. That alone is no fault, as a latent that tells much is precise; hence the next three."""
 
     light_weight: float = 0.5
     """Under a KL weight of this or more, the rate is paid for at something like its price, however narrow the posteriors are."""
 
     worth_use: float = 2.0
     """A decoder use of this many times the rate says that the latent gains more than it costs: another sequence's z costs about
-    twice as much as a decoder that knows of none. One that sees earlier steps, too, is misled by more than that: three of four
-    runs that were 15 to 48 nats worse than without a latent read 3.8 to 8. See `Evidence.is_worth_it`."""
+    twice as much as a decoder that knows of none."""
+
+    worth_misled_use: float = 10.0
+    """The same for a decoder that sees earlier steps, too, where a small weight alone made the posteriors narrow: another
+    sequence's z misleads it by more. Six runs that were 15 to 70 nats worse than without a latent read 0.4 to 8 times the rate,
+    three that were not worse 11 to 74 times."""
 
     falling_share: float = 0.6
     """A rate that fell to less than this share of what it was is falling, if the information was clear then: before a model has
@@ -395,8 +399,7 @@ class Evidence:
         self.is_unused_for_certain = False
         """Whether even the upper bound of the use is none."""
         self.is_worth_it = False
-        """Whether the decoder uses it so much that it gains more than its rate. That of a decoder which sees earlier steps says so
-        only of posteriors that are narrow by themselves, and not because of a small weight."""
+        """Whether the decoder uses it so much that it gains more than its rate."""
         self.text = f"rate {now.rate:.2f}"
         numbers = {"rate": now.rate}
         if math.isfinite(now.information):  # that of one posterior is none
@@ -406,8 +409,9 @@ class Evidence:
         if point is not None and use is not None and error is not None and math.isfinite(use) and math.isfinite(error):
             rate = now.rate * _posteriors_of_sequence(now, point)
             self.is_unused_for_certain = abs(use) + t.no_use_errors * error < t.no_use
-            is_honest = not sees_inputs or variance_at_full_weight(now) < t.narrow_variance
-            self.is_worth_it = is_honest and use - t.no_use_errors * error > t.worth_use * rate
+            is_misled = sees_inputs and variance_at_full_weight(now) >= t.narrow_variance
+            worth = t.worth_misled_use if is_misled else t.worth_use
+            self.is_worth_it = use - t.no_use_errors * error > worth * rate
             probed_on = describe_probe(point.use_sequences, point.use_steps)
             self.text += f", decoder use {use:.2f} ± {error:.2f}{probed_on}"
             numbers["decoder_use"] = use
@@ -455,7 +459,9 @@ class Finding(NamedTuple):
 
     name: str
     """A verdict's."""
-    evidence: str
+    reason: str
+    details: str = ""
+    """The numbers that it rests on, in words."""
     numbers: Mapping[str, float] = {}
     dead_by_step: int | None = None
     contradicts: bool = False
@@ -466,6 +472,10 @@ class Finding(NamedTuple):
     """Whether it is a silence that may be about to end."""
     is_use_open: bool = False
     """Whether decoder use was read, and did not decide whether the latent is used."""
+
+    @property
+    def evidence(self) -> str:
+        return f"{self.reason}; {self.details}" if self.details else self.reason
 
 
 def find(
@@ -479,7 +489,7 @@ def find(
     latent; None: not known."""
     finding = _find(points, thresholds, total_steps, before, sees_inputs)
     if finding.name == "cannot_tell" and (early := points[-1].early):
-        return finding._replace(name="warming_up", evidence=early)
+        return finding._replace(name="warming_up", reason=early, details="")
     return finding
 
 
@@ -576,9 +586,9 @@ def _dead_by(seen: Evidence) -> int | None:
 
 
 def _undecided(why: str, seen: Evidence) -> Finding:
-    return Finding("cannot_tell", f"{why}: {seen.text}", seen.numbers, is_use_open=seen.is_use_open)
+    return Finding("cannot_tell", f"{why}: {seen.text}", numbers=seen.numbers, is_use_open=seen.is_use_open)
 
 
 def _found(name: str, seen: Evidence) -> Finding:
     reason = USE_UNKNOWN_REASON if name == "healthy" and not seen.is_used else VERDICTS[name].reason
-    return Finding(name, f"{reason}; {seen.text}", seen.numbers, is_use_open=seen.is_use_open)
+    return Finding(name, reason, seen.text, seen.numbers, is_use_open=seen.is_use_open)

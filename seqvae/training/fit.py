@@ -209,7 +209,7 @@ class _Run:
                 self.network,
                 settings.objective,
                 replace(settings.optimizer, lr=plan.lr, scale_lr=False, lr_base_tokens=RATE_TOKENS),
-                total_steps=plan.total_steps,
+                total_steps=self.planned.total_steps,
                 seed=settings.run.seed,
                 origin=self.origin,
                 classes=len(self.data.description.classes),

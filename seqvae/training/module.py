@@ -86,7 +86,8 @@ class TrainingModule(lightning.LightningModule):
         self.objective = self.own_objective = objective
         """In force, and as set by the user."""
         self.optimizer = optimizer
-        self.total_steps = total_steps
+        self.total_steps = self.planned_steps = total_steps
+        """With what a rescue has added, and without."""
         self.seed = seed
         self.origin = origin
         self.kl_weight = KLWeight(objective, total_steps)
@@ -200,7 +201,7 @@ class TrainingModule(lightning.LightningModule):
     def steer(self, steering: Steering) -> None:
         """Train by another objective from now on, and with a learning rate that rises and falls once more."""
         self.steering, self.objective = steering, steering.objective(self.own_objective)
-        self.total_steps = max(self.total_steps, steering.last_step)
+        self.total_steps = self.planned_steps + steering.added_steps
         self.kl_weight = KLWeight(self.objective, self.total_steps).to(self.device)
 
     def learning_rate_factor(self, step: int) -> float:

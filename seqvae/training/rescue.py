@@ -72,8 +72,8 @@ class Move(NamedTuple):
     """What happened, why, and what is done."""
     outcome: str
     """Of the phase before; empty: this is the first."""
-    last_step: int
-    """With which the run ends, at the earliest."""
+    added_steps: int
+    """By which the run is longer than planned, with all rescues so far."""
     used_steps: int
     """Of all rescues so far."""
     resets_optimizer: bool = False
@@ -104,7 +104,9 @@ class State(NamedTuple):
     """Of rescues that are over."""
     refused: tuple[Name, ...] = ()
     """Courses that the latent did not survive."""
-    last_step: int = 0
+    added_steps: int = 0
+    expected_steps: int = 0
+    """Of the run, as the first rescue began."""
     steps_per_sequence: float = 0.0
     """Of the sequences that decoder use was first read on; 0: not known."""
 
@@ -114,12 +116,33 @@ class RescuePlan:
 
     def __init__(self, objective: ObjectiveSettings, total_steps: int, budget: float) -> None:
         """`objective`: the user's; `budget`: the share of the run's `total_steps` that all rescuing may take."""
-        self.objective = objective
-        self.budget_steps = int(budget * total_steps)
-        self.look_steps = max(1, min(LOOK_STEPS, self.budget_steps // 3))
-        self.lowering_steps = max(1, int(LOWERING_SHARE * total_steps), min(LOWERING_STEPS, self.budget_steps // 6))
-        self.every_n_steps = max(1, min(EVERY_N_STEPS, self.lowering_steps // 5))
-        self.state = State(last_step=total_steps)
+        self.objective, self.total_steps, self.budget = objective, total_steps, budget
+        self.state = State(expected_steps=total_steps)
+
+    def expect(self, steps: int) -> None:
+        """Count shares of the run from what it will reach before the clock ends it; from the first rescue on they are fixed."""
+        if self.state.phase == "watching" and self.state.name is None:
+            self.state = self.state._replace(expected_steps=min(steps, self.total_steps))
+
+    @property
+    def budget_steps(self) -> int:
+        return int(self.budget * self.state.expected_steps)
+
+    @property
+    def look_steps(self) -> int:
+        """Return the steps within which a rung has to bring the latent to life."""
+        return max(1, min(LOOK_STEPS, self.budget_steps // 3))
+
+    @property
+    def lowering_steps(self) -> int:
+        """Return the steps that the latent has to survive on a weaker course."""
+        share = int(LOWERING_SHARE * self.state.expected_steps)
+        return max(1, share, min(LOWERING_STEPS, self.budget_steps // 6))
+
+    @property
+    def every_n_steps(self) -> int:
+        """Return the steps between two readings, as long as a rescue goes on."""
+        return max(1, min(EVERY_N_STEPS, self.lowering_steps // 5))
 
     @property
     def is_active(self) -> bool:
@@ -163,7 +186,8 @@ class RescuePlan:
         if left < 2 * IN_A_ROW * self.every_n_steps:
             return self._give_up(reading, f"{readable(verdict)}, with {max(0, left):,} steps of the budget left")
         # Where less is left than the budget, the run becomes longer: a rescue always has its whole budget before it.
-        self.state = self.state._replace(last_step=max(state.last_step, reading.step + left))
+        added_steps = max(state.added_steps, reading.step + left - self.total_steps)
+        self.state = self.state._replace(added_steps=added_steps)
         return self._next_rung(reading, readable(verdict))
 
     def _next_rung(self, reading: Reading, outcome: str) -> Move:
@@ -216,7 +240,7 @@ class RescuePlan:
         course, used = self._courses(reading)[name], self._used(reading.step)
         self.state = state = self.state._replace(phase=phase, name=name, since_step=reading.step, in_a_row=0)
         message = f"rescue: {outcome}; {what} ({course}; {used:,} of {self.budget_steps:,} steps used)"
-        return Move(phase, name, course, message, outcome, state.last_step, used, **more)
+        return Move(phase, name, course, message, outcome, state.added_steps, used, **more)
 
     def _courses(self, reading: Reading) -> dict[Name, Course]:
         """Return the courses of this run; the length of a sequence, which targets depend on, is that of the first reading."""

@@ -123,8 +123,8 @@ class Steering(NamedTuple):
     target_kl: float | None
     since_step: int
     """The optimizer started over behind this step, and so did the schedule of its rate, for the steps that are left."""
-    last_step: int
-    """The run ends with it, or later."""
+    added_steps: int
+    """By which the run is longer than planned."""
 
     def objective(self, settings: ObjectiveSettings) -> ObjectiveSettings:
         """Return the objective that is trained; `settings`: the user's."""
@@ -140,7 +140,7 @@ class Steering(NamedTuple):
 
 def lengthened(total_steps: int, steering: Mapping[str, Any] | None) -> int:
     """Return the steps of a run with what a rescue added to it; `steering` is that of a checkpoint."""
-    return total_steps if steering is None else max(total_steps, int(steering["last_step"]))
+    return total_steps if steering is None else total_steps + int(steering["added_steps"])
 
 
 def has_full_kl_weight(step: int, total_steps: int, settings: ObjectiveSettings) -> bool:

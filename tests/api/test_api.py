@@ -58,6 +58,8 @@ def test_a_run_tells_its_verdict_its_metrics_and_its_directory(run):
     assert run.verdict in ("warming up", "cannot tell", "collapsed", "healthy", "decoder ignores z", "partly collapsed")
     assert run.metrics["step"].max() == 6
     assert run.metrics["valid_elbo"].notna().any()
+    assert run.readings["step"].max() == 6
+    assert {"rate", "mutual_information", "decoder_use"} <= set(run.readings)
     assert (run.directory / "checkpoints" / "last.ckpt").exists()
     assert repr(run).startswith(f"Run({str(run.directory)!r}: {run.verdict}. ")
     assert "Finished at step 6 of 6." in repr(run)
@@ -181,7 +183,9 @@ def test_a_run_on_data_in_memory_goes_on_where_it_stopped(fit, capsys):
     first = fit(TOKENS, disable_metrics_monitoring=True)
     assert fit(TOKENS, disable_metrics_monitoring=True).directory == first.directory
     assert "nothing left to do" in capsys.readouterr().out
-    assert fit(TOKENS, disable_metrics_monitoring=True, max_steps=6).metrics["step"].max() == 6
+    unwatched = fit(TOKENS, disable_metrics_monitoring=True, max_steps=6)
+    assert unwatched.metrics["step"].max() == 6
+    assert unwatched.readings.empty
 
 
 # --- Errors ------------------------------------------------------------------------------------------------------------

@@ -336,13 +336,13 @@ def test_a_sample_for_monitors_has_sequences_of_all_lengths_and_few_steps(length
     lengths_N = np.array(lengths, dtype=np.int32)
     sample = choose_sample(lengths_N)
     chosen = np.concatenate(sample.batches).tolist()
-    small = sample.batches[: min(4, max(1, len(lengths) // 2))]
-    assert min(8, len(lengths)) <= sum(map(len, small)) <= 32
-    assert len(set(chosen)) == len(chosen) <= 128
+    small = sample.batches[: min(3, max(1, len(lengths) // 2))]
+    assert min(6, len(lengths)) <= sum(map(len, small)) <= 30
+    assert len(set(chosen)) == len(chosen) <= 120
     assert sample.most_steps >= np.median(lengths_N)
     steps_N = np.minimum(lengths_N, sample.most_steps)
     cost = sum(len(batch) * steps_N[batch].max() for batch in small)
-    assert cost <= 8 * max(128, np.ceil(np.median(lengths_N)))
+    assert cost <= 6 * max(170, np.ceil(np.median(lengths_N)))
     parts = np.array_split(np.sort(steps_N), len(small))
     for batch, part in zip(small, parts, strict=True):
         assert part[0] <= steps_N[batch].min() <= steps_N[batch].max() <= part[-1]
@@ -352,16 +352,16 @@ def test_a_sample_for_monitors_is_as_large_as_short_sequences_allow():
     def sizes(length: int) -> list[int]:
         return [len(batch) for batch in choose_sample(np.full(1000, length)).batches]
 
-    assert sizes(32) == [8] * 4 + [24] * 4
-    assert sizes(64) == [4] * 4 + [12] * 4
-    assert sizes(1000) == [2] * 4 + [6] * 4
+    assert sizes(32) == [10] * 3 + [30] * 3
+    assert sizes(64) == [5] * 3 + [15] * 3
+    assert sizes(1000) == [2] * 3 + [6] * 3
 
 
 def test_a_batch_of_a_sample_for_monitors_is_of_like_length():
     lengths_N = log_normal_lengths(5000, cap=2000)
     sample = choose_sample(lengths_N)
     steps_N = np.minimum(lengths_N, sample.most_steps)
-    assert len(sample.batches) == 8
+    assert len(sample.batches) == 6
     assert all(steps_N[batch].max() <= 1.02 * steps_N[batch].min() for batch in sample.batches)
 
 
@@ -375,7 +375,7 @@ def test_a_sample_for_monitors_takes_no_two_windows_of_one_sequence_where_there_
     owners_N = np.repeat(np.arange(12), 50)
     chosen = probed_of(FakeSequences(np.full(600, 20), owners=owners_N))
     assert len(set(owners_N[chosen])) == len(chosen) == 12
-    assert len(probed_of(FakeSequences(np.full(600, 20), owners=np.zeros(600, np.int64)))) == 128
+    assert len(probed_of(FakeSequences(np.full(600, 20), owners=np.zeros(600, np.int64)))) == 120
 
 
 def test_a_sample_for_monitors_takes_no_two_sequences_of_the_same_content():
@@ -387,10 +387,10 @@ def test_the_data_offer_a_monitor_a_few_batches_of_validation_sequences_whatever
     data = InMemoryData()
     batches = data.probe_batches()
     assert isinstance(data, OffersProbeBatches)
-    assert len(batches) == 8
+    assert len(batches) == 6
     for batch, again in zip(batches, InMemoryData(seed=5).probe_batches(), strict=True):
         assert batch.sequences_B.tolist() == again.sequences_B.tolist()
-        assert batch.lengths_B.tolist() == np.minimum(VALID[batch.sequences_B], 128).tolist()
+        assert batch.lengths_B.tolist() == np.minimum(VALID[batch.sequences_B], 170).tolist()
         assert batch.step_tokens == batch.lengths_B.sum()
     assert InMemoryData({"train": TRAIN}).probe_batches() == []
 

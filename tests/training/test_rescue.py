@@ -177,16 +177,25 @@ def test_all_rescues_together_stay_within_the_budget_and_so_does_what_the_run_be
             used = moves[-1][1].used_steps
     assert 0 < used <= budget * steps
     first = run(again := RescuePlan(PLAIN, steps, budget), begins * steps // 1000, lives)
-    assert again.state.last_step <= (1 + budget) * steps
-    assert first[-1][0] <= again.state.last_step
+    assert again.state.added_steps <= budget * steps
+    assert first[-1][0] <= steps + again.state.added_steps
 
 
 def test_a_rescue_has_its_whole_budget_before_it_however_late_it_begins():
-    for begins, last_step in ((140, 1000), (700, 1000), (900, 1200), (1000, 1300)):
+    for begins, added_steps in ((140, 0), (700, 0), (900, 200), (1000, 300)):
         plan = RescuePlan(PLAIN, STEPS, 0.3)
         move = plan.take_in(reading(begins), "collapsed")
         assert move is not None
-        assert move.last_step == last_step
+        assert move.added_steps == added_steps
+
+
+def test_the_budget_of_a_run_that_the_clock_ends_is_a_share_of_what_it_will_reach():
+    plan = RescuePlan(PLAIN, 1_000_000, 0.3)
+    plan.expect(1000)
+    moves = run(plan, 140, lambda name: True)
+    plan.expect(2000)  # too late: it has been counted by
+    assert plan.budget_steps == 300
+    assert moves == run(RescuePlan(PLAIN, 1000, 0.3), 140, lambda name: True)
 
 
 def test_a_budget_that_ends_within_a_lowering_keeps_what_held():
@@ -204,7 +213,7 @@ def test_without_budget_a_collapse_is_said_to_be_beyond_rescue_and_the_run_gets_
     small = RescuePlan(PLAIN, STEPS, 0.001)
     move = small.take_in(reading(990), "collapsed")
     assert move is not None
-    assert (move.phase, move.last_step) == ("given_up", STEPS)
+    assert (move.phase, move.added_steps) == ("given_up", 0)
     assert "no further rescue" in move.message
 
 

@@ -134,6 +134,14 @@ def test_a_finished_run_that_a_rescue_made_longer_has_nothing_left_to_do(data_di
     assert "is finished (step 34 of 34" in capsys.readouterr().out
 
 
+def test_what_a_rescue_added_stays_added_where_the_run_gets_another_length(data_dir, tmp_path, monkeypatch):
+    make_collapse(monkeypatch, 20, lives=lambda step: True)
+    run = train(tmp_path, data_dir)
+    train(tmp_path, data_dir, "--max_steps 26")
+    last = read_rows(run / "events.jsonl")[-1]
+    assert (last["event"], last["total_steps"], last["step"]) == ("finished", 36, 36)
+
+
 def test_a_rescue_whose_budget_ends_with_the_run_is_no_obstacle_to_its_end(data_dir, tmp_path, monkeypatch):
     make_collapse(monkeypatch, 24, lives=lambda step: False)
     assert moves_of(train(tmp_path, data_dir))[-1]["step"] == read_rows(tmp_path / "run" / "events.jsonl")[-1]["step"]
@@ -257,13 +265,17 @@ def test_the_last_rung_takes_the_weights_of_the_healthy_checkpoint_or_lets_the_d
 
 def test_what_a_rescue_steers_by_reaches_batches_that_are_computed_in_parts():
     module = short_module()
-    module.steer(Steering(kl_weight=0.5, free_bits=0.0, target_kl=None, since_step=3, last_step=20))
+    module.steer(Steering(kl_weight=0.5, free_bits=0.0, target_kl=None, since_step=3, added_steps=20))
     assert module.above_floor([]) is None
-    module.steer(Steering(kl_weight=0.5, free_bits=50.0, target_kl=None, since_step=3, last_step=20))
+    module.steer(Steering(kl_weight=0.5, free_bits=50.0, target_kl=None, since_step=3, added_steps=20))
     above_floor_Z = module.above_floor([make_batch("tokens", [5, 4])])
     assert above_floor_Z is not None
     assert not above_floor_Z.any()
-    assert (module.kl_weight_at(7), module.total_steps, module.own_objective.beta) == (0.5, 20, 1.0)
+    assert (module.kl_weight_at(7), module.total_steps - module.planned_steps, module.own_objective.beta) == (
+        0.5,
+        20,
+        1.0,
+    )
 
 
 def test_the_rescue_stands_right_behind_its_monitor():

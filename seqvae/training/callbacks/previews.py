@@ -82,8 +82,9 @@ class Previews(lightning.Callback):
         if trainer.sanity_checking or not trainer.is_global_zero:
             return
         directory = Path(trainer.default_root_dir) / "samples"
-        is_end = trainer.state.fn == TrainerFn.VALIDATING  # the end of a run is always shown
-        if not is_end and not self._is_due(trainer, directory):
+        # The end of a run is always shown, also where the last validation is one of those during training.
+        is_end = trainer.state.fn == TrainerFn.VALIDATING or trainer.global_step == trainer.max_steps
+        if self._tried_step == trainer.global_step or not (is_end or self._is_due(trainer, directory)):
             return
         if not math.isfinite(trainer.callback_metrics["valid_elbo"]):
             return  # there are no probabilities to draw from; Progress ends the session

@@ -52,20 +52,18 @@ class Rescue(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         assert self._plan is not None
-        return {"plan": self._plan.state_dict(), "planned_steps": self._planned_steps}
+        return {"plan": self._plan.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, TrainingModule)
-        loaded, self._step_seen = self._loaded, trainer.global_step
-        self._planned_steps = trainer.max_steps
-        if loaded is not None and pl_module.steering is not None:
-            self._planned_steps = loaded["planned_steps"]  # without what a rescue added
-        self._plan = RescuePlan(pl_module.own_objective, self._planned_steps, self.budget)
-        if loaded is not None:
-            self._plan.load_state_dict(loaded["plan"])
+        self._step_seen = trainer.global_step
+        self._plan = RescuePlan(pl_module.own_objective, pl_module.planned_steps, self.budget)
+        if self._loaded is not None:
+            self._plan.load_state_dict(self._loaded["plan"])
+        self._plan.expect(pl_module.planned_steps)
         if pl_module.events is not None:
             pl_module.events.start_after(RESCUE, trainer.global_step)
         if self.is_active:
@@ -78,6 +76,7 @@ class Rescue(Callback):
         if reading is None or reading.step != step or step == self._step_seen or not is_between_steps(trainer):
             return
         self._step_seen = step
+        self._plan.expect(self.monitor.expected_steps or pl_module.planned_steps)
         if (move := self._plan.take_in(reading, self.monitor.verdict.name)) is not None:
             self._make(move, len(reading.kl_per_dim), trainer, pl_module)
 
@@ -87,9 +86,9 @@ class Rescue(Callback):
         if move.revives_decoder:
             revive_decoder(trainer, module)
         since_step = step if before is None or move.resets_optimizer else before.since_step
-        steering = Steering(course.kl_weight, course.floor / dimensions, course.target_kl, since_step, move.last_step)
+        steering = Steering(course.kl_weight, course.floor / dimensions, course.target_kl, since_step, move.added_steps)
         module.steer(steering)
-        trainer.fit_loop.epoch_loop.max_steps = max(trainer.max_steps, move.last_step)
+        trainer.fit_loop.epoch_loop.max_steps = module.total_steps
         if move.resets_optimizer:
             for optimizer in trainer.optimizers:
                 optimizer.state.clear()
