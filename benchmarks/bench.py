@@ -58,7 +58,7 @@ FORMS = {
         full=("--zoo", "runs/zoo"),
         is_default=False,
     ),
-    "risk": Form("detection", short=(), is_default=False),
+    "risk": Form("detection", short=(), full=("--half", "scored"), is_default=False),
     "monitor_cost": Form("detection", short=("--stop_after", "100"), is_default=False),
 }
 

@@ -18,6 +18,7 @@ SEQUENCES, MEAN_LENGTH, LONGEST = 4000, 8, 24
 STEPS = 600
 RECIPE = {
     "--free_bits": "0",  # the default, 0.1, would prevent what we want to see
+    "--beta": "2",
     "--kl_schedule": "linear",
     "--kl_warmup": "0.3",
     "--width": "32",
@@ -46,7 +47,7 @@ def main() -> None:
     places = {"--data_dir": data_dir, "--cache_dir": folder / "cache", "--output_dir": folder}
     words = [str(word) for pair in (places | RECIPE | {"--seed": options.seed}).items() for word in pair]
 
-    say("1. Train, with the KL weight rising over the first third: by itself no protection.")
+    say("1. Train, with the KL weight rising to 2 over the first third: by itself no protection.")
     run("train_optimized.py", *words, "--run_name", "first")
 
     caught = last_verdict(folder / "first")

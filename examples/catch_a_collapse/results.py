@@ -94,7 +94,7 @@ def draw(path: Path, first: Path, second: Path, advised: str) -> None:
         (left, right), _ = panels
         left.set_ylabel("nats per sequence")
         left.set_title("A posterior collapses …", color=LOST, fontsize=12)
-        right.set_title(f"… and with {advised} it does not", color=DARK, fontsize=12)
+        right.set_title(f"… and with {advised} it lives", color=DARK, fontsize=12)
         _mark_verdict(left, last_verdict(first), advised, top)
         _name_curves(right, _curves_of(healed), top)
 

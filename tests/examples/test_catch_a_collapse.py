@@ -60,5 +60,5 @@ def test_the_example_catches_the_collapse_and_heals_it(tmp_path):
     assert done.returncode == 0, done.stderr
     assert last_verdict(tmp_path / "first").name == "collapsed"
     assert last_verdict(tmp_path / "second").name == "healthy"
-    assert "--free_bits 0.25" in done.stdout
+    assert "--on_collapse rescue" in done.stdout
     assert (tmp_path / "collapse_caught.png").exists()
