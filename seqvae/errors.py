@@ -34,6 +34,8 @@ class ExitCode(IntEnum):
     """A disk is full, or a file or directory may not be read or written."""
     COLLAPSED = 7
     """The run was stopped because the posterior collapsed."""
+    PROCESSES = 8
+    """One of several processes did not come, or was lost."""
     INTERRUPTED = 130
     """Ctrl-C."""
     OUTPUT_CLOSED = 141
@@ -82,6 +84,12 @@ class CollapsedError(SeqVAEError):
     """The posterior collapsed, and the run was set to stop then."""
 
     exit_code = ExitCode.COLLAPSED
+
+
+class ProcessesError(SeqVAEError):
+    """One of the processes of a run did not come, or was lost."""
+
+    exit_code = ExitCode.PROCESSES
 
 
 class Stopped(BaseException):

@@ -119,11 +119,16 @@ class RunSettings:
     @property
     def time_limit(self) -> timedelta | None:
         """--max_time as a duration; None also for what is no time."""
-        found = _DURATION.fullmatch(self.max_time or "")
-        if found is None:
-            return None
-        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-        return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+        return duration_of(self.max_time)
+
+
+def duration_of(text: str | None) -> timedelta | None:
+    """Return a time like 0:45:00 or 2:12:00:00 as a duration; None also for what is no time."""
+    found = _DURATION.fullmatch(text or "")
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
 
 
 def refuse_below(least: int, group: object, *names: str) -> None:

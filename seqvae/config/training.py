@@ -19,7 +19,7 @@ from seqvae.config.monitoring import (
     MonitoringSettings,
     Watch,
 )
-from seqvae.config.run import RunSettings, ValidationSettings, refuse_below
+from seqvae.config.run import RunSettings, ValidationSettings, duration_of, refuse_below
 
 RATE_TOKENS = 8_000
 """Tokens of an optimizer step that the default rate is for."""
@@ -91,7 +91,11 @@ class OptimizerSettings:
     """Longest gradient; what is longer is shortened to it. 0: never."""
 
     gradient_accumulation_steps: int = 1
-    """Batches that make up one optimizer step."""
+    """Batches of each process that make up one optimizer step."""
+
+    batches_per_step: int | None = None
+    """Batches that make up one optimizer step, over all processes, however many: --gradient_accumulation_steps becomes this divided
+    by their number. Default: --gradient_accumulation_steps times their number; where a run goes on, as it began."""
 
     fused_optimizer: bool = True
     """AdamW in one pass over the weights instead of one for each operation; the numbers are the same to rounding."""
@@ -100,7 +104,7 @@ class OptimizerSettings:
         if self.lr is not None and not 0 < self.lr < float("inf"):
             raise ValueError(f"--lr must be above 0, got {self.lr}")
         refuse_below(0, self, "warmup", "weight_decay", "gradient_clip")
-        refuse_below(1, self, "gradient_accumulation_steps", "lr_base_tokens")
+        refuse_below(1, self, "gradient_accumulation_steps", "batches_per_step", "lr_base_tokens")
         if self.lr_base_tokens != RATE_TOKENS and not self.scale_lr:
             raise ValueError("--lr_base_tokens needs --scale_lr: without it --lr is the rate itself")
 
@@ -136,11 +140,15 @@ class ComputeSettings:
     accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"
     """What to compute on; auto: a GPU where there is one."""
 
-    devices: int | Literal["auto"] = 1
-    """Processes on each node, one for each device; auto: all GPUs, or one process on a CPU."""
+    devices: int | Literal["auto"] | None = None
+    """Processes on each node, one for each device; auto: all GPUs, or one process on a CPU; default: as many as a launcher started,
+    or one."""
 
-    num_nodes: int = 1
-    """Machines that train together; more than one needs --run_name."""
+    num_nodes: int | None = None
+    """Machines that train together; more than one needs --run_name. Default: as a launcher says, or one."""
+
+    distributed_timeout: str = "0:10:00"
+    """Longest time that processes wait for one of them, as hours:minutes:seconds; then the run ends and names it."""
 
     strategy: str = "auto"
     """How several processes share the work: auto or ddp; other names go to Lightning as they are, but for those that fork or
@@ -175,6 +183,8 @@ class ComputeSettings:
         if self.devices != "auto":
             refuse_below(1, self, "devices")
         refuse_below(1, self, "num_nodes")
+        if not duration_of(self.distributed_timeout):
+            raise ValueError(f"--distributed_timeout must be a time like 0:10:00, got {self.distributed_timeout!r}")
         if not 0 < self.initial_loss_scale < float("inf"):
             raise ValueError(f"--initial_loss_scale must be above 0, got {self.initial_loss_scale}")
         if any(way in self.strategy for way in ("spawn", "fork", "notebook")):

@@ -66,7 +66,8 @@ EFFICIENCY_BATCHES = 1000
 class SequenceDataModule(lightning.LightningDataModule):
     """Batches of the splits of one data set.
 
-    `accumulate` is the Trainer's accumulate_grad_batches: a batch carries the steps of its whole optimizer step.
+    `accumulate` is the Trainer's accumulate_grad_batches: a batch carries the steps of its whole optimizer step. `batches_per_step`
+    is the same over all processes, by which small sets are cut; default: `accumulate`.
     `limit_val_batches` stands in for the Trainer's: a fraction of the validation sequences, or as many as a number of batches
     holds, chosen once, alike for every seed (to switch validation off, give the Trainer its own limit_val_batches=0).
     `attention_steps`, of the model, is where --level_cost lets attention cost as much as all else.
@@ -84,6 +85,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         *,
         seed: int = 0,
         accumulate: int = 1,
+        batches_per_step: int | None = None,
         limit_val_batches: float | int = 1.0,
         predict_split: str = "test",
         attention_steps: float | None = None,
@@ -96,6 +98,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         self.batches = batches or BatchSettings()
         self.loading = resolve_loading(loading or LoadingSettings())
         self.seed, self.accumulate = seed, accumulate
+        self.batches_per_step = batches_per_step or accumulate
         self.limit_val_batches, self.predict_split = limit_val_batches, predict_split
         self.preprocessing = preprocessing
         self._quadratic = attention_steps if self.batches.level_cost else None
@@ -154,7 +157,7 @@ class SequenceDataModule(lightning.LightningDataModule):
     @cached_property
     def _limits_and_cut(self) -> tuple[Limits, Cut]:
         lengths_N, settings = self.split("train").lengths_N, self.batches
-        limits = resolve_limits(lengths_N, settings, self.lengths.max_sequence_length, self.accumulate)
+        limits = resolve_limits(lengths_N, settings, self.lengths.max_sequence_length, self.batches_per_step)
         limits = limits._replace(quadratic=self._quadratic, grid=self._grid)
         cut = cut_batches(lengths_N, limits, bucketing=settings.bucketing, drop_last=settings.drop_last)
         return with_last_shape(limits, cut), cut

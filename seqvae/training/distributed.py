@@ -1,14 +1,12 @@
-"""What a run computes on, and what its processes agree on.
+"""What a run computes on.
 
-In: the compute settings. Out: devices, precision and strategy for Lightning's Trainer, and decisions of the first process that
-all processes know.
+In: the compute settings, and what launchers say. Out: devices, precision and strategy for Lightning's Trainer.
 """
 
-import json
 import os
 import sys
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeVar
+from datetime import timedelta
+from typing import Literal, NamedTuple
 
 import torch
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
@@ -17,8 +15,8 @@ from lightning.pytorch.strategies import DDPStrategy, Strategy
 
 from seqvae.config.training import ComputeSettings
 from seqvae.errors import UsageError
+from seqvae.training.processes import Launch, connect, find_launch
 
-Decision = TypeVar("Decision")
 Precision = Literal["32-true", "16-mixed", "bf16-mixed"]
 
 PRECISIONS: dict[str, Precision] = {
@@ -38,12 +36,6 @@ DTYPES: dict[str, torch.dtype] = {
 }
 """The type that matrices are multiplied in."""
 
-DECISION = "SEQVAE_DECISION"
-"""Variable of the environment that carries a decision to the processes that Lightning starts."""
-
-RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
-"""Variables that launchers number processes with where none of them sets RANK."""
-
 
 class Devices(NamedTuple):
     """The processes of a run: one for each device."""
@@ -51,6 +43,8 @@ class Devices(NamedTuple):
     accelerator: Literal["cpu", "cuda", "mps"]
     per_node: int
     nodes: int
+    launcher: str = ""
+    """What started the processes; empty: this command, or Lightning, which starts it again."""
 
     @property
     def world(self) -> int:
@@ -67,7 +61,7 @@ class Devices(NamedTuple):
 def resolve_devices(compute: ComputeSettings) -> Devices:
     """Return the devices of this machine for --accelerator, --devices and --num_nodes.
 
-    Under torchrun the processes exist already, and their number holds.
+    Where a launcher has started the processes, their number holds; flags that say otherwise are refused.
     """
     accelerator: Literal["cpu", "cuda", "mps"] = "cpu"
     if compute.accelerator in ("auto", "gpu") and torch.cuda.is_available():
@@ -76,15 +70,18 @@ def resolve_devices(compute: ComputeSettings) -> Devices:
         accelerator = "mps"
     elif compute.accelerator not in ("auto", "cpu"):
         raise UsageError(f"--accelerator {compute.accelerator}: there is none here that torch can use")
-    if started_by_torchrun():
-        world, per_node = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
-        return Devices(accelerator, per_node, world // per_node)
+    try:
+        launch = find_launch()
+    except (RuntimeError, ValueError):  # of SLURM, whose variables do not go together
+        refuse_other_tasks(Devices(accelerator, _typed(compute.devices) or 1, compute.num_nodes or 1))
+        raise
+    if launch is not None:
+        return _launched(launch, accelerator, compute)
     available = torch.cuda.device_count() if accelerator == "cuda" else 1
-    requested = available if compute.devices == "auto" else compute.devices
+    requested = available if compute.devices == "auto" else compute.devices or 1
     if accelerator != "cpu" and requested > available:
         raise UsageError(f"--devices {compute.devices}: this machine has {available} of them")
-    devices = Devices(accelerator, requested, compute.num_nodes)
-    refuse_other_tasks(devices)
+    devices = Devices(accelerator, requested, compute.num_nodes or 1)
     if devices.world > 1 and hasattr(sys, "ps1"):
         raise UsageError(
             f"--devices {requested}: each process of a run starts the command again, which a notebook or an interactive session "
@@ -93,10 +90,30 @@ def resolve_devices(compute: ComputeSettings) -> Devices:
     return devices
 
 
+def _launched(launch: Launch, accelerator: Literal["cpu", "cuda", "mps"], compute: ComputeSettings) -> Devices:
+    """Return the devices of processes that a launcher has started."""
+    world = launch.environment.world_size()
+    per_node = launch.per_node or _typed(compute.devices) or 1
+    typed = Devices(accelerator, _typed(compute.devices) or per_node, compute.num_nodes or max(1, world // per_node))
+    if launch.launcher == "SLURM":
+        refuse_other_tasks(typed)
+    if world % per_node or typed.world != world or typed.per_node != per_node:
+        flags = [
+            f"--{name} {value}" for name, value in vars(compute).items() if name in ("devices", "num_nodes") and value
+        ]
+        raise UsageError(
+            f"{launch.launcher} started {world} processes, {per_node} on each machine, which does not go with "
+            f"{' '.join(flags) or 'as many on each machine'}: leave these flags out, or start as many processes as they say"
+        )
+    return Devices(accelerator, per_node, world // per_node, launch.launcher)
+
+
+def _typed(devices: int | Literal["auto"] | None) -> int | None:
+    return None if devices == "auto" else devices
+
+
 def refuse_other_tasks(devices: Devices) -> None:
     """Refuse what SLURM started, where it is not a task for each device: Lightning would say so when all data have been read."""
-    if "SLURM_NTASKS" not in os.environ or not SLURMEnvironment.detect():
-        return
     try:
         slurm = SLURMEnvironment()
         if devices.world > 1:
@@ -108,6 +125,36 @@ def refuse_other_tasks(devices: Devices) -> None:
             f"SLURM's tasks ({found}) do not fit this run, which takes {devices}: give sbatch or srun --nodes {devices.nodes} "
             f"--ntasks-per-node {devices.per_node} in place of --ntasks, or other --devices and --num_nodes"
         ) from error
+
+
+def connect_processes(devices: Devices, timeout: timedelta) -> None:
+    """Connect the processes of a run before any of them touches data or directories.
+
+    One machine's, typed with --devices, are started by Lightning when all is decided. Several machines' take torchrun, with which
+    this command replaces itself where it was typed on each of them.
+    """
+    if devices.nodes > 1 and not devices.launcher:
+        start_by_torchrun(devices)
+    connect("nccl" if devices.accelerator == "cuda" else "gloo", timeout)
+
+
+def start_by_torchrun(devices: Devices) -> None:
+    """Become torchrun for this machine's part of a run on several: it starts the same command once for each device."""
+    names = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+    torchrun = [f"--nnodes={devices.nodes}", f"--nproc_per_node={devices.per_node}"]
+    if missing := [name for name in names if name not in os.environ]:
+        raise UsageError(
+            f"--num_nodes {devices.nodes}: without {', '.join(missing)} in the environment it is not known which of the machines "
+            f"this is. Type on each, numbered from 0 on: torchrun {' '.join(torchrun)} --node_rank=N --master_addr=HOST "
+            "--master_port=29500 train_optimized.py, and your flags"
+        )
+    rank, address, port = (os.environ[name] for name in names)
+    torchrun += [f"--node_rank={rank}", f"--master_addr={address}", f"--master_port={port}", "--no_python"]
+    for name in names:
+        del os.environ[name]
+    sys.stdout.flush()
+    command = [sys.executable, "-m", "torch.distributed.run", *torchrun, sys.executable, *sys.orig_argv[1:]]
+    os.execv(sys.executable, command)
 
 
 class ResolvedPrecision(NamedTuple):
@@ -140,7 +187,9 @@ def make_precision(precision: ResolvedPrecision, devices: Devices, initial_loss_
     return MixedPrecision("16-mixed", devices.accelerator, scaler)
 
 
-def make_strategy(requested: str, devices: Devices, *, static_graph: bool = False) -> Strategy | str:
+def make_strategy(
+    requested: str, devices: Devices, *, timeout: timedelta = timedelta(minutes=10), static_graph: bool = False
+) -> Strategy | str:
     """Return what averages the gradients of several processes; other strategies of Lightning's go by their names.
 
     `static_graph`: every batch uses all weights in the same way, and is an optimizer step of its own. Where several batches make
@@ -151,53 +200,6 @@ def make_strategy(requested: str, devices: Devices, *, static_graph: bool = Fals
     if devices.world == 1:
         return "auto"
     backend = "nccl" if devices.accelerator == "cuda" else "gloo"
-    return DDPStrategy(process_group_backend=backend, gradient_as_bucket_view=True, static_graph=static_graph)
-
-
-def started_by_torchrun() -> bool:
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
-def is_first_process() -> bool:
-    """Return whether this is the first process of a run; known before Lightning has made its strategy, too."""
-    names = ("RANK",) if "RANK" in os.environ else RANKS
-    return all(int(os.environ.get(name, "0")) == 0 for name in names)
-
-
-def decide_in_first_process(decide: Callable[[], dict[str, str | None]], devices: Devices) -> dict[str, str | None]:
-    """Return what `decide` returns in the first process, before a Trainer exists.
-
-    Lightning starts the other processes itself, with the same command and the environment of the first: the decision travels
-    there. torchrun starts all of them at once, so it is broadcast. On other machines each first process decides alike, from
-    the same files.
-    """
-    if devices.world == 1:
-        return decide()
-    if started_by_torchrun():
-        if devices.accelerator == "cuda":
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        if not torch.distributed.is_initialized():  # Lightning uses an existing group
-            torch.distributed.init_process_group("nccl" if devices.accelerator == "cuda" else "gloo")
-        return decide_together(decide)
-    if "LOCAL_RANK" in os.environ and DECISION in os.environ:
-        text = os.environ[DECISION]  # which anyone may have set
-        try:
-            read = json.loads(text)
-        except (ValueError, RecursionError):
-            read = None
-        if not isinstance(read, dict) or not all(isinstance(value, str | None) for value in read.values()):
-            raise UsageError(f"{DECISION}, which a run sets for its own processes, holds {text[:40]!r}: unset it")
-        return read
-    decision = decide()
-    os.environ[DECISION] = json.dumps(decision)
-    return decision
-
-
-def decide_together(decide: Callable[[], Decision]) -> Decision:
-    """Return what `decide` returns in the first process, while the processes of a run are connected."""
-    if not torch.distributed.is_initialized():
-        return decide()
-    decision: list[Any] = [decide() if is_first_process() else None]
-    torch.distributed.broadcast_object_list(decision, src=0)
-    decided: Decision = decision[0]
-    return decided
+    return DDPStrategy(
+        process_group_backend=backend, timeout=timeout, gradient_as_bucket_view=True, static_graph=static_graph
+    )

@@ -3,7 +3,7 @@
 In: the settings of a run, and whatever of its parts the caller brings. Out: `runs/<name>/`, and what the run came to.
 """
 
-import signal
+import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -17,6 +17,7 @@ from lightning import Callback, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import nn
 
+from seqvae.config.run import RunSettings, duration_of
 from seqvae.config.training import RATE_TOKENS, TrainingSettings
 from seqvae.config.yaml_files import to_flat_dict, to_yaml
 from seqvae.console import program, shell_word
@@ -38,9 +39,7 @@ from seqvae.training.callbacks.rescue import Rescue
 from seqvae.training.distributed import (
     Devices,
     ResolvedPrecision,
-    decide_in_first_process,
-    decide_together,
-    is_first_process,
+    connect_processes,
     make_precision,
     make_strategy,
     resolve_devices,
@@ -48,6 +47,16 @@ from seqvae.training.distributed import (
 )
 from seqvae.training.module import TrainingModule
 from seqvae.training.network import build_network, go_on_as_begun, load_weights, make_ready
+from seqvae.training.processes import (
+    decide_in_first_process,
+    decide_together,
+    find_launch,
+    is_first_process,
+    lost_processes,
+    meet,
+    refuse_differences,
+    shared_file,
+)
 from seqvae.training.run_directory.checkpoint_file import AtomicCheckpointIO, read_lazily
 from seqvae.training.run_directory.records import (
     EndedBy,
@@ -69,6 +78,8 @@ from seqvae.training.run_directory.resume import (
     open_run,
     refuse_other_run,
     refuse_unwritable,
+    settings_it_began_with,
+    shared_out,
 )
 from seqvae.training.schedules import Plan, has_full_kl_weight, lengthened, plan_run
 from seqvae.training.trainer import default_trainer_arguments, make_logger, make_previews
@@ -103,11 +114,13 @@ def fit(
         data = make_data(settings)
     plan = plan_run(settings, data, devices.world)
     split = data.split("train")
+    meet("training")  # however long one of them builds a cache
     origin = {
         "settings": to_flat_dict(settings),
         "description": asdict(data.description),
         "data": identity_of(split.lengths_N, split.content),
     }
+    refuse_differences("data", origin["data"])
     torch.manual_seed(settings.run.seed)
     callbacks = make_monitors(settings) if callbacks is None else callbacks
     if network is None:
@@ -119,8 +132,9 @@ def fit(
             directory, checkpoint = open_run(settings.run, data.description.kind, held)
             return {"directory": str(directory), "checkpoint": None if checkpoint is None else str(checkpoint)}
 
-        place = decide_in_first_process(decide, devices)  # the same place for all processes
-        start = Start(Path(str(place["directory"])), None if place["checkpoint"] is None else Path(place["checkpoint"]))
+        place = decide_in_first_process(decide, devices.world)  # the same place for all processes
+        checkpoint = None if place["checkpoint"] is None else shared_file(Path(place["checkpoint"]))
+        start = Start(Path(str(place["directory"])), checkpoint)
         if start.checkpoint is not None:
             refuse_other_run(start.checkpoint, origin)
             stored = read_lazily(start.checkpoint)
@@ -132,7 +146,8 @@ def fit(
                     "give another --run_name to start over with these weights"
                 )
             whole = plan._replace(total_steps=lengthened(plan.total_steps, stored.get("steering")))
-            if (finished := result_of_finished(start.directory, settings, whole)) is not None:
+            finished = decide_together(lambda: result_of_finished(start.directory, settings, whole))
+            if finished is not None:
                 return finished
             if step > whole.total_steps:
                 raise UsageError(
@@ -195,7 +210,7 @@ class _Run:
         """Hold sessions, each after the first from an earlier checkpoint and at a lower rate, until one ends well."""
         settings = self.settings
         requested = resolve_precision(settings.compute.precision, self.devices.accelerator)
-        recovery = read_recovery(self.directory, self.planned.lr)
+        recovery = decide_together(lambda: read_recovery(self.directory, self.planned.lr))
         beginning = {name: weight.clone() for name, weight in self.network.state_dict().items()}
         is_announced = False
         while True:
@@ -280,13 +295,20 @@ class _Run:
         # A SequenceVAE uses all its weights in the same way, whatever the batch.
         is_static = isinstance(self.network, SequenceVAE) and self.data.accumulate == 1
         logger = make_logger(self.settings.run, self.directory)
-        strategy = make_strategy(compute.strategy, devices, static_graph=is_static)
+        timeout = duration_of(compute.distributed_timeout)
+        assert timeout is not None
+        strategy = make_strategy(compute.strategy, devices, timeout=timeout, static_graph=is_static)
+        launch = find_launch() if devices.launcher else None
         try:
             return Trainer(
                 **arguments,
                 strategy=strategy,
                 precision=None if precision_plugin else precision.precision,
-                plugins=[AtomicCheckpointIO(), *([precision_plugin] if precision_plugin else [])],
+                plugins=[
+                    AtomicCheckpointIO(),
+                    *([precision_plugin] if precision_plugin else []),
+                    *([launch.environment] if launch else []),
+                ],
                 sync_batchnorm=compute.sync_batchnorm and devices.world > 1,
                 max_epochs=-1,
                 max_steps=self.plan.total_steps,
@@ -309,17 +331,23 @@ class _Run:
     def _announce(self, precision: ResolvedPrecision) -> None:
         """Write the files that describe the run, and print the header."""
         if is_first_process():
-            settings, directory, checkpoint = self.settings, self.directory, self.checkpoint
+            settings, directory, checkpoint, devices = self.settings, self.directory, self.checkpoint, self.devices
             # The settings with the name that the run got: what another person needs, and what the command to go on reads.
             named = replace(settings.run, run_name=directory.name, output_dir=str(directory.parent), resume="auto")
             with replace_file(directory / CONFIG) as partial:
                 partial.write_text(to_yaml(replace(settings, run=named)), encoding="utf-8")
             if checkpoint is None:
                 write_environment(directory, environment(sys.argv, threads=torch.get_num_threads()))
-                self.events.note("started", 0)
+                self.events.note("started", 0, processes=devices.world, launcher=devices.launcher)
             else:
-                command = command_line(sys.argv)
-                self.events.note("resumed", self.began_at, checkpoint=checkpoint.name, command=command)
+                self.events.note(
+                    "resumed",
+                    self.began_at,
+                    checkpoint=checkpoint.name,
+                    command=command_line(sys.argv),
+                    processes=devices.world,
+                    launcher=devices.launcher,
+                )
             *lines, monitoring = header_lines(
                 settings, self.data, self.network, self.plan, self.devices, precision, self.callbacks
             )
@@ -332,13 +360,6 @@ class _Run:
             for name, text in lines:  # a command stays in one piece, to be copied
                 line = harmless(f"{name:<11} {text}")
                 print(line if name in ("run", "to go on") else folded(line, width, indent=12), flush=True)
-        if self.devices.nodes > 1:
-            # Training begins when all processes are there. Until then nothing can be lost, and torch waits where no handler of
-            # Python's is called: a signal ends the process at once.
-            if is_first_process():
-                print(f"waiting for the processes of {self.devices.nodes} machines", flush=True)
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_DFL)
 
     def _hold_session(self, trainer: Trainer, module: TrainingModule) -> RunResult:
         """Train, validate on everything, and return the result."""
@@ -358,6 +379,10 @@ class _Run:
                 is_early = early is not None and early.wait_count >= early.patience
                 ended_by = "early_stopping_patience" if is_early else "max_time"
             result = result_of(trainer, plan, self.settings, ended_by, self.events)
+        except RuntimeError as error:
+            if (lost := lost_processes(error)) is None:
+                raise
+            raise lost from error
         except Stopped as stop:
             self.events.note("interrupted", trainer.global_step)
             if not stop.message:  # in the last validation, when all that was trained was saved
@@ -418,7 +443,8 @@ class _Run:
         self.data.teardown("fit")  # Lightning leaves it out when a session breaks off
         led_into_it = trouble.first_step <= self.began_at + 1
         before = min(self.began_at, trouble.first_step) if led_into_it else trouble.first_step
-        self.checkpoint = decide_together(lambda: go_back(self.directory, before))
+        checkpoint = decide_together(lambda: go_back(self.directory, before))
+        self.checkpoint = None if checkpoint is None else shared_file(checkpoint)
         recovery = recovery.once_more(precision.precision, self.devices.accelerator)
         recovery.announce(self.events, trouble, self.checkpoint)
         return recovery
@@ -426,10 +452,27 @@ class _Run:
 
 def prepare_settings(settings: Settings) -> Settings:
     """Refuse what cannot be written, and fill in what depends on this machine, all before data are read."""
-    resolve_devices(settings.compute)  # raises an error where they are not there
-    if is_first_process():
-        refuse_unwritable(settings.run)
-    return filled_in(replace(settings, source=as_it_began(settings.source, settings.run)))
+    devices, timeout = resolve_devices(settings.compute), duration_of(settings.compute.distributed_timeout)
+    assert timeout is not None
+    refuse_unnamed(settings.run, devices)
+    connect_processes(devices, timeout)
+    decide_together(lambda: refuse_unwritable(settings.run) if is_first_process() else None)
+    began = decide_together(lambda: settings_it_began_with(settings.run))
+    source, optimizer = settings.source, settings.optimizer
+    settings = replace(
+        settings, source=as_it_began(source, began), optimizer=shared_out(optimizer, began, devices.world)
+    )
+    return filled_in(settings)
+
+
+def refuse_unnamed(run: RunSettings, devices: Devices) -> None:
+    """Refuse a run without a name where it could not go on by itself."""
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) if devices.launcher == "torchrun" else 0
+    if run.run_name is None and run.resume in ("auto", "never") and restarts > 0:
+        raise UsageError(
+            f"torchrun --max_restarts {restarts} starts the command again after a failure, and only a run with --run_name goes on "
+            "then: give it one"
+        )
 
 
 def filled_in(settings: Settings) -> Settings:
@@ -450,10 +493,12 @@ def defaults_of(settings: TrainingSettings) -> dict[str, Any]:
         plain,
         run=replace(plain.run, fast_dev_run=settings.run.fast_dev_run),
         batches=replace(settings.batches, pad_grid=None),
+        optimizer=replace(plain.optimizer, batches_per_step=settings.optimizer.batches_per_step),
         compute=settings.compute,
     )
     before, after = to_flat_dict(untouched), to_flat_dict(filled_in(untouched))
-    return to_flat_dict(plain) | {name: value for name, value in after.items() if value != before[name]}
+    found = {name: value for name, value in after.items() if value != before[name]}
+    return to_flat_dict(plain) | found | {"batches_per_step": settings.optimizer.batches_per_step}
 
 
 def with_few_shapes(settings: Settings) -> Settings:
@@ -480,6 +525,7 @@ def make_data(settings: TrainingSettings) -> SequenceDataModule:
         *(settings.source, settings.lengths, settings.cache, settings.batches, settings.loading),
         seed=settings.run.seed,
         accumulate=settings.optimizer.gradient_accumulation_steps,
+        batches_per_step=settings.optimizer.batches_per_step,
         limit_val_batches=settings.validation.limit_val_batches or 1,
         attention_steps=settings.model.attention_steps,
     )

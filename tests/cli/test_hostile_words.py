@@ -34,7 +34,7 @@ PLACES = {
 NO_PLACES = {
     *("sequence_column", "id_column", "time_column", "variable_column", "value_column", "label_column", "run_name"),
     *("feature_columns", "missing_values"),
-    *("strategy", "max_time", "compare", "memory_limit"),
+    *("strategy", "max_time", "distributed_timeout", "compare", "memory_limit"),
 }
 
 

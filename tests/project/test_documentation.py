@@ -33,7 +33,17 @@ from tests.support.documents import (
     text_of,
 )
 
-OF_OTHERS = {"nproc_per_node", "nodes", "ntasks", "ntasks_per_node", "plain", "query_gpu", "format", "shutdown"}
+OF_TORCHRUN = {
+    "nproc_per_node",
+    "nnodes",
+    "node_rank",
+    "master_addr",
+    "master_port",
+    "max_restarts",
+    "rdzv_backend",
+    "rdzv_endpoint",
+}
+OF_OTHERS = OF_TORCHRUN | {"nodes", "ntasks", "ntasks_per_node", "plain", "query_gpu", "format", "shutdown"}
 """Flags of torchrun, SLURM, nvidia-smi and wsl, and the one of `seqvae train` that is no setting."""
 FROM_ELSEWHERE = {"venv", "pip"}
 """Modules that are not ours."""

@@ -24,7 +24,7 @@ from seqvae.errors import UsageError, run_command
 from seqvae.files import JsonLines
 from seqvae.reports import draw
 from seqvae.reports.run_files import read_events
-from seqvae.training.distributed import DECISION, Devices, decide_in_first_process
+from seqvae.training.processes import DECISION, decide_in_first_process
 from seqvae.training.run_directory.checkpoint_file import damage_of
 from seqvae.training.run_directory.records import result_of_finished
 from seqvae.training.schedules import Plan
@@ -223,7 +223,7 @@ def test_a_decision_in_the_environment_is_data(text, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv(DECISION, text)
     with pytest.raises(UsageError, match=f"{DECISION}, .*: unset it"):
-        decide_in_first_process(lambda: pytest.fail("decided anew"), Devices("cpu", 2, 1))
+        decide_in_first_process(lambda: pytest.fail("decided anew"), 2)
 
 
 # --- The source -----------------------------------------------------------------------------------------------------

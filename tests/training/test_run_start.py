@@ -24,6 +24,7 @@ from seqvae.training.run_directory.resume import (
     identity_of,
     open_run,
     refuse_other_run,
+    settings_it_began_with,
 )
 from tests.support.short_runs import DESCRIPTION, MODEL, short_module, train
 
@@ -272,8 +273,8 @@ def test_a_run_goes_on_with_the_scale_of_its_beginning(written, goes_on_by_quant
     (tmp_path / "a" / "config.yaml").write_text(written)
     by_name, by_path = settings(tmp_path), settings(tmp_path, None, tmp_path / "a" / "checkpoints" / LAST)
     for run in (by_name, by_path):
-        assert as_it_began(SourceSettings(), run).robust_scaling == goes_on_by_quantiles
-    assert as_it_began(SourceSettings(), settings(tmp_path, "new")).robust_scaling
+        assert as_it_began(SourceSettings(), settings_it_began_with(run)).robust_scaling == goes_on_by_quantiles
+    assert as_it_began(SourceSettings(), settings_it_began_with(settings(tmp_path, "new"))).robust_scaling
 
 
 def test_of_long_lists_the_first_difference_is_shown():

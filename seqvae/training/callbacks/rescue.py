@@ -20,6 +20,7 @@ from seqvae.training.callbacks.interrupt import EarlyStopping
 from seqvae.training.callbacks.progress import Progress
 from seqvae.training.module import TrainingModule
 from seqvae.training.network import read_network
+from seqvae.training.processes import shared_file
 from seqvae.training.rescue import Move, RescuePlan
 from seqvae.training.run_directory.checkpoint_file import damage_of, misfits
 from seqvae.training.schedules import Steering
@@ -135,7 +136,7 @@ def revive_decoder(trainer: Trainer, module: TrainingModule) -> None:
     """
     path, network = Path(trainer.default_root_dir) / "checkpoints" / HEALTHY, module.network
     if trainer.strategy.broadcast(path.exists() and damage_of(path) is None):
-        weights = read_network(path).weights
+        weights = read_network(shared_file(path)).weights
         if not misfits(network.state_dict(), weights):
             network.load_state_dict(weights)
             return

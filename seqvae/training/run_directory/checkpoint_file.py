@@ -32,7 +32,7 @@ MUST_BE_THE_SAME = (
     *("encoder", "decoder", "width", "depth", "heads", "latent_size", "latent_scope", "posterior"),
     *("max_sequence_length", "long_sequences", "window_stride"),
     *("batch_size", "tokens_per_batch", "use_dynamic_padding", "bucketing", "drop_last", "level_cost", "pad_grid"),
-    *("gradient_accumulation_steps", "seed"),
+    *("batches_per_step", "seed"),
 )
 """The network's shape, and what goes into which batch. All else may be changed on purpose when a run goes on."""
 ADDED_LATER: dict[str, Any] = {"level_cost": False, "pad_grid": 0, "robust_scaling": False, "missing_values": None}
@@ -139,6 +139,8 @@ def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     old, new = (ADDED_LATER | origin["settings"] for origin in (there, here))
     for settings in (old, new):
         settings["pad_grid"] = settings["pad_grid"] or 0  # None is no grid, either
+    if "batches_per_step" not in old:  # an older one does not say among how many processes it was
+        old["batches_per_step"], new["batches_per_step"] = (one["gradient_accumulation_steps"] for one in (old, new))
     pairs = [(f"--{name}", old[name], new[name]) for name in MUST_BE_THE_SAME]
     known = [name for name in here["data"] if name in there["data"]]  # older checkpoints know less
     pairs += [(f"data: {name}", there["data"][name], here["data"][name]) for name in known]

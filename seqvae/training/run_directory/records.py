@@ -25,8 +25,9 @@ from seqvae.models.vae import SequenceVAE
 from seqvae.reports.run_files import EVENTS, LAST, read_events, utc_now
 from seqvae.reports.terminal import bin_edges
 from seqvae.text import clip, folded, percent, visible, window_width
-from seqvae.training.distributed import Devices, ResolvedPrecision, is_first_process
+from seqvae.training.distributed import Devices, ResolvedPrecision
 from seqvae.training.objective import resolve_free_bits
+from seqvae.training.processes import is_first_process
 from seqvae.training.risk import describe_risk, features_before
 from seqvae.training.schedules import Plan
 

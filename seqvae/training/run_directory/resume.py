@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import time
 import zlib
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from seqvae.config.data import SourceSettings
 from seqvae.config.run import RunSettings
+from seqvae.config.training import OptimizerSettings
 from seqvae.config.yaml_files import read_settings_file
 from seqvae.errors import SettingsError, StorageError, UsageError
 from seqvae.files import AlreadyLocked, JsonLines, take_lock
@@ -39,7 +41,7 @@ from seqvae.reports.run_files import (
     read_events,
 )
 from seqvae.text import some
-from seqvae.training.distributed import is_first_process
+from seqvae.training.processes import is_first_process
 from seqvae.training.run_directory.checkpoint_file import (
     ASTRAY,
     REPLACED,
@@ -134,8 +136,8 @@ def open_run(run: RunSettings, kind: str, held: ExitStack) -> Start:
     return Start(directory, checkpoint or named)
 
 
-def as_it_began(source: SourceSettings, run: RunSettings) -> SourceSettings:
-    """Return how a run reads its data where it goes on: by all values, where it began so or before there was --robust_scaling."""
+def settings_it_began_with(run: RunSettings) -> dict[str, str]:
+    """Return the settings that stand in the directory of a run that goes on, by their names, as texts; none of a new run."""
     places = [] if run.run_name is None else [Path(run.output_dir).expanduser() / run.run_name]
     if run.resume not in ("auto", "never"):
         named = Path(run.resume).expanduser().absolute()
@@ -143,11 +145,35 @@ def as_it_began(source: SourceSettings, run: RunSettings) -> SourceSettings:
     for path in (place / CONFIG for place in places):
         if path.is_file():
             with suppress(UsageError):  # damaged; the checkpoint knows what its data were
-                began = {entry.name: entry.text for entry in read_settings_file(path, str(path))}
-                if began.get("robust_scaling", "false") == "false":
-                    return replace(source, robust_scaling=False)
+                return {entry.name: entry.text or "" for entry in read_settings_file(path, str(path))}
             break
-    return source
+    return {}
+
+
+def as_it_began(source: SourceSettings, began: Mapping[str, str]) -> SourceSettings:
+    """Return how a run reads its data where it goes on: by all values, where it began so or before there was --robust_scaling."""
+    return (
+        replace(source, robust_scaling=False) if began and began.get("robust_scaling", "false") == "false" else source
+    )
+
+
+def shared_out(optimizer: OptimizerSettings, began: Mapping[str, str], world: int) -> OptimizerSettings:
+    """Return how many batches of each process make up a step, and how many of all.
+
+    Among another number of processes than a run began with, as many of all as there.
+    """
+    of_all, then = optimizer.batches_per_step, began.get("batches_per_step", "")
+    if of_all is None and then.isdecimal() and int(then) != world * int(began["gradient_accumulation_steps"]):
+        of_all = int(then)
+    if of_all is None:
+        return replace(optimizer, batches_per_step=optimizer.gradient_accumulation_steps * world)
+    if of_all % world:
+        fitting = [str(count) for count in range(1, of_all + 1) if of_all % count == 0]
+        raise UsageError(
+            f"--batches_per_step {of_all}: {world} processes cannot share them evenly. Start {', '.join(fitting[:-1])} or "
+            f"{fitting[-1]} of them, or, for a new run, give a multiple of {world}"
+        )
+    return replace(optimizer, gradient_accumulation_steps=of_all // world, batches_per_step=of_all)
 
 
 def _make(directory: Path, held: ExitStack) -> Path:

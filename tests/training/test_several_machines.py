@@ -1,0 +1,195 @@
+"""Runs of several processes that a launcher started: one run, whoever started it and wherever it is, and nobody waits for ever."""
+
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+
+from seqvae.data.demo import write_demo
+from seqvae.errors import ExitCode
+from seqvae.files import read_rows
+from tests.support.launched import COLUMNS, ends, events_of, free_port, ranked, start, wait_for_step
+
+TORCHRUN = ("-m", "torch.distributed.run")
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_demo(tmp_path_factory.mktemp("demo"), "tokens", sequences=300, mean_length=20)
+
+
+@pytest.fixture(scope="module")
+def alone(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    """The metrics of one process whose steps are of four batches."""
+    folder = tmp_path_factory.mktemp("alone")
+    (ended,) = ends([start(folder, words_of(data_dir, "one"))])
+    assert ended.code == 0, ended.errors
+    return rows_of(folder / "runs" / "one")
+
+
+def words_of(data_dir: Path, name: str, more: str = "") -> str:
+    return f"--data_dir {data_dir} --cache_dir cache --run_name {name} --batches_per_step 4 {more}"
+
+
+def rows_of(run: Path) -> pd.DataFrame:
+    return pd.read_csv(run / "metrics.csv")[COLUMNS]
+
+
+def assert_same_curve(run: Path, expected: pd.DataFrame) -> None:
+    pd.testing.assert_frame_equal(rows_of(run), expected, rtol=2e-4, check_exact=False)
+
+
+# --- Who this is --------------------------------------------------------------------------------------------------------
+
+
+def test_rank_and_world_size_alone_make_one_run_also_without_a_shared_disk(data_dir, alone, tmp_path):
+    port = free_port()
+    folders = [tmp_path / name for name in ("a", "b")]
+    late = start(folders[0], words_of(data_dir, "two"), ranked(0, 2, port))
+    time.sleep(1.0)
+    ended = ends([late, start(folders[1], words_of(data_dir, "two"), ranked(1, 2, port))])
+    assert [one.code for one in ended] == [0, 0], ended
+    assert_same_curve(folders[0] / "runs" / "two", alone)
+    assert not (folders[1] / "runs").exists()
+    started = read_rows(folders[0] / "runs" / "two" / "events.jsonl")[0]
+    assert (started["processes"], started["launcher"]) == (2, "RANK and WORLD_SIZE")
+
+
+@pytest.mark.slow
+def test_a_late_machine_leaves_the_files_of_the_run_alone(data_dir, alone, tmp_path):
+    port = free_port()
+    first = start(tmp_path, words_of(data_dir, "two"), ranked(0, 2, port))
+    time.sleep(12.0)
+    second = start(tmp_path, words_of(data_dir, "two"), ranked(1, 2, port))
+    assert [one.code for one in ends([first, second])] == [0, 0]
+    run = tmp_path / "runs" / "two"
+    assert_same_curve(run, alone)
+    assert (run / "config.yaml").exists()
+    assert events_of(run)[0] == "started"
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["two"]
+
+
+def test_other_data_on_another_machine_are_refused_by_all(data_dir, tmp_path):
+    port = free_port()
+    other = write_demo(tmp_path, "tokens", sequences=290, mean_length=20)
+    folders = [tmp_path / name for name in ("a", "b")]
+    ended = ends(
+        [
+            start(folder, words_of(data, "two"), ranked(rank, 2, port))
+            for rank, (folder, data) in enumerate(zip(folders, (data_dir, other), strict=True))
+        ]
+    )
+    assert [one.code for one in ended] == [ExitCode.USAGE] * 2
+    for one in ended:
+        assert "the processes of this run have other data: sequences is 300 in process 0" in one.errors
+        assert "Give all machines the same files" in one.errors
+    assert not (folders[0] / "runs" / "two").exists()
+
+
+def test_a_process_that_does_not_come_is_named(data_dir, tmp_path):
+    words = words_of(data_dir, "two", "--distributed_timeout 0:00:03")
+    port = free_port()
+    ended = ends([start(tmp_path, words, ranked(rank, 3, port)) for rank in (0, 2)])
+    assert [one.code for one in ended] == [ExitCode.PROCESSES] * 2
+    text = "process 1, of those that RANK and WORLD_SIZE says there are, did not come within 0:00:03"
+    assert text in ended[0].errors
+
+
+# --- Going on -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("worlds", [(1, 2, 4, 1), (4, 1, 2)])
+def test_a_run_goes_on_among_another_number_of_processes_as_if_it_had_not_been_interrupted(
+    data_dir, alone, tmp_path, worlds
+):
+    steps = [*(3, 6, 9)[: len(worlds) - 1], 12]
+    for world, last in zip(worlds, steps, strict=True):
+        port = free_port()
+        words = (
+            words_of(data_dir, "many") if last == 3 else words_of(data_dir, "many").replace("--batches_per_step 4", "")
+        )
+        variables = [ranked(rank, world, port) if world > 1 else {} for rank in range(world)]
+        processes = [start(tmp_path, words, one) for one in variables]
+        if last < 12:
+            wait_for_step(tmp_path / "runs" / "many", last, processes)
+            processes[0].send_signal(signal.SIGTERM)
+        codes = [one.code for one in ends(processes)]
+        assert codes[0] == (0 if last == 12 else ExitCode.TERMINATED)
+    found = rows_of(tmp_path / "runs" / "many")
+    pd.testing.assert_frame_equal(found, alone, rtol=1e-3, check_exact=False)
+
+
+def test_processes_that_cannot_share_the_batches_of_a_step_evenly_are_refused(data_dir, tmp_path):
+    (ended,) = ends([start(tmp_path, words_of(data_dir, "x", "--devices 3"))])
+    assert ended.code == ExitCode.USAGE
+    assert "--batches_per_step 4: 3 processes cannot share them evenly. Start 1, 2 or 4 of them" in ended.errors
+
+
+@pytest.mark.slow
+def test_a_machine_without_the_checkpoint_gets_it_from_the_first(data_dir, alone, tmp_path):
+    folders = [tmp_path / name for name in ("a", "b")]
+    for last in (6, 12):
+        port = free_port()
+        processes = [
+            start(folder, words_of(data_dir, "two"), ranked(rank, 2, port)) for rank, folder in enumerate(folders)
+        ]
+        if last == 6:
+            wait_for_step(folders[0] / "runs" / "two", 6, processes)
+            processes[0].send_signal(signal.SIGTERM)
+        ended = ends(processes)
+        assert ended[0].code == (0 if last == 12 else ExitCode.TERMINATED), ended[0].errors
+        shutil.rmtree(folders[1] / "runs", ignore_errors=True)
+    assert "resumed" in events_of(folders[0] / "runs" / "two")
+    assert_same_curve(folders[0] / "runs" / "two", alone)
+
+
+# --- Lost processes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_frozen_process_ends_the_others_and_is_named(data_dir, tmp_path):
+    port = free_port()
+    words = words_of(data_dir, "two", "--max_steps 100000 --distributed_timeout 0:00:10")
+    processes = [start(tmp_path, words, ranked(rank, 2, port)) for rank in (0, 1)]
+    wait_for_step(tmp_path / "runs" / "two", 3, processes)
+    processes[1].send_signal(signal.SIGSTOP)
+    since = time.monotonic()
+    (first,) = ends(processes[:1], timeout=60)
+    assert time.monotonic() - since < 40
+    processes[1].kill()
+    ends(processes[1:])
+    assert first.code == ExitCode.PROCESSES, first.errors
+    assert "process 1 (" in first.errors
+    assert "did not answer any more" in first.errors
+    assert events_of(tmp_path / "runs" / "two")[-1] == "failed"
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_started_again_with_the_others_and_the_run_goes_on(data_dir, alone, tmp_path):
+    words = words_of(data_dir, "again", "--checkpoint_every_n_steps 2 --max_steps 12")
+    launcher = (*TORCHRUN, "--nproc_per_node=2", "--max_restarts=2", f"--rdzv_endpoint=127.0.0.1:{free_port()}")
+    agent = start(tmp_path, words, launcher=(*launcher, "--rdzv_backend=c10d"))
+    wait_for_step(tmp_path / "runs" / "again", 5, [agent])
+    children = psutil.Process(agent.pid).children(recursive=True)
+    workers = [child for child in children if "train_optimized" in " ".join(child.cmdline())]
+    workers[-1].kill()
+    (ended,) = ends([agent], timeout=120)
+    assert ended.code == 0, ended.errors
+    run = tmp_path / "runs" / "again"
+    assert_same_curve(run, alone)
+
+
+def test_a_run_without_a_name_is_refused_where_it_would_be_started_again(data_dir, tmp_path):
+    variables = {
+        **ranked(0, 1, free_port(), LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", GROUP_RANK="0"),
+        "TORCHELASTIC_RUN_ID": "x",
+        "TORCHELASTIC_MAX_RESTARTS": "3",
+    }
+    (ended,) = ends([start(tmp_path, f"--data_dir {data_dir}", variables)])
+    assert ended.code == ExitCode.USAGE
+    assert "only a run with --run_name goes on then" in ended.errors
