@@ -458,11 +458,9 @@ def prepare_settings(settings: Settings) -> Settings:
     connect_processes(devices, timeout)
     decide_together(lambda: refuse_unwritable(settings.run) if is_first_process() else None)
     began = decide_together(lambda: settings_it_began_with(settings.run))
-    source, optimizer = settings.source, settings.optimizer
-    settings = replace(
-        settings, source=as_it_began(source, began), optimizer=shared_out(optimizer, began, devices.world)
-    )
-    return filled_in(settings)
+    default = type(settings)().optimizer.gradient_accumulation_steps
+    optimizer = shared_out(settings.optimizer, began, devices.world, default)
+    return filled_in(replace(settings, source=as_it_began(settings.source, began), optimizer=optimizer))
 
 
 def refuse_unnamed(run: RunSettings, devices: Devices) -> None:

@@ -137,12 +137,14 @@ BEGAN = {"gradient_accumulation_steps": "4", "batches_per_step": "8"}
         ({}, {"batches_per_step": 6}, 3, (2, 6)),
         (BEGAN, {"gradient_accumulation_steps": 4}, 4, (2, 8)),
         (BEGAN, {"gradient_accumulation_steps": 4}, 1, (8, 8)),
+        (BEGAN, {}, 2, (4, 8)),
+        ({"gradient_accumulation_steps": "2", "batches_per_step": "8"}, {}, 4, (2, 8)),  # and once more among four
         (BEGAN, {"gradient_accumulation_steps": 3}, 2, (3, 6)),  # another choice, which is refused later
         ({"gradient_accumulation_steps": "4"}, {"gradient_accumulation_steps": 4}, 2, (4, 8)),  # of an earlier version
     ],
 )
 def test_a_step_has_as_many_batches_as_the_run_began_with(began, flags, world, expected):
-    shared = shared_out(OptimizerSettings(**flags), began, world)
+    shared = shared_out(OptimizerSettings(**flags), began, world, default=1)
     assert (shared.gradient_accumulation_steps, shared.batches_per_step) == expected
 
 

@@ -157,16 +157,22 @@ def as_it_began(source: SourceSettings, began: Mapping[str, str]) -> SourceSetti
     )
 
 
-def shared_out(optimizer: OptimizerSettings, began: Mapping[str, str], world: int) -> OptimizerSettings:
+def shared_out(optimizer: OptimizerSettings, began: Mapping[str, str], world: int, default: int) -> OptimizerSettings:
     """Return how many batches of each process make up a step, and how many of all.
 
-    Among another number of processes than a run began with, as many of all as there.
+    A run that goes on keeps how many of all it began with, unless --gradient_accumulation_steps, whose default is `default`, says
+    something else, which is refused later.
     """
-    of_all, then = optimizer.batches_per_step, began.get("batches_per_step", "")
-    if of_all is None and then.isdecimal() and int(then) != world * int(began["gradient_accumulation_steps"]):
-        of_all = int(then)
+    of_all, then, own = (
+        optimizer.batches_per_step,
+        began.get("batches_per_step", ""),
+        optimizer.gradient_accumulation_steps,
+    )
+    if of_all is None and then.isdecimal():
+        known = (str(default), began.get("gradient_accumulation_steps"), str(int(then) // world))
+        of_all = int(then) if str(own) in known else None
     if of_all is None:
-        return replace(optimizer, batches_per_step=optimizer.gradient_accumulation_steps * world)
+        return replace(optimizer, batches_per_step=own * world)
     if of_all % world:
         fitting = [str(count) for count in range(1, of_all + 1) if of_all % count == 0]
         raise UsageError(
