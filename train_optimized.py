@@ -67,6 +67,7 @@ def main() -> None:
         settings.loading,  # a thread that prefetches, 40 times cheaper than worker processes: 1.06 x
         seed=run.seed,
         accumulate=optimizer.gradient_accumulation_steps,  # a batch knows the tokens of its whole optimizer step
+        batches_per_step=optimizer.batches_per_step,  # of all processes, by which small sets are cut
         limit_val_batches=validation.limit_val_batches or 1,  # a tenth, chosen once
         attention_steps=settings.model.attention_steps,  # where --level_cost lets attention cost as much as all else
     )

@@ -58,6 +58,7 @@ def main() -> None:
         *(settings.source, settings.lengths, settings.cache, settings.batches, settings.loading),
         seed=run.seed,
         accumulate=settings.optimizer.gradient_accumulation_steps,
+        batches_per_step=settings.optimizer.batches_per_step,
         limit_val_batches=validation.limit_val_batches or 1,
         attention_steps=settings.model.attention_steps,
     )

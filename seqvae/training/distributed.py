@@ -135,7 +135,7 @@ def connect_processes(devices: Devices, timeout: timedelta) -> None:
     """
     if devices.nodes > 1 and not devices.launcher:
         start_by_torchrun(devices)
-    connect("nccl" if devices.accelerator == "cuda" else "gloo", timeout)
+    connect("nccl" if devices.accelerator == "cuda" else "gloo", timeout, devices.per_node)
 
 
 def start_by_torchrun(devices: Devices) -> None:

@@ -57,7 +57,7 @@ from seqvae.training.processes import (
     refuse_differences,
     shared_file,
 )
-from seqvae.training.run_directory.checkpoint_file import AtomicCheckpointIO, read_lazily
+from seqvae.training.run_directory.checkpoint_file import MUST_BE_THE_SAME, AtomicCheckpointIO, read_lazily
 from seqvae.training.run_directory.records import (
     EndedBy,
     RunEvents,
@@ -108,19 +108,27 @@ def fit(
     is_foreign = network is not None and not isinstance(network, SequenceVAE)
     if is_foreign and data is None and settings.batches.pad_grid is None:  # it may not know sequences without steps
         settings = replace(settings, batches=replace(settings.batches, pad_grid=0))
+    if data is not None:
+        _ = data.data
+        meet("training")  # however long one of them builds a cache
     settings = prepare_settings(settings)
     devices = resolve_devices(settings.compute)
     if data is None:
         data = make_data(settings)
+        _ = data.data
+        meet("training")
     plan = plan_run(settings, data, devices.world)
     split = data.split("train")
-    meet("training")  # however long one of them builds a cache
     origin = {
         "settings": to_flat_dict(settings),
         "description": asdict(data.description),
         "data": identity_of(split.lengths_N, split.content),
     }
-    refuse_differences("data", origin["data"])
+    valid = data.split("valid")
+    refuse_differences("data", origin["data"] | {"validation": (len(valid), valid.content)})
+    refuse_differences(
+        "settings", {name: origin["settings"].get(name) for name in (*MUST_BE_THE_SAME, "max_steps", "max_epochs")}
+    )
     torch.manual_seed(settings.run.seed)
     callbacks = make_monitors(settings) if callbacks is None else callbacks
     if network is None:
@@ -157,10 +165,10 @@ def fit(
         if settings.run.init_from is not None:
             path = Path(settings.run.init_from).expanduser()
             # Also where the run goes on, if the file still exists: the run may have to go back to its beginning.
-            if start.checkpoint is None or path.exists():
-                load_weights(network, path, data.description)
-        if settings.run.resume not in ("auto", "never") and is_first_process():
-            adopt_as_last(start)
+            if start.checkpoint is None or decide_together(path.exists):
+                load_weights(network, shared_file(path), data.description)
+        if settings.run.resume not in ("auto", "never"):
+            decide_together(lambda: adopt_as_last(start) if is_first_process() else None)
         compiler_remark = make_ready(network, settings.compute, devices.accelerator)
         events = RunEvents(start.directory, writes=is_first_process())
         report = RunReport(events, every_n_steps=settings.run.log_every_n_steps)
@@ -334,8 +342,14 @@ class _Run:
             settings, directory, checkpoint, devices = self.settings, self.directory, self.checkpoint, self.devices
             # The settings with the name that the run got: what another person needs, and what the command to go on reads.
             named = replace(settings.run, run_name=directory.name, output_dir=str(directory.parent), resume="auto")
+            began = (
+                settings_it_began_with(named).get("gradient_accumulation_steps", "") if checkpoint is not None else ""
+            )
+            optimizer = settings.optimizer  # as typed at first, since --batches_per_step says what it comes to
+            if began.isdecimal():
+                optimizer = replace(optimizer, gradient_accumulation_steps=int(began))
             with replace_file(directory / CONFIG) as partial:
-                partial.write_text(to_yaml(replace(settings, run=named)), encoding="utf-8")
+                partial.write_text(to_yaml(replace(settings, run=named, optimizer=optimizer)), encoding="utf-8")
             if checkpoint is None:
                 write_environment(directory, environment(sys.argv, threads=torch.get_num_threads()))
                 self.events.note("started", 0, processes=devices.world, launcher=devices.launcher)
@@ -466,10 +480,10 @@ def prepare_settings(settings: Settings) -> Settings:
 def refuse_unnamed(run: RunSettings, devices: Devices) -> None:
     """Refuse a run without a name where it could not go on by itself."""
     restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) if devices.launcher == "torchrun" else 0
-    if run.run_name is None and run.resume in ("auto", "never") and restarts > 0:
+    if restarts > 0 and (run.run_name is None or run.resume != "auto"):
         raise UsageError(
             f"torchrun --max_restarts {restarts} starts the command again after a failure, and only a run with --run_name goes on "
-            "then: give it one"
+            "then: give it one, and no --resume"
         )
 
 

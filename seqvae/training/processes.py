@@ -45,7 +45,8 @@ PIECE_BYTES = 2**26
 """Of a file that is sent to another machine at once."""
 
 LOST = re.compile(
-    r"Timed out waiting|Connection (?:closed|reset) by peer|Broken pipe|Socket Timeout|Application timeout|[Ww]atchdog"
+    r"Timed out waiting|Connection (?:closed|reset) by peer|Connection was likely closed|Broken pipe|Socket Timeout"
+    r"|Application timeout|[Ww]atchdog|does not answer"
 )
 """What torch says where another process did not answer."""
 
@@ -128,10 +129,33 @@ class Connection(NamedTuple):
 
 _connection: Connection | None = None
 """Of this process; None: no launcher has started it, or it is alone."""
+_meetings = 0
+"""The number of times that the processes have met."""
 
 
-def connect(backend: str, timeout: timedelta) -> None:
-    """Connect this process with the others that a launcher started, once."""
+def answer_of(ask: Callable[[], Decision], seconds: float) -> Decision:
+    """Return what the store answers. It lives in the first process, and a call waits for ever where that is frozen."""
+    answers: list[Decision] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            answers.append(ask())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not answers:
+        raise RuntimeError("the store of the first process does not answer")
+    return answers[0]
+
+
+def connect(backend: str, timeout: timedelta, per_node: int) -> None:
+    """Connect this process with the others that a launcher started, `per_node` on each machine, once."""
     global _connection
     launch = find_launch()
     if launch is None or _connection is not None or launch.environment.world_size() == 1:
@@ -142,22 +166,25 @@ def connect(backend: str, timeout: timedelta) -> None:
                 f"RANK={os.environ['RANK']} and WORLD_SIZE={os.environ['WORLD_SIZE']} say that this is one process of several, "
                 f"but {' and '.join(missing)} of the first one is not set. Set it, or unset both to train in one process"
             )
-        os.environ.setdefault("LOCAL_RANK", "0")
-        os.environ.setdefault("GROUP_RANK", os.environ.get("NODE_RANK", os.environ["RANK"]))
+        os.environ.setdefault("LOCAL_RANK", str(int(os.environ["RANK"]) % per_node))
+        os.environ.setdefault("GROUP_RANK", str(int(os.environ["RANK"]) // per_node))
     place = launch.environment
     rank, world, address = place.global_rank(), place.world_size(), (place.main_address, place.main_port)
     if backend == "nccl":
         torch.cuda.set_device(place.local_rank())
-    is_host = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    is_of_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    is_host = rank == 0 and not is_of_agent
     try:
         server: Any = TCPStore(*address, world, is_host, timeout, wait_for_workers=False, multi_tenant=True)
     except RuntimeError as error:
+        if is_host:
+            raise ProcessesError(f"port {address[1]} (MASTER_PORT) cannot be opened: {error}") from error
         raise ProcessesError(
             f"process {rank} of {world}: the first one has not answered at {address[0]}:{address[1]} within {timeout} "
             "(--distributed_timeout). Is it running, and may these machines connect?"
         ) from error
-    # A launcher that starts all again keeps its store: what the last attempt wrote must not count.
-    prefix = f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    # torchrun keeps its own store when it starts all again: what the last attempt wrote must not count.
+    prefix = f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}" if is_of_agent else "run"
     store = PrefixStore(prefix, server)
     connection = Connection(store, rank, world, timeout)
     store.set(f"host_{rank}", socket.gethostname())
@@ -194,14 +221,27 @@ def _beat(store: Store, rank: int) -> None:
 
 def meet(place: str) -> None:
     """Wait until all processes have come to a place, however long their work takes, as long as they give signs of life."""
+    global _meetings
     connection = _connection
     if connection is None:
         return
-    store, limit = connection.store, connection.timeout.total_seconds()
-    store.set(f"{place}_{connection.rank}", "here")
+    _meetings += 1
+    store, limit, name = connection.store, connection.timeout.total_seconds(), f"meeting_{_meetings}"
     heard: dict[int, tuple[str | None, float]] = {}
-    while missing := [rank for rank in range(connection.world) if not store.check([f"{place}_{rank}"])]:
-        beats, now = connection.beats(), time.monotonic()
+
+    def look() -> tuple[list[int], dict[int, str]]:
+        store.set(f"{name}_{connection.rank}", "here")
+        absent = [rank for rank in range(connection.world) if not store.check([f"{name}_{rank}"])]
+        return absent, connection.beats() if absent else {}
+
+    while True:
+        try:
+            missing, beats = answer_of(look, limit)
+        except RuntimeError as error:
+            raise ProcessesError(f"the first process was lost before {place} ({str(error).splitlines()[0]})") from error
+        if not missing:
+            return
+        now = time.monotonic()
         heard = {
             rank: heard[rank] if rank in heard and heard[rank][0] == beats.get(rank) else (beats.get(rank), now)
             for rank in missing
@@ -221,7 +261,7 @@ def lost_processes(error: BaseException) -> ProcessesError | None:
     said, who = str(error).splitlines()[0], "another process"
     if _connection is not None:
         try:
-            if silent := _connection.silent():
+            if silent := answer_of(_connection.silent, 10 * BEAT_SECONDS):
                 who = f"{_connection.names_of(silent)} of {_connection.world}"
         except RuntimeError:
             who = "the first process"

@@ -111,7 +111,7 @@ def test_one_process_of_several_needs_the_address_of_the_first(monkeypatch):
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     monkeypatch.setenv("MASTER_PORT", "29500")
     with pytest.raises(UsageError, match=r"RANK=1 and WORLD_SIZE=2 .* but MASTER_ADDR of the first one is not set"):
-        connect("gloo", timedelta(seconds=1))
+        connect("gloo", timedelta(seconds=1), 1)
 
 
 def test_several_machines_are_started_by_torchrun(monkeypatch):

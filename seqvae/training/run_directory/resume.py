@@ -174,10 +174,10 @@ def shared_out(optimizer: OptimizerSettings, began: Mapping[str, str], world: in
     if of_all is None:
         return replace(optimizer, batches_per_step=own * world)
     if of_all % world:
-        fitting = [str(count) for count in range(1, of_all + 1) if of_all % count == 0]
+        fitting = ", ".join(str(count) for count in range(1, of_all + 1) if of_all % count == 0)
         raise UsageError(
-            f"--batches_per_step {of_all}: {world} processes cannot share them evenly. Start {', '.join(fitting[:-1])} or "
-            f"{fitting[-1]} of them, or, for a new run, give a multiple of {world}"
+            f"--batches_per_step {of_all}: {world} processes cannot share them evenly. Start as many as divide it ({fitting}), or, "
+            f"for a new run, give a multiple of {world}"
         )
     return replace(optimizer, gradient_accumulation_steps=of_all // world, batches_per_step=of_all)
 
