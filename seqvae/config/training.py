@@ -145,7 +145,7 @@ class ComputeSettings:
     or one."""
 
     num_nodes: int | None = None
-    """Machines that train together; more than one needs --run_name. Default: as a launcher says, or one."""
+    """Machines that train together; default: as a launcher says, or one."""
 
     distributed_timeout: str = "0:10:00"
     """Longest time that processes wait for one of them, as hours:minutes:seconds; then the run ends and names it."""

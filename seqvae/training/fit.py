@@ -125,10 +125,9 @@ def fit(
         "data": identity_of(split.lengths_N, split.content),
     }
     valid = data.split("valid")
-    refuse_differences("data", origin["data"] | {"validation": (len(valid), valid.content)})
-    refuse_differences(
-        "settings", {name: origin["settings"].get(name) for name in (*MUST_BE_THE_SAME, "max_steps", "max_epochs")}
-    )
+    refuse_differences("data", origin["data"] | {"validation": (len(valid), valid.content)}, "files")
+    compared = {name: origin["settings"].get(name) for name in (*MUST_BE_THE_SAME, "max_steps", "max_epochs")}
+    refuse_differences("settings", compared, "flags")
     torch.manual_seed(settings.run.seed)
     callbacks = make_monitors(settings) if callbacks is None else callbacks
     if network is None:

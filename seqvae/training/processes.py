@@ -136,12 +136,12 @@ _meetings = 0
 def answer_of(ask: Callable[[], Decision], seconds: float) -> Decision:
     """Return what the store answers. It lives in the first process, and a call waits for ever where that is frozen."""
     answers: list[Decision] = []
-    errors: list[Exception] = []
+    errors: list[RuntimeError] = []
 
     def run() -> None:
         try:
             answers.append(ask())
-        except Exception as error:
+        except RuntimeError as error:
             errors.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -318,8 +318,8 @@ def decide_together(decide: Callable[[], Decision]) -> Decision:
     return decided
 
 
-def refuse_differences(what: str, own: dict[str, Any]) -> None:
-    """Refuse to go on where processes have found different things; each says which."""
+def refuse_differences(what: str, own: dict[str, Any], remedy: str) -> None:
+    """Refuse to go on where processes have found different things; each says which. `remedy`: what to give alike."""
     if _connection is None:
         return
     everyones: list[Any] = [None] * _connection.world
@@ -331,7 +331,7 @@ def refuse_differences(what: str, own: dict[str, Any]) -> None:
         hosts = _connection.host_of(0), _connection.host_of(rank)
         raise UsageError(
             f"the processes of this run have other {what}: {name} is {everyones[0][name]} in process 0 ({hosts[0]}) and "
-            f"{others[name]} in process {rank} ({hosts[1]}). Give all machines the same files"
+            f"{others[name]} in process {rank} ({hosts[1]}). Give all machines the same {remedy}"
         )
 
 
@@ -343,6 +343,8 @@ def shared_file(path: Path) -> Path:
     torch.distributed.all_gather_object(marks, _mark_of(path))
     if all(mark == marks[0] for mark in marks):
         return path
+    if marks[0] is None:
+        raise UsageError(f"{path}: the first process has no such file, and another one has")
     size, lacks_it = marks[0][0], marks[_connection.rank] != marks[0]
     target = path
     if lacks_it:

@@ -90,6 +90,16 @@ def test_other_data_on_another_machine_are_refused_by_all(data_dir, tmp_path):
     assert not (folders[0] / "runs" / "two").exists()
 
 
+def test_other_flags_on_another_machine_are_refused_by_all(data_dir, tmp_path):
+    port = free_port()
+    words = [words_of(data_dir, "two"), words_of(data_dir, "two", "--seed 1")]
+    ended = ends([start(tmp_path, one, ranked(rank, 2, port)) for rank, one in enumerate(words)])
+    assert [one.code for one in ended] == [ExitCode.USAGE] * 2
+    for one in ended:
+        assert "have other settings: seed is 0 in process 0" in one.errors
+        assert "Give all machines the same flags" in one.errors
+
+
 def test_a_process_that_does_not_come_is_named(data_dir, tmp_path):
     words = words_of(data_dir, "two", "--distributed_timeout 0:00:03")
     port = free_port()
