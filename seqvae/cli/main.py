@@ -33,6 +33,7 @@ VERBS = {
     "impute": Verb("use_model.run", "CHECKPOINT", "write vectors or events with missing values filled"),
     "export": Verb("use_model.run", "CHECKPOINT", "write the weights as safetensors, with settings as JSON"),
     "profile": Verb("profile.run", "", "say where a training step's time goes, and what to change"),
+    "build-cache": Verb("manage_cache.build", "", "convert data before they are used, by several processes"),
     "cache": Verb("manage_cache.run", "list|clear", "say what the cache of converted data holds, or empty it"),
     "report": Verb("main.report", "RUN ...", "write the report of each run again"),
     "compare": Verb("main.report", "RUN RUN ...", "write one page that lays runs over one another"),

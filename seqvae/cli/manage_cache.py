@@ -1,4 +1,4 @@
-"""`seqvae cache`: a table of the caches of converted data, and their removal."""
+"""`seqvae cache`: a table of the caches of converted data, and their removal. `seqvae build-cache`: one more of them."""
 
 import os
 import sys
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from seqvae.cli.command_line import INFORMATION_FLAGS, parse_command_line
-from seqvae.config.data import ManageCache
-from seqvae.console import program
+from seqvae.config.data import BuildCache, ManageCache
+from seqvae.console import program, set_up_output
 from seqvae.errors import UsageError, did_you_mean
 
 ACTIONS = ("list", "clear")
@@ -20,6 +20,15 @@ Say what the cache of converted data holds, or empty it.
 
 A cache that was removed is built again when its data are next used. Data that came from memory (in the folder frames) have no
 other copy, and stay.
+"""
+
+_BUILDING = """\
+Convert Parquet into the cache that training reads, ahead of it and with all cores.
+
+    seqvae build-cache --data_dir my_data                     # into the cache directory that train uses, too
+    seqvae build-cache --data_dir my_data --workers 8 --cache_dir /shared/caches
+
+Flags about the data have to be those of the training, as for other ones it would build a cache of its own.
 """
 
 
@@ -65,3 +74,25 @@ def run(verb: str, words: Sequence[str]) -> None:
             print("\n".join(grid(rows, ink_for(sys.stdout, os.environ), texts=(1, 5))))
     if in_memory := size_of(root / FRAMES):
         print(f"{FRAMES}: {size(in_memory)} of data that came from memory; no other copy of them is known")
+
+
+def build(verb: str, words: Sequence[str]) -> None:
+    """Build the cache of some data, or find that it is there, and print its directory."""
+    settings = parse_command_line(BuildCache, words, prog=f"seqvae {verb}", description=_BUILDING, presets=None)
+    set_up_output()
+
+    from seqvae.data.building.workers import side_by_side  # only now: pyarrow takes a while
+    from seqvae.data.cache import prepare_cache
+    from seqvae.data.dataset import read_meta
+    from seqvae.data.stored_caches import size_of
+    from seqvae.text import size, visible
+
+    workers = settings.building.workers
+    with side_by_side(os.cpu_count() or 1 if workers == "auto" else workers) as each:
+        path = prepare_cache(settings.source, settings.cache, each=each)
+    meta = read_meta(path)
+    sequences = ", ".join(f"{split['counts']['sequences']:,} {name}" for name, split in meta["splits"].items())
+    print(visible(f"{meta['layout']}: {sequences} sequences, {size(size_of(path))}"))
+    for note in meta["notes"]:
+        print(visible(note if note.startswith("warning: ") else f"note: {note}"))
+    print(visible(f"{path}"))

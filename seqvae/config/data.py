@@ -243,3 +243,24 @@ class ManageCache:
     """All settings of `seqvae cache`."""
 
     cache: CacheChoices = field(default_factory=CacheChoices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildingSettings:
+    """Building"""
+
+    workers: int | Literal["auto"] = "auto"
+    """Processes that convert the data side by side; auto: one for each core. The cache is the same, however many."""
+
+    def __post_init__(self) -> None:
+        if self.workers != "auto":
+            refuse_below(1, self, "workers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildCache:
+    """All settings of `seqvae build-cache`."""
+
+    source: SourceSettings = field(default_factory=SourceSettings)
+    cache: CacheChoices = field(default_factory=CacheChoices)
+    building: BuildingSettings = field(default_factory=BuildingSettings)

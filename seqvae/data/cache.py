@@ -18,8 +18,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from seqvae.config.data import CacheSettings, LengthSettings, SourceSettings
+from seqvae.config.data import CacheChoices, CacheSettings, LengthSettings, SourceSettings
 from seqvae.data.building.builder import Built, build, hashed_shares, relabel
+from seqvae.data.building.parts import Each
 from seqvae.data.dataset import SequenceSet, read_meta
 from seqvae.data.demo import write_demo
 from seqvae.data.description import DataDescription, FittedPreprocessing
@@ -93,11 +94,15 @@ def cache_root(cache_dir: str | None) -> Path:
 
 
 def prepare_cache(
-    source: SourceSettings, cache: CacheSettings, preprocessing: FittedPreprocessing | None = None
+    source: SourceSettings,
+    cache: CacheSettings | CacheChoices,
+    preprocessing: FittedPreprocessing | None = None,
+    each: Each = map,
 ) -> Path:
     """Return the directory of the cache for these data, which is built first where it is not there or not whole.
 
-    With `preprocessing`, the data are read as a trained network knows such data, and no split has to be there.
+    With `preprocessing`, the data are read as a trained network knows such data, and no split has to be there. `each` works on the
+    parts of a cache that is built.
     """
     root = cache_root(cache.cache_dir)
     try:
@@ -126,7 +131,7 @@ def prepare_cache(
                     log.warning("the Parquet files have changed since their cache was built: building it again")
                 else:
                     log.info("building the cache %s (once)", path)
-                _build_into(path, data, source, fingerprints, preprocessing, content)
+                _build_into(path, data, source, fingerprints, preprocessing, content, each)
                 for one in older:  # a run that uses one goes on with the data that it began with
                     if not any(map(is_in_use, one.glob("*/"))):
                         with suppress(OSError):
@@ -170,6 +175,7 @@ def _build_into(
     fingerprints: list[Fingerprint],
     preprocessing: FittedPreprocessing | None,
     content: str,
+    each: Each,
 ) -> None:
     """Build a cache beside its place, and move it there once it is whole; the caller holds the lock."""
     for leftover in path.parent.glob(f".{path.name}.building-*"):  # of builders that were killed
@@ -178,7 +184,7 @@ def _build_into(
     try:
         built = _relabelled(path, data, source, preprocessing, directory, content)
         if built is None:
-            built = build(data, source, directory, preprocessing)
+            built = build(data, source, directory, preprocessing, each)
         number_of = {one.path: number for number, one in enumerate(fingerprints)}
         meta = {
             "format": FORMAT,

@@ -21,6 +21,8 @@ META = "meta.json"
 """Name of the file beside the splits' folders that describes what lies in them."""
 OFFSETS = "offsets.bin"
 """Name of the file of each split that says where its sequences begin and end."""
+BEGINS = (OFFSETS, "event_offsets.bin")
+"""Names of the files that say where sequences, and where the events of a step, begin."""
 PIECE_ITEMS = 1 << 21
 RAW_TYPES = {"tokens": np.int32, "values": np.float64, "variables": np.int32}
 """How values lie on disk until the training split's vocabulary and moments are known."""
@@ -56,7 +58,7 @@ class SplitFiles:
     """One split of a cache while it is being built: flat files that grow, and a table of its sequences."""
 
     def __init__(self, directory: Path, sources: Sequence[Path], *, keeps_values: bool = False) -> None:
-        directory.mkdir()
+        directory.mkdir(parents=True)
         self.directory = directory
         self.keeps_values = keeps_values
         self.sources = sources
@@ -72,6 +74,14 @@ class SplitFiles:
         self._writers: dict[str, FlatWriter] = {}
         self._ends: dict[str, int] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave behind what is open: a closed split goes from process to process by its names."""
+        return self.__dict__ | {"table": None, "_writers": {}, "_table_writer": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ = state
+        self.table = read_table(self._table_path)
+
     def new_writer(self, file: str, dtype: Any) -> FlatWriter:
         writer = self._writers[file] = FlatWriter(self.directory / file, dtype)
         return writer
@@ -85,7 +95,7 @@ class SplitFiles:
     ) -> None:
         """Add one or more sequences: their rows of the table, their steps, and the flat arrays of their contents."""
         self.sequences += len(table)
-        for file, lengths in ((OFFSETS, lengths_S), ("event_offsets.bin", events_per_step_T)):
+        for file, lengths in zip(BEGINS, (lengths_S, events_per_step_T), strict=True):
             if lengths is not None:
                 if file not in self._writers:
                     self.new_writer(file, np.int64).append(np.zeros(1))
@@ -115,8 +125,7 @@ class SplitFiles:
             path = self._table_path
             checksum = checksum_of(path)
             self.table_entry = {"file": path.name, "dtype": "|u1", "count": path.stat().st_size, "crc32": checksum}
-            with pa.memory_map(str(path)) as source:
-                self.table = pa.ipc.open_file(source).read_all()
+            self.table = read_table(path)
 
     def adopt(self, other: Path, entry: dict[str, Any], *, with_table: bool) -> None:
         """Take over the files of the same sequences from another cache, all but labels; as links where the file system has them.
@@ -133,8 +142,28 @@ class SplitFiles:
                 raise
             except OSError:
                 shutil.copyfile(other / one["file"], self.directory / one["file"])
-        with pa.memory_map(str((self.directory if with_table else other) / self.table_entry["file"])) as source:
-            self.table = pa.ipc.open_file(source).read_all()
+        self.table = read_table((self.directory if with_table else other) / self.table_entry["file"])
+
+    def join_rows(self, part: "SplitFiles") -> None:
+        """Add the sequences of a closed part behind those that are there: their rows of the table, and how many there are."""
+        if self._table_writer is None:
+            self._table_writer = pa.ipc.new_file(str(self._table_path), part.table.schema)
+        self._table_writer.write_table(part.table)
+        self.sequences += part.sequences
+        self.steps += part.steps
+
+    def join_arrays(self, part: "SplitFiles") -> None:
+        """Move the final arrays of a part behind those that are there."""
+        for entry in part.entries.values():
+            file, path = entry["file"], part.directory / entry["file"]
+            known = self._ends.get(file)
+            writer = self._writers.get(file) or self.new_writer(file, entry["dtype"])
+            for number, piece in enumerate(read_pieces(path, entry["dtype"])):
+                if file in BEGINS:
+                    piece = piece[number == 0 and known is not None :] + (known or 0)
+                    self._ends[file] = int(piece[-1]) if len(piece) else known or 0
+                writer.append(piece)
+            path.unlink()
 
     def write_table(self, table: pa.Table) -> None:
         """Write the table of all sequences at once."""
@@ -176,6 +205,14 @@ class SplitFiles:
             with suppress(OSError, pa.ArrowException):
                 self._table_writer.close()
         self.table = pa.table({})  # Windows renames no directory with a mapped file in it
+
+
+def read_table(path: Path) -> pa.Table:
+    """Return a table of sequences, mapped; an empty one where the file is not there yet."""
+    if not path.exists():
+        return pa.table({})
+    with pa.memory_map(str(path)) as source:
+        return pa.ipc.open_file(source).read_all()
 
 
 def checksum_of(path: Path) -> int:

@@ -9,7 +9,7 @@ Shapes: S stored sequences, N sequences after the length cap, K batches or shown
 behind the other, Q quantiles.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,8 @@ from torch import Tensor
 
 from seqvae.data.batch import Batch
 from seqvae.data.batching import Cut, Limits, cut_batches, grid_steps, plan_epoch
-from seqvae.data.building.finishing import FAR_OUT, Pieces
+from seqvae.data.building.finishing import FAR_OUT
+from seqvae.data.building.parts import Pieces
 from seqvae.data.cache import SequenceData
 from seqvae.data.dataset import read_meta
 from seqvae.data.description import UNKNOWN, Kind
@@ -422,7 +423,7 @@ def _variables(data: SequenceData, flat: dict[str, FlatSplit], most: int) -> Nam
     return Names(size, len(order_U), tuple(shown), quantiles_KQ=drawn_KQ)
 
 
-def _value_rows(data: SequenceData, pieces: Pieces) -> list[NameRow]:
+def _value_rows(data: SequenceData, pieces: Callable[[], Pieces]) -> list[NameRow]:
     """Return mean, standard deviation, range and outliers of each feature or variable; None where it has no value."""
     about, size = data.description, len(data.description.names)
     far_V, lowest_V, highest_V = np.zeros(size, np.int64), np.full(size, np.nan), np.full(size, np.nan)
@@ -446,7 +447,7 @@ def _value_rows(data: SequenceData, pieces: Pieces) -> list[NameRow]:
     return rows
 
 
-def quantiles(pieces: Pieces, size: int, chosen_K: np.ndarray) -> np.ndarray:
+def quantiles(pieces: Callable[[], Pieces], size: int, chosen_K: np.ndarray) -> np.ndarray:
     """Return the quantiles of the chosen names, [K, Q], in standard deviations from the mean; NaN where one has no value."""
     edges = np.arange(-REACH, REACH + BIN / 2, BIN)
     place_V = np.full(size, -1)

@@ -564,13 +564,13 @@ def test_gaps_are_measured_over_the_later_steps_of_the_training_split_in_any_uni
 
 
 def test_gaps_of_nothing_or_all_alike_have_a_scale_nevertheless():
-    assert gap_moments(lambda: iter([np.zeros(3), np.zeros(0)])) == (0.0, 1.0, 1.0)
-    assert gap_moments(lambda: iter([])) == (0.0, 1.0, 1.0)
-    assert gap_moments(lambda: iter([np.full(3, math.e)])) == pytest.approx((1.0, LEAST_LOG_GAP_STD, math.e / 2))
+    assert gap_moments(iter, [[np.zeros(3), np.zeros(0)]]) == (0.0, 1.0, 1.0)
+    assert gap_moments(iter, [[]]) == (0.0, 1.0, 1.0)
+    assert gap_moments(iter, [[np.full(3, math.e)]]) == pytest.approx((1.0, LEAST_LOG_GAP_STD, math.e / 2))
 
 
 def test_a_gap_of_zero_counts_as_the_shortest():
-    found = gap_moments(lambda: iter([np.array([0.0, 2 * math.e**2])]))
+    found = gap_moments(iter, [[np.array([0.0, 2 * math.e**2])]])
     assert found.shortest_gap == pytest.approx(math.e**2)
     assert found.log_gap_mean == pytest.approx(2 + math.log(2) / 2)
 

@@ -145,7 +145,7 @@ def test_quantiles_of_many_values_are_of_a_sample_that_is_the_same_in_every_buil
 
     counts_V = np.array([25_000, 25_000])
     whole, one, other = (
-        measure_tails(pieces(size), counts_V, at_most=at_most)
+        measure_tails(lambda read: read(), counts_V, [pieces(size)], at_most=at_most)
         for size, at_most in ((50_000, 10**6), (50_000, 10_000), (777, 10_000))
     )
     assert (one.inner_std_V == other.inner_std_V).all()

@@ -169,7 +169,7 @@ def test_gaps_reach_their_entropy_in_any_unit(log_mean, log_std):
     """A month in minutes, 12 days in milliseconds, a tenth of a millisecond in seconds; measured as for the cache."""
     torch.manual_seed(0)
     gaps_N = torch.exp(log_mean + log_std * torch.randn(4000))
-    scale = GapScale(*gap_moments(lambda: iter([gaps_N.numpy()])))
+    scale = GapScale(*gap_moments(iter, [[gaps_N.numpy()]]))
     heads = nn.Linear(8, 2)
     hidden_NW = torch.randn(4000, 8)
     optimizer = torch.optim.AdamW(heads.parameters(), lr=2e-3)

@@ -1,14 +1,16 @@
-"""Parquet files -> the files of a cache, in one streaming pass over the Parquet and one over what it left on disk.
+"""Parquet files -> the files of a cache, in one streaming pass over the Parquet (`parts`) and one over what it left on disk
+(`finishing`).
 
 Memory stays flat however large the data: blocks are bounded, raw arrays go to disk as they come, and what depends on
 the whole training split (vocabulary, moments, the smallest integer type) is applied in a second pass over those arrays.
 
 The split of a sequence comes from its folder, from a MEDS table, or from a hash of its id; none may be in two splits.
 
-Shapes: R rows of a block, S sequences of a block, N sequences of a split.
+Shapes: N sequences of a split.
 """
 
-import logging
+import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,30 +19,33 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 
 from seqvae.config.data import SourceSettings
-from seqvae.data.building.encoders import EventEncoder, TokenEncoder, VectorEncoder, make_tokenizer
-from seqvae.data.building.finishing import finish_events, finish_labels, finish_tokens, finish_vectors
+from seqvae.data.building.encoders import TokenEncoder, VectorEncoder
+from seqvae.data.building.finishing import SecondPass, finish_events, finish_labels, finish_tokens, finish_vectors
+from seqvae.data.building.parts import (
+    PARTS,
+    Each,
+    Part,
+    Reading,
+    join_rows,
+    make_encoder,
+    make_reader,
+    plan_parts,
+    read_parts,
+)
 from seqvae.data.description import DataDescription, FittedPreprocessing
 from seqvae.data.flat_file import SplitFiles
 from seqvae.data.parquet.discovery import POOL, ColumnRow, DataFiles, UsableFiles, usable_files
-from seqvae.data.parquet.reader import (
-    Block,
-    BlockReader,
-    hash_ids,
-    ordered_sequences,
-)
+from seqvae.data.parquet.reader import BlockReader, hash_ids, whole_files
 from seqvae.data.parquet.schema import Layout
-from seqvae.data.parquet.side_tables import ids_as_text, label_names, read_subject_splits
+from seqvae.data.parquet.side_tables import label_names, read_subject_splits
 from seqvae.errors import DataError
 from seqvae.text import counted, measure
 
-log = logging.getLogger(__name__)
 UNEVEN = 1.5
 """Longest over shortest gap between two steps, above which times say more than an order does."""
-Encoder = TokenEncoder | VectorEncoder | EventEncoder
 
 
 class Built(NamedTuple):
@@ -62,62 +67,58 @@ class Built(NamedTuple):
 
 
 def build(
-    data: DataFiles, source: SourceSettings, directory: Path, preprocessing: FittedPreprocessing | None = None
+    data: DataFiles,
+    source: SourceSettings,
+    directory: Path,
+    preprocessing: FittedPreprocessing | None = None,
+    each: Each = map,
 ) -> Built:
-    """Write the files of a cache; with `preprocessing`, data are read as a trained network understands them."""
-    known = None if preprocessing is None else preprocessing.description
+    """Write the files of a cache; with `preprocessing`, data are read as a trained network understands them.
+
+    `each` calls functions with parts of the data: one after the other, or side by side. The files come out the same.
+    """
     usable = usable_files(data, source)
     layout = usable.layout
-    every = [path for paths in usable.by_split.values() for path in paths]
-    reader = BlockReader(every, layout, source.bad_values, source.codes_for_missing)
-    encoder = _make_encoder(reader, source, known)
-    subjects = read_subject_splits(data.subject_splits) if data.subject_splits else None
     shares = hashed_shares(data, source, preprocessing)
+    reading = Reading(
+        layout=layout,
+        source=source,
+        files=usable.paths,
+        subjects=read_subject_splits(data.subject_splits) if data.subject_splits else None,
+        shares=shares,
+        known=None if preprocessing is None else preprocessing.description,
+        keeps_values=preprocessing is not None and preprocessing.keeps_values,
+    )
+    encoder = make_encoder(make_reader(reading), reading)  # refuses flags that change nothing before anything is read
     with ExitStack() as stack:
-        splits: dict[str, SplitFiles] = {}
-        for group, paths in usable.by_split.items():
-            blocks = reader(paths)
-            if layout.form != "rows":
-                rows_of = {path: usable.rows[path] for path in paths}
-                blocks = ordered_sequences(reader, rows_of, source.unsorted, directory / "spill")
-            shares_here = shares if group in (POOL, "train") else {}
-            for block in blocks:
-                encoded = encoder(block)
-                table, masks = _assign(block, encoded.first_rows_S, group, subjects, shares_here, reader)
-                for split, keep_S in masks.items():
-                    if keep_S.any():
-                        if split not in splits:
-                            keeps_values = preprocessing is not None and preprocessing.keeps_values
-                            splits[split] = SplitFiles(directory / split, reader.files, keeps_values=keeps_values)
-                            stack.callback(splits[split].release)
-                        kept = encoded.keep(keep_S)
-                        rows = table.filter(pa.array(keep_S))
-                        arrays = kept.steps | (kept.events or {})
-                        splits[split].append(rows, kept.lengths_S, kept.events_per_step_T, arrays)
-            log.info("%s: %s read", group, counted(len(paths), "file"))
+        parts = read_parts(reading, plan_parts(usable, source, directory), each)
+        repairs = sum((part.repairs for part in parts), Counter[tuple[str, str]]())
+        splits = join_rows(parts, directory, reading)
         for files in splits.values():
-            files.close()
-
-        if known is None:
+            stack.callback(files.release)
+        if reading.known is None:
             _refuse_missing_splits(splits, data, layout, source, shares)
         elif not splits:
             raise DataError(
                 f"{source.data_dir}: no sequence is left ({layout.describe()}). Check what is left out, and why."
             )
         repeated_ids = _check_ids(splits, layout, may_leak=len(data.by_split) > 1)
+        second = SecondPass(parts, splits, source, reading.known, each)
         if isinstance(encoder, TokenEncoder):
-            finished = finish_tokens(splits, encoder.tokenizer, source, known)
+            finished = finish_tokens(second, encoder.tokenizer)
         elif isinstance(encoder, VectorEncoder):
-            names = layout.features or tuple(f"{layout.sequence}[{place}]" for place in range(encoder.width))
-            finished = finish_vectors(splits, names, source, known)
+            finished = finish_vectors(second, layout)
         else:
-            finished = finish_events(splits, list(encoder.number_of), layout.time_unit, source, known)
+            finished = finish_events(second, layout.time_unit)
         classes, label_notes = finish_labels(splits, layout, source)
+        for files in splits.values():
+            files.release()
+        shutil.rmtree(directory / PARTS, ignore_errors=True)
     whole = "pool" if POOL in data.by_split else "training split"
     notes = [f"{split}: {share:.0%} of the {whole}, by a hash of the sequence's id" for split, share in shares.items()]
-    notes += [f"{counted(count, noun)} {what}" for (noun, what), count in reader.repairs.items()]
+    notes += [f"{counted(count, noun)} {what}" for (noun, what), count in repairs.items()]
     if isinstance(encoder, VectorEncoder):
-        notes += _note_on_times(encoder, layout)
+        notes += _note_on_times(parts, layout)
     notes += finished.notes
     entries = {
         split: {
@@ -129,19 +130,20 @@ def build(
     }
     description = DataDescription(kind=layout.kind, classes=classes, **finished.description)
     every_note = (*usable.notes, *notes, *repeated_ids, *label_notes)
-    return Built(layout, description, entries, every_note, tuple(notes), usable.columns, reader.files, usable.bad_files)
+    return Built(layout, description, entries, every_note, tuple(notes), usable.columns, usable.paths, usable.bad_files)
 
 
 def relabel(twin: Path, meta: Mapping[str, Any], usable: UsableFiles, source: SourceSettings, directory: Path) -> Built:
     """Write the files of a cache that differs from another, `twin`, in nothing but labels and ids: no sequence is read again."""
-    layout, paths = usable.layout, [path for group in usable.by_split.values() for path in group]
+    layout, paths = usable.layout, usable.paths
     has_other_ids = layout.id != meta["roles"]["id"]
     columns: dict[str, pa.ChunkedArray] = {}
     if has_other_ids or layout.label is not None:
         read = BlockReader(paths, replace(layout, sequence=None, features=(), id=layout.id if has_other_ids else None))
-        blocks = [block.columns for group in usable.by_split.values() for block in read(group)]
+        groups = map(usable.rows_of, usable.by_split.values())
+        blocks = [block.columns for rows_of in groups for block in read(whole_files(rows_of))]
         columns = {name: pa.chunked_array([block[name] for block in blocks]) for name in blocks[0].schema.names}
-    first_rows = np.cumsum([0, *(usable.rows[path] for path in paths)])
+    first_rows = np.cumsum([0, *usable.rows_of(paths).values()])
     with ExitStack() as stack:
         splits: dict[str, SplitFiles] = {}
         for split, entry in meta["splits"].items():
@@ -183,9 +185,9 @@ def hashed_shares(
     return {split: share for split, share in fractions.items() if share and split not in data.by_split}
 
 
-def _note_on_times(encoder: VectorEncoder, layout: Layout) -> list[str]:
+def _note_on_times(parts: Sequence[Part], layout: Layout) -> list[str]:
     """Return what is lost of the times of vectors, which are taken as steps of equal length."""
-    shortest, longest = encoder.shortest_gap, encoder.longest_gap
+    shortest, longest = min(part.shortest_gap for part in parts), max(part.longest_gap for part in parts)
     if longest <= UNEVEN * shortest:
         return []
     unit = f" {layout.time_unit}" if layout.time_unit == "minutes" else ""
@@ -195,90 +197,7 @@ def _note_on_times(encoder: VectorEncoder, layout: Layout) -> list[str]:
     ]
 
 
-def _make_encoder(reader: BlockReader, source: SourceSettings, known: DataDescription | None) -> Encoder:
-    """Return the encoder of the layout's kind; refuse data of another kind than the network's, and flags that would change
-    nothing, as these were meant otherwise."""
-    layout = reader.layout
-    if known is not None and (layout.kind, layout.is_text) != (known.kind, known.tokenizer is not None):
-        trained = (
-            "text" if known.tokenizer is not None else {"tokens": "lists of token ids"}.get(known.kind, known.kind)
-        )
-        raise DataError(
-            f"{source.data_dir}: holds {layout.describe()}, but the network was trained on {trained}. Give it such data."
-        )
-    idle = {
-        ("--tokenizer", "text"): source.tokenizer is not None and not layout.is_text,
-        ("--vocabulary_size", "lists of token ids (--minimum_count limits the vocabulary of text)"): (
-            source.vocabulary_size is not None and (layout.is_text or layout.kind != "tokens")
-        ),
-        ("--params_map_path", "vectors and events"): source.params_map_path is not None and layout.kind == "tokens",
-        ("--missing_values", "vectors and events"): source.missing_values is not None and layout.kind == "tokens",
-    }
-    for (flag, purpose), is_idle in idle.items():
-        if is_idle:
-            raise DataError(
-                f"{source.data_dir}: {flag} is for {purpose}, but these are {layout.describe()}. Leave it out, or choose "
-                f"another column."
-            )
-    if layout.kind == "events":
-        return EventEncoder(reader)
-    if layout.kind == "vectors":
-        return VectorEncoder(reader, width=len(layout.features))
-    if known is not None:
-        tokenizer = make_tokenizer(known.tokenizer, is_content=True) if known.tokenizer else None
-        return TokenEncoder(reader, tokenizer, known.vocabulary_size, "that the network was trained on")
-    tokenizer = make_tokenizer(source.tokenizer) if source.tokenizer else None
-    limited_by = f"of --vocabulary_size {source.vocabulary_size}"
-    return TokenEncoder(reader, tokenizer, source.vocabulary_size, limited_by)
-
-
 # --- Splits ---------------------------------------------------------------------------------------------------------
-
-
-def _assign(
-    block: Block,
-    rows_S: np.ndarray,
-    group: str,
-    subjects: pd.Series | None,
-    shares: Mapping[str, float],
-    reader: BlockReader,
-) -> tuple[pa.Table, dict[str, np.ndarray]]:
-    """Return a table (id, file, row and, where the data have one, label) of the sequences that begin in these rows, and for each
-    split a mask of them: by `subjects` (the split of each id), else by `shares`, else all in the group of files that they come
-    from (a split or the pool)."""
-    layout, rows = reader.layout, pa.array(rows_S)
-    ids_S, files_S = block.columns["id"].take(rows), block.files_R[rows_S]
-    columns = {"id": ids_S, "file": files_S, "row": block.rows_R[rows_S]}
-    if layout.label is not None:
-        labels_S = block.columns["label"].take(rows).to_numpy(zero_copy_only=False)
-        texts_S = label_names(
-            labels_S, lambda s: f"{reader.where(block, rows_S[s])}: column {layout.label!r}", layout.label_names
-        )
-        columns["label"] = pa.array(texts_S, pa.large_string())
-    table = pa.table(columns)
-    if subjects is not None:
-        subjects_S = ids_as_text(ids_S.to_numpy(zero_copy_only=False))
-        split_S = subjects.reindex(subjects_S).to_numpy(dtype=object)
-        unknown = np.flatnonzero(pd.isna(split_S))
-        if len(unknown):
-            raise DataError(
-                f"{reader.where(block, int(rows_S[unknown[0]]))}: subject {subjects_S[unknown[0]]} is missing in "
-                f"metadata/subject_splits.parquet. Add it there."
-            )
-        return table, {split: split_S == split for split in ("train", "valid", "test")}
-    if not shares:
-        return table, {group: np.ones(len(rows_S), bool)}
-    if layout.form == "rows" and (layout.id is None or layout.id_names_rows):
-        # The name of the file and the row in it stand for an id: more files do not change them.
-        names = hash_ids(pa.array([path.name for path in reader.files], pa.large_string()))
-        ids_S = pa.array((names[files_S] ^ hash_ids(pa.array(columns["row"]))).view(np.int64))
-    # The split of a sequence depends on its id alone, so it never changes.
-    place_S, start = hash_ids(ids_S) / 2.0**64, 0.0
-    masks = {}
-    for split, share in shares.items():
-        masks[split] = (place_S >= start) & (place_S < start + share)
-        start += share
-    return table, {"train": place_S >= start} | masks
 
 
 def _refuse_missing_splits(

@@ -7,12 +7,15 @@ the position chooses, the same in every build; it holds all values where they ar
 Shapes: V names, E values one behind the other, U different values of one name.
 """
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from seqvae.data.building.parts import Each, Part, Pieces
 from seqvae.data.parquet.reader import hash_ids
 
 SAMPLED = 1 << 21
@@ -41,10 +44,23 @@ class Tails(NamedTuple):
 
 
 def measure_tails(
-    pieces: Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]], count_V: np.ndarray, at_most: int = SAMPLED
+    pieces_of: Callable[[Any], Pieces],
+    count_V: np.ndarray,
+    parts: Sequence[Any],
+    each: Each = map,
+    *,
+    at_most: int = SAMPLED,
 ) -> Tails:
     """Return what the values are without the extreme ones; `count_V` are the numbers of values that are no NaN."""
-    names_E, values_E = _sample(pieces, count_V, at_most)
+    of_each = max(FEWEST, at_most // max(1, int((count_V > 0).sum())))
+    limit_V = None
+    if (count_V > of_each).any():
+        limit_V = np.minimum(of_each / np.maximum(count_V, 1) * 2.0**64, 2.0**64)
+    sizes = [0] if len(parts) == 1 else [*each(partial(_number_of_values, pieces_of), parts)]
+    begins = accumulate(sizes, initial=0)
+    samples = each(partial(_sample, pieces_of, limit_V), zip(parts, begins, strict=False))
+    names, values = zip(*samples, strict=True)
+    names_E, values_E = np.concatenate(names), np.concatenate(values)
     order = np.lexsort((values_E, names_E))
     names_E, values_E = names_E[order], values_E[order]
     size = len(count_V)
@@ -95,17 +111,19 @@ def _inner(sorted_E: np.ndarray) -> np.ndarray:
     return sorted_E[np.searchsorted(sorted_E, low) : np.searchsorted(sorted_E, high, side="right")]
 
 
+def _number_of_values(pieces_of: Callable[[Part], Pieces], part: Part) -> int:
+    return sum(len(values_E) for _, values_E in pieces_of(part))
+
+
 def _sample(
-    pieces: Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]], count_V: np.ndarray, at_most: int
+    pieces_of: Callable[[Part], Pieces], limit_V: np.ndarray | None, part_and_begin: tuple[Part, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return names and values of at most about `at_most` values, chosen by their position in the split."""
-    of_each = max(FEWEST, at_most // max(1, int((count_V > 0).sum())))
-    limit_V = np.minimum(of_each / np.maximum(count_V, 1) * 2.0**64, 2.0**64)
-    is_whole = bool((count_V <= of_each).all())
-    names, values, done = [np.zeros(0, np.int32)], [np.zeros(0)], 0
-    for names_E, values_E in pieces():
+    """Return names and values of a part: those whose place among all values has a hash below the limit of their name, or all."""
+    part, done = part_and_begin
+    names, values = [np.zeros(0, np.int32)], [np.zeros(0)]
+    for names_E, values_E in pieces_of(part):
         chosen_E = ~np.isnan(values_E)
-        if not is_whole:
+        if limit_V is not None:
             keys_E = hash_ids(pa.array(np.arange(done, done + len(values_E))))
             chosen_E &= keys_E < limit_V[names_E]
         done += len(values_E)

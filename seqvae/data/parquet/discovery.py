@@ -25,6 +25,7 @@ from seqvae.data.parquet.schema import (
     STRAY_INDEX,
     Footer,
     Layout,
+    RowGroup,
     check_schema,
     class_names,
     common_columns,
@@ -104,11 +105,19 @@ class UsableFiles(NamedTuple):
 
     layout: Layout
     by_split: dict[str, list[Path]]
-    rows: dict[Path, int]
+    row_groups: dict[Path, tuple[RowGroup, ...]]
     columns: tuple[ColumnRow, ...]
     bad_files: tuple[str, ...]
     """Why each file that cannot be used is left out."""
     notes: list[str]
+
+    @property
+    def paths(self) -> list[Path]:
+        return [path for paths in self.by_split.values() for path in paths]
+
+    def rows_of(self, paths: Iterable[Path]) -> dict[Path, int]:
+        """Return the number of rows of each of these files."""
+        return {path: sum(group.rows for group in self.row_groups[path]) for path in paths}
 
 
 # --- Finding --------------------------------------------------------------------------------------------------------
@@ -255,11 +264,12 @@ def _read_footer(path: Path, *, read_pages: bool) -> Footer:
         _refuse_irregular(path)
         str(path).encode()  # raises here what pyarrow would raise later
         metadata = pq.read_metadata(path)
-        footer = Footer(path, metadata.schema.to_arrow_schema(), metadata.num_rows)
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        sizes = tuple(RowGroup(group.num_rows, group.total_byte_size) for group in groups)
+        footer = Footer(path, metadata.schema.to_arrow_schema(), sizes)
         names = footer.schema.names  # they are decoded here, or cannot be
-        rows = sum(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
-        if rows != metadata.num_rows:
-            raise pa.ArrowInvalid(f"it declares {metadata.num_rows} rows, but {rows} in its row groups")
+        if footer.rows != metadata.num_rows:
+            raise pa.ArrowInvalid(f"it declares {metadata.num_rows} rows, but {footer.rows} in its row groups")
     except PermissionError as error:
         raise DataError(f"{path}: cannot be read (permission denied). Change its permissions, {SKIP}.") from error
     except UnicodeEncodeError as error:
@@ -314,8 +324,8 @@ def usable_files(data: DataFiles, source: SourceSettings) -> UsableFiles:
     refuse(unfit)
     if not fitting:
         raise DataError(f"{source.data_dir}: all files are left out. The first reason: {unfit[0]}")
-    rows = {footer.path: footer.rows for footer in fitting}
-    by_split = {split: [path for path in paths if path in rows] for split, paths in data.by_split.items()}
+    row_groups = {footer.path: footer.groups for footer in fitting}
+    by_split = {split: [path for path in paths if path in row_groups] for split, paths in data.by_split.items()}
     if layout.form == "files":  # two files of one split must not come out as the same sequence
         reader = BlockReader([path for paths in by_split.values() for path in paths], layout)
         for paths in by_split.values():
@@ -346,7 +356,7 @@ def usable_files(data: DataFiles, source: SourceSettings) -> UsableFiles:
         notes += [f"left out: {reason}" for reason in bad_files[:SHOWN_FILES]]
     if unused := [repr(row.column) for row in columns if row.part is None and not STRAY_INDEX.fullmatch(row.column)]:
         notes.append(f"columns that are not used: {some(unused)}")
-    return UsableFiles(layout, by_split, rows, columns, tuple(bad_files), notes)
+    return UsableFiles(layout, by_split, row_groups, columns, tuple(bad_files), notes)
 
 
 def survey_files(source: SourceSettings, *, read_pages: bool) -> Survey | None:

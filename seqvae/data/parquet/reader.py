@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,6 +51,23 @@ MOST_SPILL_FILES = 256
 IDS_AT_ONCE = 1 << 16
 """Ids that are hashed together: pandas hashes Python strings, and mixing makes copies."""
 open_parquet = partial(pq.ParquetFile, page_checksum_verification=True, pre_buffer=False, buffer_size=1 << 20)
+
+
+class Stretch(NamedTuple):
+    """Consecutive rows of one file."""
+
+    path: Path
+    rows_before: int
+    """Rows of the files before it, as ids number them that come from no column."""
+    first_row: int = 0
+    groups: tuple[int, ...] | None = None
+    """Its row groups; None: the whole file."""
+
+
+def whole_files(rows_of: Mapping[Path, int]) -> list[Stretch]:
+    """Return a stretch for each of these files with so many rows."""
+    starts = accumulate(rows_of.values(), initial=0)
+    return [Stretch(path, start) for path, start in zip(rows_of, starts, strict=False)]
 
 
 class Block(NamedTuple):
@@ -114,18 +131,17 @@ class BlockReader:
         number = WHOLE_NUMBER.fullmatch(file.stem)
         return int(number[1]) if number and self._stems_are_numbers else file.stem
 
-    def __call__(self, paths: Sequence[Path]) -> Iterator[Block]:
-        """Yield the blocks of these files, none empty; small ones are put together, as one file may hold one short sequence.
+    def __call__(self, stretches: Sequence[Stretch]) -> Iterator[Block]:
+        """Yield the blocks of these rows, none empty; small ones are put together, as one file may hold one short sequence.
 
         Rows whose id is null belong to no sequence: they are refused or left out.
         """
         index = {path: number for number, path in enumerate(self.files)}
         stem_type = pa.int64() if self._stems_are_numbers else pa.large_string()
         waiting: list[Block] = []
-        rows_before = waiting_rows = waiting_bytes = 0
-        for path in paths:
-            first_row = 0
-            for batch in read_batches(path, self.layout.columns, self.layout.sequence):
+        waiting_rows = waiting_bytes = 0
+        for path, rows_before, first_row, groups in stretches:
+            for batch in read_batches(path, self.layout.columns, self.layout.sequence, groups):
                 rows_R = np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)
                 columns = {}
                 for role, name in self.layout.roles.items():
@@ -157,13 +173,15 @@ class BlockReader:
                     waiting, waiting_rows, waiting_bytes = [], 0, 0
                 waiting.append(block)
                 waiting_rows, waiting_bytes = waiting_rows + rows, waiting_bytes + size
-            rows_before += first_row
         if waiting:
             yield concat_blocks(waiting)
 
 
-def read_batches(path: Path, columns: Sequence[str], sequence: str | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one file in batches of bounded size; page checksums are verified where the file has them.
+def read_batches(
+    path: Path, columns: Sequence[str], sequence: str | None = None, groups: Sequence[int] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of one file, or of some of its row groups, in batches of bounded size; page checksums are verified where the
+    file has them.
 
     The number of rows of a batch is right on average, which a few long rows among short ones spoil: such a batch is cut into
     pieces of similar size by the lengths in its `sequence` column.
@@ -172,7 +190,9 @@ def read_batches(path: Path, columns: Sequence[str], sequence: str | None = None
     try:
         with open_parquet(path) as file:
             size = _rows_per_batch(file, columns) if file.metadata.num_rows else 1
-            for batch in file.iter_batches(batch_size=size, columns=list(columns)):
+            groups = range(file.metadata.num_row_groups) if groups is None else groups
+            rows = sum(file.metadata.row_group(group).num_rows for group in groups)
+            for batch in file.iter_batches(batch_size=size, columns=list(columns), row_groups=list(groups)):
                 bounds = [0, batch.num_rows]
                 large = sequence is not None and batch.nbytes > 2 * BLOCK_BYTES
                 if large and not pat.is_dictionary((lists := batch.column(sequence)).type):
@@ -183,8 +203,8 @@ def read_batches(path: Path, columns: Sequence[str], sequence: str | None = None
                 for start, stop in pairwise(bounds):
                     yield batch.slice(start, stop - start)
                 row += batch.num_rows
-            if columns and row != file.metadata.num_rows:
-                raise pa.ArrowInvalid(f"it ends after {row} of {file.metadata.num_rows} rows")
+            if columns and row != rows:
+                raise pa.ArrowInvalid(f"it ends after {row} of {rows} rows")
     except MemoryError:  # pyarrow's is one of its exceptions, too
         raise
     except UNREADABLE as error:
@@ -192,7 +212,7 @@ def read_batches(path: Path, columns: Sequence[str], sequence: str | None = None
             raise
         reason = " ".join(str(error).split())[:200]
         raise DamagedFileError(
-            f"{path}: {_damaged_part(path, columns, row)} cannot be read, the file is damaged ({reason}). "
+            f"{path}: {_damaged_part(path, columns, row, groups)} cannot be read, the file is damaged ({reason}). "
             f"Write it again, {SKIP}."
         ) from error
 
@@ -219,15 +239,17 @@ def _rows_per_batch(file: pq.ParquetFile, columns: Sequence[str]) -> int:
     return int(max(1, rows))
 
 
-def _damaged_part(path: Path, columns: Sequence[str], row: int) -> str:
-    """Return the first row group at or after this row with a column that cannot be read; each is tried on its own."""
+def _damaged_part(path: Path, columns: Sequence[str], row: int, groups: Sequence[int] | None) -> str:
+    """Return the first of the row groups that were read, at or after this row of theirs, with a column that cannot be read; each is
+    tried on its own."""
     try:
         metadata = pq.read_metadata(path)
     except UNREADABLE:
         return "its footer"
-    ends = np.cumsum([metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)])
+    groups = range(metadata.num_row_groups) if groups is None else groups
+    ends = np.cumsum([metadata.row_group(group).num_rows for group in groups])
     first = int(np.searchsorted(ends, row, side="right"))
-    for group in range(first, metadata.num_row_groups):
+    for group in groups[first:]:
         for column in columns:
             try:
                 with open_parquet(path) as file:
@@ -235,7 +257,7 @@ def _damaged_part(path: Path, columns: Sequence[str], row: int) -> str:
                         pass
             except UNREADABLE:
                 return f"column {column!r} in row group {group}"
-    return f"row group {first} (at or after row {row})"
+    return f"row group {groups[first] if first < len(groups) else first} (at or after row {row})"
 
 
 def _convert(role: str, column: pa.Array) -> pa.Array:
@@ -300,20 +322,9 @@ def sequences_of(block: Block) -> tuple[np.ndarray, np.ndarray]:
     return starts_S, np.repeat(np.arange(len(starts_S)), np.diff(starts_S, append=len(block.rows_R)))
 
 
-def ordered_sequences(reader: BlockReader, rows_of: Mapping[Path, int], unsorted: str, spill: Path) -> Iterator[Block]:
-    """Yield blocks of whole sequences, each in order of time, from long tables; `rows_of` are their files and rows."""
+def ordered_sequences(reader: BlockReader, blocks: Iterator[Block], unsorted: str) -> Iterator[Block]:
+    """Yield blocks of whole sequences, each in order of time, from blocks in which equal ids lie together."""
     layout = reader.layout
-    blocks = reader([*rows_of])
-    if layout.form == "table" and (place := _first_scattered_row(reader, [*rows_of])):
-        if unsorted == "error":
-            raise DataError(
-                f"{place}: the id in column {layout.id!r} occurred before, with other ids in between. Sort the rows by id and "
-                f"time, or say --unsorted sort."
-            )
-        log.info("%s: rows of one sequence lie apart, bringing them together", place)
-        rows = sum(rows_of.values())
-        reader.repairs["row", "brought together by id, as rows of one sequence lay apart"] += rows
-        blocks = _bring_together(blocks, rows, spill)
     for block in _whole_sequences(blocks):
         if layout.label is not None:
             labels = block.columns["label"]
@@ -349,24 +360,27 @@ def _whole_sequences(blocks: Iterator[Block]) -> Iterator[Block]:
         yield concat_blocks(unfinished)
 
 
-def _first_scattered_row(reader: BlockReader, paths: Sequence[Path]) -> str | None:
-    """Return the place of a row whose id occurred before, with others in between, or None where equal ids lie together."""
-    runs = [np.zeros(0, np.uint64)]
-    for keys, _, _ in _runs(reader, paths):
+def first_scattered_row(reader: BlockReader, paths: Sequence[Path]) -> tuple[str | None, set[Path]]:
+    """Return the place of a row whose id occurred before, with others in between; or None where equal ids lie together, and the
+    files that begin with a new one."""
+    runs, beginnings = [np.zeros(0, np.uint64)], set()
+    for keys, starts, block in _runs(reader, paths):
         runs.append(keys)
+        first = starts[block.rows_R[starts] == 0]
+        beginnings |= {reader.files[file] for file in block.files_R[first].tolist()}
         if len(np.unique(keys)) < len(keys):
             break  # enough is known
     keys, counts = np.unique(np.concatenate(runs), return_counts=True)
     if (counts == 1).all():
-        return None
+        return None, beginnings
     repeated = keys[counts > 1]
     met: set[int] = set()
     for keys, starts, block in _runs(reader, paths):
         for run in np.flatnonzero(np.isin(keys, repeated)).tolist():
             if int(keys[run]) in met:
-                return reader.where(block, int(starts[run]))
+                return reader.where(block, int(starts[run])), beginnings
             met.add(int(keys[run]))
-    return str(paths[0])
+    return str(paths[0]), beginnings
 
 
 def _runs(reader: BlockReader, paths: Sequence[Path]) -> Iterator[tuple[np.ndarray, np.ndarray, Block]]:
@@ -375,7 +389,7 @@ def _runs(reader: BlockReader, paths: Sequence[Path]) -> Iterator[tuple[np.ndarr
         reader.layout, time=None, variable=None, value=None, set_index=None, features=(), label=None
     )
     last = np.zeros(0, np.uint64)
-    for block in BlockReader(reader.files, ids_alone, bad_values="drop")(paths):
+    for block in BlockReader(reader.files, ids_alone, bad_values="drop")([Stretch(path, 0) for path in paths]):
         starts = sequence_starts(block.columns["id"])
         keys = hash_ids(block.columns["id"].take(pa.array(starts)))
         goes_on = int(len(last) > 0 and keys[0] == last[-1])
@@ -383,7 +397,7 @@ def _runs(reader: BlockReader, paths: Sequence[Path]) -> Iterator[tuple[np.ndarr
         yield keys[goes_on:], starts[goes_on:], block
 
 
-def _bring_together(blocks: Iterator[Block], rows: int, directory: Path) -> Iterator[Block]:
+def bring_together(blocks: Iterator[Block], rows: int, directory: Path) -> Iterator[Block]:
     """Yield blocks of whole sequences from blocks whose equal ids lie anywhere; `rows` decides the number of spill files."""
     directory.mkdir(parents=True, exist_ok=True)
     count = min(MOST_SPILL_FILES, 1 + rows // SPILL_ROWS)

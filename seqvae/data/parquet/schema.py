@@ -76,12 +76,23 @@ ALLOWED = {
 """Role, or kind of the sequence column -> the families of types that it may have, and their name in a message."""
 
 
+class RowGroup(NamedTuple):
+    """Rows that a Parquet file holds together."""
+
+    rows: int
+    bytes: int
+
+
 class Footer(NamedTuple):
     """The footer of a readable Parquet file."""
 
     path: Path
     schema: pa.Schema
-    rows: int
+    groups: tuple[RowGroup, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(group.rows for group in self.groups)
 
 
 class Column(NamedTuple):
