@@ -9,6 +9,7 @@ from typing import Literal
 
 from seqvae.config.run import refuse_below
 from seqvae.files import refuse_no_paths
+from seqvae.text import parse_size
 
 LONGEST_WAIT = 1_000_000_000
 """Seconds: no queue can wait for much longer."""
@@ -152,8 +153,23 @@ class CacheSettings:
     cache_data: bool = False
     """Hold the cache in memory instead of mapping it from disk."""
 
+    stream: bool = False
+    """Train on a cache that need not fit this disk: its parts are fetched from --cache_dir ahead of use and given up behind it."""
+
+    local_limit: str = "20GB"
+    """Room on this disk, of each process, that --stream may take."""
+
     def __post_init__(self) -> None:
         refuse_no_paths(self, "cache_dir")
+        _ = self.local_limit_bytes
+        if self.stream and self.cache_data:
+            raise ValueError(
+                "--stream is for data that do not fit this machine, --cache_data for those that fit its memory"
+            )
+
+    @property
+    def local_limit_bytes(self) -> int:
+        return parse_size(self.local_limit, "--local_limit")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ files and options or builds it, beside the others in --cache_dir, into a tempora
 Processes that start together wait for the one that builds.
 """
 
+import atexit
 import errno
 import hashlib
 import json
@@ -13,8 +14,10 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,9 +29,10 @@ from seqvae.data.demo import write_demo
 from seqvae.data.description import DataDescription, FittedPreprocessing
 from seqvae.data.flat_file import META, checksum_of, described
 from seqvae.data.parquet.discovery import DataFiles, Fingerprint, find_files, fingerprint, usable_files
-from seqvae.errors import DataError, StorageError
+from seqvae.data.stream import GROUPS, Stream
+from seqvae.errors import DataError, StorageError, UsageError
 from seqvae.files import DISK_FULL, is_in_use, wait_for_lock
-from seqvae.text import counted
+from seqvae.text import counted, size
 
 log = logging.getLogger(__name__)
 FORMAT = 6
@@ -50,6 +54,8 @@ ABOUT_COLUMNS = (
 SIDE_FILES = ("label_path", "params_map_path", "tokenizer")
 """Options that may be files whose content a cache depends on."""
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOLCK)
+STREAMED = "streamed"
+"""Beginning of the names of directories that hold what --stream has fetched."""
 VERIFIED_BYTES = 256 << 20
 """Caches up to this size are compared with their checksums at every start, which takes a tenth of a second or two."""
 CUT = {
@@ -258,13 +264,15 @@ def remove_cache(cache: Path) -> None:
         shutil.rmtree(cache)
 
 
-def open_cache(path: Path, lengths: LengthSettings, in_memory: bool = False) -> SequenceData:
-    """Open a cache; what the length cap does to its sequences is added to the notes."""
+def open_cache(
+    path: Path, lengths: LengthSettings, in_memory: bool = False, streams: Mapping[str, Stream] = {}
+) -> SequenceData:
+    """Open a cache; what the length cap does to its sequences is added to the notes. `streams`: of splits that are not all here."""
     meta = read_meta(path)
     fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in meta["description"].items()}
     description = DataDescription(**fields)
     splits = {
-        name: SequenceSet(path / name, description.kind, split["arrays"], lengths, in_memory)
+        name: SequenceSet(path / name, description.kind, split["arrays"], lengths, in_memory, streams.get(name))
         for name, split in meta["splits"].items()
     }
     notes = list(meta["notes"])
@@ -278,6 +286,45 @@ def open_cache(path: Path, lengths: LengthSettings, in_memory: bool = False) -> 
             )
     counts = {name: split["counts"] for name, split in meta["splits"].items()}
     return SequenceData(path, description, splits, meta["layout"], tuple(notes), counts)
+
+
+def stream_cache(
+    source: SourceSettings,
+    cache: CacheSettings,
+    lengths: LengthSettings,
+    preprocessing: FittedPreprocessing | None = None,
+) -> SequenceData:
+    """Open a cache that stays in --cache_dir, of which no more than --local_limit lies on this disk."""
+    origin = prepare_cache(source, cache, preprocessing)
+    root = cache_root(None)
+    for left in root.glob(f"{STREAMED}-*"):  # of processes that were killed
+        if not any(map(is_in_use, left.glob("*/"))):
+            shutil.rmtree(left, ignore_errors=True)
+    directory = Path(tempfile.mkdtemp(prefix=f"{STREAMED}-", dir=root))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    for split in (splits := read_meta(origin)["splits"]):
+        (directory / split).mkdir()
+    shutil.copyfile(origin / META, directory / META)
+    streams = {
+        split: Stream(partial(read_bytes, origin / split), directory / split, parts["arrays"])
+        for split, parts in splits.items()
+    }
+    least = sum(stream.least_bytes for stream in streams.values())
+    if least > cache.local_limit_bytes:
+        raise UsageError(
+            f"--local_limit {cache.local_limit}: these data need {size(least)} at least, for two of the {GROUPS} groups or more "
+            f"that each split is used in, and for the beginnings of all sequences"
+        )
+    for split, stream in streams.items():
+        stream.room = stream.least_bytes + (cache.local_limit_bytes - least if split == "train" else 0)
+    return open_cache(directory, lengths, streams=streams)
+
+
+def read_bytes(folder: Path, name: str, begin: int, number: int) -> bytes:
+    """Return some bytes of a file."""
+    with (folder / name).open("rb") as file:
+        file.seek(begin)
+        return file.read(number)
 
 
 def why_unusable(directory: Path) -> str | None:

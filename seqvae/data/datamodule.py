@@ -9,7 +9,7 @@ It needs no DistributedSampler: every process takes its turns of a plan that all
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from seqvae.config.data import BatchSettings, CacheSettings, LengthSettings, LoadingSettings, SourceSettings
-from seqvae.data.batch import Batch
+from seqvae.data.batch import Batch, Gathers
 from seqvae.data.batching import (
     Cut,
     Limits,
@@ -38,11 +38,12 @@ from seqvae.data.batching import (
     spread_out,
     with_last_shape,
 )
-from seqvae.data.cache import SequenceData, open_cache, prepare_cache
+from seqvae.data.cache import SequenceData, open_cache, prepare_cache, stream_cache
 from seqvae.data.dataset import SequenceSet, origin_of, same_content
 from seqvae.data.description import DataDescription, FittedPreprocessing
 from seqvae.data.loader import BatchLoader, resolve_loading, rounds
 from seqvae.data.parquet.side_tables import read_variable_embeddings
+from seqvae.data.stream import Followed, GroupedCut
 from seqvae.errors import DataError, SettingsError
 from seqvae.text import counted
 
@@ -107,6 +108,9 @@ class SequenceDataModule(lightning.LightningDataModule):
         self.order: Literal["shuffled", "spread"] = "shuffled"
         """How training batches follow each other. spread: every stretch holds long and short ones alike, for measuring a part."""
         self._loaders: dict[str, BatchLoader] = {}
+        self._by_group: dict[str, GroupedCut] = {}
+        self._kept: set[str] = set()
+        """Splits of which a part was fetched to stay."""
         self._resumed: dict[str, Any] | None = None
         self._planned: tuple[tuple[int, str, bool], Plan] | None = None
         self._shortest_last: int | None = None
@@ -115,6 +119,12 @@ class SequenceDataModule(lightning.LightningDataModule):
     @cached_property
     def data(self) -> SequenceData:
         """The opened cache, built first where there is none."""
+        if self.cache.stream:
+            if self.loading.worker_type == "process" or self.loading.workers > 1:
+                raise SettingsError(
+                    "--stream goes with one thread that makes batches: leave --worker_type and --num_workers out"
+                )
+            return stream_cache(self.source, self.cache, self.lengths, self.preprocessing)
         return open_cache(
             prepare_cache(self.source, self.cache, self.preprocessing), self.lengths, self.cache.cache_data
         )
@@ -159,8 +169,24 @@ class SequenceDataModule(lightning.LightningDataModule):
         lengths_N, settings = self.split("train").lengths_N, self.batches
         limits = resolve_limits(lengths_N, settings, self.lengths.max_sequence_length, self.batches_per_step)
         limits = limits._replace(quadratic=self._quadratic, grid=self._grid)
+        if (by_group := self._cut_by_group("train", limits)) is not None:
+            return limits, by_group.whole
         cut = cut_batches(lengths_N, limits, bucketing=settings.bucketing, drop_last=settings.drop_last)
         return with_last_shape(limits, cut), cut
+
+    def _cut_by_group(self, split: str, limits: Limits) -> GroupedCut | None:
+        """Return the cut of a split that is fetched group by group; None where all of it is here."""
+        sequences = self.split(split)
+        if sequences.stream is None:
+            return None
+        if split not in self._by_group:
+            if self.batches.drop_last:
+                raise SettingsError(
+                    "--drop_last leaves out the last batch of an epoch, and --stream has one in each of its groups"
+                )
+            group_N = sequences.stream.group_of(sequences.stored_N)
+            self._by_group[split] = GroupedCut(sequences.lengths_N, group_N, limits, bucketing=self.batches.bucketing)
+        return self._by_group[split]
 
     @cached_property
     def _grid(self) -> tuple[int, ...]:
@@ -170,11 +196,17 @@ class SequenceDataModule(lightning.LightningDataModule):
 
     def plan_of_epoch(self, epoch: int) -> Plan:
         """Return the training batches of an epoch, planned once for all requests in a row, as those of header and loader."""
+        by_group, stream = self._cut_by_group("train", self.limits), self.split("train").stream
+        if by_group is not None and stream is not None:
+            stream.follow(by_group.groups(self.seed, epoch))
         key = epoch, self.order, epoch == self._shortest_last
         if self._planned is None or self._planned[0] != key:
             self._planned = None  # two plans of ten million sequences would be 160 MB
-            plan = plan_epoch(self.cut, self.seed, epoch, shortest_last=epoch == self._shortest_last)
-            self._planned = key, spread_out(plan) if self.order == "spread" else plan
+            if by_group is not None:
+                plan = by_group.plan(self.seed, epoch)
+            else:
+                plan = plan_epoch(self.cut, self.seed, epoch, shortest_last=epoch == self._shortest_last)
+            self._planned = key, spread_out(plan) if self.order == "spread" and by_group is None else plan
         return self._planned[1]
 
     @property
@@ -286,6 +318,9 @@ class SequenceDataModule(lightning.LightningDataModule):
         stored = self.split("valid")
         candidates_C = np.random.default_rng(0).permutation(len(stored))[:PROBE_CANDIDATES]
         owners_N = stored.windows.owners_N
+        if stored.stream is not None:  # all at once, not one by one
+            with stored.stream.here(stored.owners(candidates_C)):
+                pass
         alike_C = same_content(stored, candidates_C) if owners_N is None else owners_N[candidates_C]
         firsts = np.sort(np.unique(alike_C, return_index=True)[1])
         if len(firsts) > 1:
@@ -331,17 +366,51 @@ class SequenceDataModule(lightning.LightningDataModule):
                 grid = grid_lengths(lengths_N, shapes)
             limits = limits._replace(quadratic=self._quadratic, grid=grid)
             bucketing = self.batches.bucketing
+            is_whole = isinstance(limit, float) and limit == 1
+            if is_whole and (by_group := self._cut_by_group(split, limits)) is not None:
+                plan = by_group.plan(0, 0)
+                return self._make_loader(stage, split, lambda _: plan, plan.batches, limits, by_group.groups(0, 0))
             chosen_C, cut = choose_and_cut(lengths_N, sequences.stored_N, limit, limits, bucketing=bucketing)
+            self._keep(split, chosen_C)
             limits = with_last_shape(limits, cut)
             plan = plan_epoch(cut, seed=0, epoch=0)
             plan = plan._replace(order_N=chosen_C[plan.order_N])
         return self._make_loader(stage, split, lambda _: plan, plan.batches, limits)
 
+    def _keep(self, split: str, chosen_C: np.ndarray) -> None:
+        """Fetch sequences to validate on, which stay."""
+        sequences, train = self.split(split), self.split("train").stream
+        if sequences.stream is None or train is None or split in self._kept:
+            return
+        self._kept.add(split)
+        stored_C = sequences.stored_N[chosen_C]
+        train.room -= sequences.stream.bytes_of(stored_C)
+        if train.room < train.least_bytes:
+            raise SettingsError(
+                f"--local_limit {self.cache.local_limit}: the sequences to validate on do not fit beside two groups of those to "
+                "train on: lower --limit_val_batches, or raise it"
+            )
+        with sequences.stream.here(stored_C):
+            pass
+
     def _make_loader(
-        self, stage: str, split: str, plan_of_epoch: Callable[[int], Plan], batches: int, limits: Limits
+        self,
+        stage: str,
+        split: str,
+        plan_of_epoch: Callable[[int], Plan],
+        batches: int,
+        limits: Limits,
+        groups: Sequence[int] = (),
     ) -> BatchLoader:
+        """`groups`: those that an evaluation goes through, where it is fetched group by group."""
+        sequences = self.split(split)
+        source: Gathers = sequences
+        if sequences.stream is not None and (groups or stage == "train"):
+            source = Followed(sequences, sequences.stream, sequences.owners)
+            if groups:
+                sequences.stream.follow(groups)
         self._loaders[stage] = BatchLoader(
-            self.split(split),
+            source,
             limits,
             plan_of_epoch,
             batches,

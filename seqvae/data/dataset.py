@@ -24,6 +24,7 @@ from seqvae.config.data import LengthSettings
 from seqvae.data.batch import Batch, EventBatch, Gathers, TokenBatch, VectorBatch, checksum_of
 from seqvae.data.description import Kind
 from seqvae.data.flat_file import AS_READ, META, map_flat
+from seqvae.data.stream import Stream
 from seqvae.errors import DataError
 from seqvae.files import mark_in_use
 from seqvae.text import counted, some
@@ -55,14 +56,21 @@ class SequenceSet:
     """A split; its sequence n has `lengths_N[n]` steps."""
 
     def __init__(
-        self, directory: Path, kind: Kind, arrays: dict[str, Any], lengths: LengthSettings, in_memory: bool = False
+        self,
+        directory: Path,
+        kind: Kind,
+        arrays: dict[str, Any],
+        lengths: LengthSettings,
+        in_memory: bool = False,
+        stream: Stream | None = None,
     ) -> None:
-        """`arrays`: the entries of meta.json, by name."""
+        """`arrays`: the entries of meta.json, by name. `stream`: fetches what is gathered, where not all of it is here."""
         self.directory = directory
         self.kind = kind
         self._entries = arrays
         self._length_settings = lengths
         self._in_memory = in_memory
+        self.stream = stream
 
     def __len__(self) -> int:
         return len(self.lengths_N)
@@ -79,7 +87,7 @@ class SequenceSet:
     @property
     def stored_N(self) -> np.ndarray:
         """int64, the stored sequence that each is (a part of)."""
-        return self._owners(np.arange(len(self)))
+        return self.owners(np.arange(len(self)))
 
     @property
     def content(self) -> str:
@@ -119,13 +127,19 @@ class SequenceSet:
         vars(cropped).update(vars(self), windows=windows)  # the arrays are shared
         return cropped
 
-    def _owners(self, sequences_B: np.ndarray) -> np.ndarray:
+    def owners(self, sequences_B: np.ndarray) -> np.ndarray:
         """Return the stored sequence that each is a part of."""
         owners_N = self.windows.owners_N
         return sequences_B if owners_N is None else owners_N[sequences_B]
 
     def gather(self, sequences_B: np.ndarray, pad_to: int | None = None) -> Batch:
         """Return a padded batch of these sequences; of none: the empty batch, one sequence of length 0 with the number -1."""
+        if self.stream is None:
+            return self._gather(sequences_B, pad_to)
+        with self.stream.here(self.owners(np.asarray(sequences_B, np.int64))):
+            return self._gather(sequences_B, pad_to)
+
+    def _gather(self, sequences_B: np.ndarray, pad_to: int | None) -> Batch:
         windows, arrays = self.windows, self._arrays
         is_empty = len(sequences_B) == 0
         if is_empty:
@@ -141,7 +155,7 @@ class SequenceSet:
         shape = (len(lengths_B), steps)
         labels_B = None
         if "labels" in arrays:
-            stored_B = np.full(1, -1) if is_empty else arrays["labels"][self._owners(sequences_B)].astype(np.int64)
+            stored_B = np.full(1, -1) if is_empty else arrays["labels"][self.owners(sequences_B)].astype(np.int64)
             labels_B = torch.from_numpy(stored_B)
         common = (torch.from_numpy(lengths_B), torch.from_numpy(sequences_B), labels_B, 0, 0)
         if self.kind == "tokens":
@@ -149,7 +163,7 @@ class SequenceSet:
             tokens_BT.reshape(-1)[target_T] = arrays["tokens"][source_T]
             ends_B = None
             if windows.cut_off and not is_empty:
-                ends_B = torch.from_numpy(starts_B + lengths_B == arrays["offsets"][self._owners(sequences_B) + 1])
+                ends_B = torch.from_numpy(starts_B + lengths_B == arrays["offsets"][self.owners(sequences_B) + 1])
             return TokenBatch(torch.from_numpy(tokens_BT), *common, ends_B)
         if self.kind == "vectors":
             width = len(arrays["values"]) // int(arrays["offsets"][-1])
@@ -194,7 +208,7 @@ class SequenceSet:
 
     def ids(self, sequences_B: np.ndarray) -> list[int | str]:
         """Return the ids that the user knows these sequences by."""
-        rows_B, column = self._owners(np.asarray(sequences_B)), self._table.column("id")
+        rows_B, column = self.owners(np.asarray(sequences_B)), self._table.column("id")
         if len(rows_B) and np.array_equal(rows_B, np.arange(rows_B[0], rows_B[0] + len(rows_B))):
             column = column.slice(rows_B[0], len(rows_B))  # `take` looks at all there are
         else:
@@ -225,7 +239,7 @@ class SequenceSet:
     def rows_of(self, sequences_B: np.ndarray) -> dict[str, np.ndarray]:
         """Return, for each Parquet file, the rows that some of these sequences begin in."""
         meta = read_meta(self.directory.parent)
-        origins = self._table.select(["file", "row"]).take(pa.array(self._owners(np.asarray(sequences_B))))
+        origins = self._table.select(["file", "row"]).take(pa.array(self.owners(np.asarray(sequences_B))))
         files_B, rows_B = (origins.column(name).to_numpy() for name in ("file", "row"))
         return {meta["files"][meta["sources"][file]]["path"]: rows_B[files_B == file] for file in np.unique(files_B)}
 

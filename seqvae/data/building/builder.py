@@ -94,7 +94,7 @@ def build(
         parts = read_parts(reading, plan_parts(usable, source, directory), each)
         repairs = sum((part.repairs for part in parts), Counter[tuple[str, str]]())
         splits = join_rows(parts, directory, reading)
-        for files in splits.values():
+        for files in (*splits.values(), *(files for part in parts for files in part.splits.values())):
             stack.callback(files.release)
         if reading.known is None:
             _refuse_missing_splits(splits, data, layout, source, shares)
@@ -111,9 +111,7 @@ def build(
         else:
             finished = finish_events(second, layout.time_unit)
         classes, label_notes = finish_labels(splits, layout, source)
-        for files in splits.values():
-            files.release()
-        shutil.rmtree(directory / PARTS, ignore_errors=True)
+    shutil.rmtree(directory / PARTS, ignore_errors=True)
     whole = "pool" if POOL in data.by_split else "training split"
     notes = [f"{split}: {share:.0%} of the {whole}, by a hash of the sequence's id" for split, share in shares.items()]
     notes += [f"{counted(count, noun)} {what}" for (noun, what), count in repairs.items()]

@@ -102,7 +102,7 @@ class Part(NamedTuple):
 
 
 def plan_parts(usable: UsableFiles, source: SourceSettings, directory: Path) -> list[Request]:
-    """Return the parts that the files are read in: one of small data, each in a directory of its own of others."""
+    """Return the parts that the files are read in: of each split, or the pool, one or more."""
     requests: list[Request] = []
     for group, paths in usable.by_split.items():
         is_scattered, cuts = False, [*_cuts(paths, usable)]

@@ -32,10 +32,16 @@ MUST_BE_THE_SAME = (
     *("encoder", "decoder", "width", "depth", "heads", "latent_size", "latent_scope", "posterior"),
     *("max_sequence_length", "long_sequences", "window_stride"),
     *("batch_size", "tokens_per_batch", "use_dynamic_padding", "bucketing", "drop_last", "level_cost", "pad_grid"),
-    *("batches_per_step", "seed"),
+    *("batches_per_step", "seed", "stream"),
 )
 """The network's shape, and what goes into which batch. All else may be changed on purpose when a run goes on."""
-ADDED_LATER: dict[str, Any] = {"level_cost": False, "pad_grid": 0, "robust_scaling": False, "missing_values": None}
+ADDED_LATER: dict[str, Any] = {
+    "stream": False,
+    "level_cost": False,
+    "pad_grid": 0,
+    "robust_scaling": False,
+    "missing_values": None,
+}
 """Settings that older checkpoints lack, with the values that were in force then."""
 MEANING = ("kind", "symbols", "tokenizer", "names", "classes")
 """Fields of a description that say what ids and positions stand for. Weights of the same shapes would fit, and mean something
