@@ -34,6 +34,7 @@ from seqvae.data.parquet.reader import (
 )
 from seqvae.data.parquet.schema import Layout
 from seqvae.data.parquet.side_tables import ids_as_text, label_names, read_subject_splits
+from seqvae.data.storage import DataFile
 from seqvae.errors import DataError
 from seqvae.text import counted, measure
 
@@ -55,7 +56,7 @@ class Built(NamedTuple):
     lasting_notes: tuple[str, ...]
     """Those of them that other labels and ids would leave as they are."""
     columns: tuple[ColumnRow, ...]
-    files: Sequence[Path]
+    files: Sequence[DataFile]
     """Those that were read, in the order by which the splits' tables number them."""
     bad_files: tuple[str, ...]
     """Why each file that was left out was left out."""

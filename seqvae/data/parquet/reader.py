@@ -15,8 +15,8 @@ import math
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as pat
 
 from seqvae.data.parquet.schema import SKIP, Layout, is_list, is_text, is_time
+from seqvae.data.storage import READ_AHEAD_BYTES, SMALL_BYTES, DataFile, RemoteFile, ahead, readable, trouble_with
 from seqvae.errors import DamagedFileError, DataError
 
 log = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ class BlockReader:
     """A reader of the columns of a layout from a list of files, with an account of what was wrong in them."""
 
     def __init__(
-        self, files: Sequence[Path], layout: Layout, bad_values: str = "error", missing_values: Sequence[float] = ()
+        self, files: Sequence[DataFile], layout: Layout, bad_values: str = "error", missing_values: Sequence[float] = ()
     ) -> None:
         self.files = files
         self.layout = layout
@@ -109,12 +110,12 @@ class BlockReader:
             f"{self.where(block, row)}: {what}. Correct it, or leave such sequences out with --bad_values drop."
         )
 
-    def stem_id(self, file: Path) -> int | str:
+    def stem_id(self, file: DataFile) -> int | str:
         """Return the id of the sequence in a file: the number in its name, where all files are named after numbers."""
         number = WHOLE_NUMBER.fullmatch(file.stem)
         return int(number[1]) if number and self._stems_are_numbers else file.stem
 
-    def __call__(self, paths: Sequence[Path]) -> Iterator[Block]:
+    def __call__(self, paths: Sequence[DataFile]) -> Iterator[Block]:
         """Yield the blocks of these files, none empty; small ones are put together, as one file may hold one short sequence.
 
         Rows whose id is null belong to no sequence: they are refused or left out.
@@ -123,9 +124,10 @@ class BlockReader:
         stem_type = pa.int64() if self._stems_are_numbers else pa.large_string()
         waiting: list[Block] = []
         rows_before = waiting_rows = waiting_bytes = 0
+        batches_of = _batches_of_each(paths, self.layout.columns, self.layout.sequence)
         for path in paths:
             first_row = 0
-            for batch in read_batches(path, self.layout.columns, self.layout.sequence):
+            for batch in next(batches_of):
                 rows_R = np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)
                 columns = {}
                 for role, name in self.layout.roles.items():
@@ -162,39 +164,122 @@ class BlockReader:
             yield concat_blocks(waiting)
 
 
-def read_batches(path: Path, columns: Sequence[str], sequence: str | None = None) -> Iterator[pa.RecordBatch]:
+def _batches_of_each(
+    paths: Sequence[DataFile], columns: Sequence[str], sequence: str | None
+) -> Iterator[Iterator[pa.RecordBatch]]:
+    """Yield what `read_batches` does for each file. Of files in a store, threads fetch and decode row groups before their turn,
+    the next files' as well, in bounded memory (`ahead`); a group beyond that bound is streamed when its turn comes."""
+    if not any(isinstance(path, RemoteFile) for path in paths):
+        yield from (read_batches(path, columns, sequence) for path in paths)
+        return
+
+    def opened(path: RemoteFile) -> tuple[RemoteFile, pa.NativeFile, pq.FileMetaData, int]:
+        with _damage_told(path, columns):
+            source = path.open()
+            if path.size <= SMALL_BYTES:
+                source = pa.BufferReader(source.read_buffer())
+            file = open_parquet(source)
+            return path, source, file.metadata, _rows_per_batch(file, columns) if file.metadata.num_rows else 1
+
+    def decoded(
+        path: RemoteFile, source: pa.NativeFile, metadata: pq.FileMetaData, batch_rows: int, group: int
+    ) -> tuple[RemoteFile, Iterator[pa.RecordBatch]]:
+        is_streamed = _decoded_bytes(metadata, group, columns) > READ_AHEAD_BYTES
+        file = pq.ParquetFile(
+            source,
+            metadata=metadata,
+            page_checksum_verification=True,
+            pre_buffer=not is_streamed,
+            buffer_size=SMALL_BYTES if is_streamed else 0,
+        )
+        batches = file.iter_batches(batch_size=batch_rows, row_groups=[group], columns=list(columns))
+        if is_streamed:
+            return path, batches
+        with _damage_told(path, columns):
+            ready = list(batches)
+            rows, wanted = sum(batch.num_rows for batch in ready), metadata.row_group(group).num_rows
+            if columns and rows != wanted:
+                raise pa.ArrowInvalid(f"row group {group} ends after {rows} of {wanted} rows")
+            return path, iter(ready)
+
+    def groups() -> Iterator[tuple[int, Callable[[], tuple[RemoteFile, Iterator[pa.RecordBatch]]]]]:
+        remote = [path for path in paths if isinstance(path, RemoteFile)]
+        for found in ahead((min(path.size, SMALL_BYTES), partial(opened, path)) for path in remote):
+            metadata = found[2]
+            for group in range(metadata.num_row_groups):
+                size = _decoded_bytes(metadata, group, columns)
+                yield (0 if size > READ_AHEAD_BYTES else size), partial(decoded, *found, group)
+
+    fetched = ahead(groups())
+    waiting = next(fetched, None)
+
+    def batches_of(path: DataFile) -> Iterator[pa.RecordBatch]:
+        nonlocal waiting
+        row = 0
+        while waiting is not None and waiting[0] is path:
+            with _damage_told(path, columns):
+                for batch in waiting[1]:
+                    yield from _in_pieces(batch, sequence)
+                    row += batch.num_rows
+            waiting = next(fetched, None)
+
+    with closing(fetched):
+        yield from (batches_of(path) for path in paths)
+
+
+def _decoded_bytes(metadata: pq.FileMetaData, group: int, columns: Sequence[str]) -> int:
+    """Return about how many bytes the columns of a row group take in memory: of numbers, eight each, however they are packed."""
+    chunks = map(metadata.row_group(group).column, range(metadata.num_columns))
+    wanted = [one for one in chunks if one.path_in_schema in columns or one.path_in_schema.partition(".")[0] in columns]
+    return sum(max(one.total_uncompressed_size, 8 * one.num_values) for one in wanted)
+
+
+@contextmanager
+def _damage_told(path: DataFile, columns: Sequence[str], row: Callable[[], int] = lambda: 0) -> Iterator[None]:
+    """Turn what pyarrow raises within the block into a message about the damaged part of a file, or about its store."""
+    try:
+        yield
+    except MemoryError:  # pyarrow's is one of its exceptions, too
+        raise
+    except UNREADABLE as error:
+        if isinstance(error, OSError) and error.errno in SHORTAGES:
+            raise
+        if isinstance(path, RemoteFile) and (trouble := trouble_with(path, error)):
+            raise trouble from error
+        reason = " ".join(str(error).split())[:200]
+        raise DamagedFileError(
+            f"{path}: {_damaged_part(path, columns, row())} cannot be read, the file is damaged ({reason}). "
+            f"Write it again, {SKIP}."
+        ) from error
+
+
+def read_batches(path: DataFile, columns: Sequence[str], sequence: str | None = None) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one file in batches of bounded size; page checksums are verified where the file has them.
 
     The number of rows of a batch is right on average, which a few long rows among short ones spoil: such a batch is cut into
     pieces of similar size by the lengths in its `sequence` column.
     """
     row = 0
-    try:
-        with open_parquet(path) as file:
-            size = _rows_per_batch(file, columns) if file.metadata.num_rows else 1
-            for batch in file.iter_batches(batch_size=size, columns=list(columns)):
-                bounds = [0, batch.num_rows]
-                large = sequence is not None and batch.nbytes > 2 * BLOCK_BYTES
-                if large and not pat.is_dictionary((lists := batch.column(sequence)).type):
-                    lengths_R = pc.list_value_length(lists) if is_list(lists.type) else pc.binary_length(lists)
-                    share_R = np.cumsum(np.asarray(lengths_R.fill_null(0)), dtype=np.float64)
-                    piece_R = np.floor(share_R / max(1.0, share_R[-1]) * (batch.nbytes / BLOCK_BYTES))
-                    bounds[1:1] = (np.flatnonzero(np.diff(piece_R)) + 1).tolist()
-                for start, stop in pairwise(bounds):
-                    yield batch.slice(start, stop - start)
-                row += batch.num_rows
-            if columns and row != file.metadata.num_rows:
-                raise pa.ArrowInvalid(f"it ends after {row} of {file.metadata.num_rows} rows")
-    except MemoryError:  # pyarrow's is one of its exceptions, too
-        raise
-    except UNREADABLE as error:
-        if isinstance(error, OSError) and error.errno in SHORTAGES:
-            raise
-        reason = " ".join(str(error).split())[:200]
-        raise DamagedFileError(
-            f"{path}: {_damaged_part(path, columns, row)} cannot be read, the file is damaged ({reason}). "
-            f"Write it again, {SKIP}."
-        ) from error
+    with _damage_told(path, columns, lambda: row), open_parquet(readable(path)) as file:
+        size = _rows_per_batch(file, columns) if file.metadata.num_rows else 1
+        for batch in file.iter_batches(batch_size=size, columns=list(columns)):
+            yield from _in_pieces(batch, sequence)
+            row += batch.num_rows
+        if columns and row != file.metadata.num_rows:
+            raise pa.ArrowInvalid(f"it ends after {row} of {file.metadata.num_rows} rows")
+
+
+def _in_pieces(batch: pa.RecordBatch, sequence: str | None) -> Iterator[pa.RecordBatch]:
+    """Yield a batch whole, or one that is much too large in pieces of similar size."""
+    bounds = [0, batch.num_rows]
+    large = sequence is not None and batch.nbytes > 2 * BLOCK_BYTES
+    if large and not pat.is_dictionary((lists := batch.column(sequence)).type):
+        lengths_R = pc.list_value_length(lists) if is_list(lists.type) else pc.binary_length(lists)
+        share_R = np.cumsum(np.asarray(lengths_R.fill_null(0)), dtype=np.float64)
+        piece_R = np.floor(share_R / max(1.0, share_R[-1]) * (batch.nbytes / BLOCK_BYTES))
+        bounds[1:1] = (np.flatnonzero(np.diff(piece_R)) + 1).tolist()
+    for start, stop in pairwise(bounds):
+        yield batch.slice(start, stop - start)
 
 
 def _rows_per_batch(file: pq.ParquetFile, columns: Sequence[str]) -> int:
@@ -219,10 +304,10 @@ def _rows_per_batch(file: pq.ParquetFile, columns: Sequence[str]) -> int:
     return int(max(1, rows))
 
 
-def _damaged_part(path: Path, columns: Sequence[str], row: int) -> str:
+def _damaged_part(path: DataFile, columns: Sequence[str], row: int) -> str:
     """Return the first row group at or after this row with a column that cannot be read; each is tried on its own."""
     try:
-        metadata = pq.read_metadata(path)
+        metadata = pq.read_metadata(readable(path))
     except UNREADABLE:
         return "its footer"
     ends = np.cumsum([metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)])
@@ -230,7 +315,7 @@ def _damaged_part(path: Path, columns: Sequence[str], row: int) -> str:
     for group in range(first, metadata.num_row_groups):
         for column in columns:
             try:
-                with open_parquet(path) as file:
+                with open_parquet(readable(path)) as file:
                     for _ in file.iter_batches(row_groups=[group], columns=[column]):
                         pass
             except UNREADABLE:
@@ -300,7 +385,9 @@ def sequences_of(block: Block) -> tuple[np.ndarray, np.ndarray]:
     return starts_S, np.repeat(np.arange(len(starts_S)), np.diff(starts_S, append=len(block.rows_R)))
 
 
-def ordered_sequences(reader: BlockReader, rows_of: Mapping[Path, int], unsorted: str, spill: Path) -> Iterator[Block]:
+def ordered_sequences(
+    reader: BlockReader, rows_of: Mapping[DataFile, int], unsorted: str, spill: Path
+) -> Iterator[Block]:
     """Yield blocks of whole sequences, each in order of time, from long tables; `rows_of` are their files and rows."""
     layout = reader.layout
     blocks = reader([*rows_of])
@@ -349,7 +436,7 @@ def _whole_sequences(blocks: Iterator[Block]) -> Iterator[Block]:
         yield concat_blocks(unfinished)
 
 
-def _first_scattered_row(reader: BlockReader, paths: Sequence[Path]) -> str | None:
+def _first_scattered_row(reader: BlockReader, paths: Sequence[DataFile]) -> str | None:
     """Return the place of a row whose id occurred before, with others in between, or None where equal ids lie together."""
     runs = [np.zeros(0, np.uint64)]
     for keys, _, _ in _runs(reader, paths):
@@ -369,7 +456,7 @@ def _first_scattered_row(reader: BlockReader, paths: Sequence[Path]) -> str | No
     return str(paths[0])
 
 
-def _runs(reader: BlockReader, paths: Sequence[Path]) -> Iterator[tuple[np.ndarray, np.ndarray, Block]]:
+def _runs(reader: BlockReader, paths: Sequence[DataFile]) -> Iterator[tuple[np.ndarray, np.ndarray, Block]]:
     """Yield the hashes of the ids in their order, one for each run of equal ids, and the rows of the block where runs begin."""
     ids_alone = dataclasses.replace(
         reader.layout, time=None, variable=None, value=None, set_index=None, features=(), label=None
