@@ -183,7 +183,7 @@ def _batches_of_each(
 
     def decoded(
         path: RemoteFile, source: pa.NativeFile, metadata: pq.FileMetaData, batch_rows: int, group: int
-    ) -> tuple[RemoteFile, Iterator[pa.RecordBatch]]:
+    ) -> tuple[RemoteFile, int, Iterator[pa.RecordBatch]]:
         is_streamed = _decoded_bytes(metadata, group, columns) > READ_AHEAD_BYTES
         file = pq.ParquetFile(
             source,
@@ -194,15 +194,15 @@ def _batches_of_each(
         )
         batches = file.iter_batches(batch_size=batch_rows, row_groups=[group], columns=list(columns))
         if is_streamed:
-            return path, batches
+            return path, batch_rows, batches
         with _damage_told(path, columns):
             ready = list(batches)
             rows, wanted = sum(batch.num_rows for batch in ready), metadata.row_group(group).num_rows
             if columns and rows != wanted:
                 raise pa.ArrowInvalid(f"row group {group} ends after {rows} of {wanted} rows")
-            return path, iter(ready)
+            return path, batch_rows, iter(ready)
 
-    def groups() -> Iterator[tuple[int, Callable[[], tuple[RemoteFile, Iterator[pa.RecordBatch]]]]]:
+    def groups() -> Iterator[tuple[int, Callable[[], tuple[RemoteFile, int, Iterator[pa.RecordBatch]]]]]:
         remote = [path for path in paths if isinstance(path, RemoteFile)]
         for found in ahead((min(path.size, SMALL_BYTES), partial(opened, path)) for path in remote):
             metadata = found[2]
@@ -213,18 +213,37 @@ def _batches_of_each(
     fetched = ahead(groups())
     waiting = next(fetched, None)
 
-    def batches_of(path: DataFile) -> Iterator[pa.RecordBatch]:
+    def decoded_of(path: DataFile) -> Iterator[tuple[int, pa.RecordBatch]]:
         nonlocal waiting
-        row = 0
         while waiting is not None and waiting[0] is path:
+            _, batch_rows, batches = waiting
             with _damage_told(path, columns):
-                for batch in waiting[1]:
-                    yield from _in_pieces(batch, sequence)
-                    row += batch.num_rows
+                yield from ((batch_rows, batch) for batch in batches)
             waiting = next(fetched, None)
+
+    def batches_of(path: DataFile) -> Iterator[pa.RecordBatch]:
+        """Cut the rows as one pass over the file does, across row groups: the cache's tables keep where blocks begin."""
+        pieces: list[pa.RecordBatch] = []
+        for batch_rows, batch in decoded_of(path):
+            while batch.num_rows:
+                missing = batch_rows - sum(piece.num_rows for piece in pieces)
+                pieces.append(batch.slice(0, missing))
+                batch = batch.slice(missing) if batch.num_rows > missing else batch.slice(0, 0)
+                if sum(piece.num_rows for piece in pieces) == batch_rows:
+                    yield from _in_pieces(_joined(pieces), sequence)
+                    pieces = []
+        if pieces:
+            yield from _in_pieces(_joined(pieces), sequence)
 
     with closing(fetched):
         yield from (batches_of(path) for path in paths)
+
+
+def _joined(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(pieces) == 1:
+        return pieces[0]
+    [batch] = pa.Table.from_batches(pieces).combine_chunks().to_batches()
+    return batch
 
 
 def _decoded_bytes(metadata: pq.FileMetaData, group: int, columns: Sequence[str]) -> int:
