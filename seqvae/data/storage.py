@@ -15,7 +15,6 @@ from datetime import timedelta
 from functools import cache, partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 
@@ -211,6 +210,7 @@ def _store(scheme: str, authority: str, endpoint_url: str | None) -> Store:
     from pyarrow import fs
 
     base = f"{scheme}://{f'@{authority}/' if scheme.startswith('abfs') and authority else ''}"
+    protocol, _, host = (endpoint_url or "").rstrip("/").partition("://")
     with _Translated(f"{scheme}://{authority}"):
         if scheme == "s3":
             endpoint = endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
@@ -230,8 +230,7 @@ def _store(scheme: str, authority: str, endpoint_url: str | None) -> Store:
                 base,
             )
         if scheme == "gs":
-            at = urlsplit(endpoint_url or "")
-            elsewhere = {"endpoint_override": at.netloc, "scheme": at.scheme} if endpoint_url else {}
+            elsewhere = {"endpoint_override": host, "scheme": protocol} if endpoint_url else {}
             return Store(fs.GcsFileSystem(retry_time_limit=timedelta(seconds=60), **elsewhere), base)
         if scheme in ("abfs", "abfss"):
             account = authority.partition(".")[0] or os.environ.get("AZURE_STORAGE_ACCOUNT")
@@ -240,8 +239,7 @@ def _store(scheme: str, authority: str, endpoint_url: str | None) -> Store:
                     f"{scheme}: which storage account? Write {scheme}://container@account.dfs.core.windows.net/path, or set "
                     f"AZURE_STORAGE_ACCOUNT."
                 )
-            at = urlsplit(endpoint_url or "")
-            elsewhere = {"blob_storage_authority": at.netloc, "blob_storage_scheme": at.scheme} if endpoint_url else {}
+            elsewhere = {"blob_storage_authority": host, "blob_storage_scheme": protocol} if endpoint_url else {}
             secrets = {"account_key": "AZURE_STORAGE_KEY", "sas_token": "AZURE_STORAGE_SAS_TOKEN"}
             found = {name: os.environ[variable] for name, variable in secrets.items() if variable in os.environ}
             return Store(fs.AzureFileSystem(account, **found, **elsewhere), base)

@@ -61,7 +61,7 @@ class ObjectStore:
         self._files.delete_file(place)
 
     def misbehave(self, **rules: float) -> None:
-        """Set `delay` (seconds), `failing` (share of requests), `after` (requests answered before all fail), and a `seed`."""
+        """Set `delay` (seconds), `failing` (share of requests), `seed`, `after` (requests before all fail), and `denied`."""
         self._control(rules)
 
     @property
@@ -106,7 +106,7 @@ class Misbehaving:
         self._set({})
 
     def _set(self, rules: Mapping[str, float]) -> None:
-        self.rules = {"delay": 0.0, "failing": 0.0, "after": -1.0, **rules}
+        self.rules = {"delay": 0.0, "failing": 0.0, "after": -1.0, "denied": 0.0, **rules}
         self._random = random.Random(int(self.rules.get("seed", 0)))
         self.requests: dict[str, int] = {}
         self.failures = 0
@@ -121,6 +121,9 @@ class Misbehaving:
             fails, kind = dead or self._random.random() < self.rules["failing"], self._random.randrange(3)
             self.failures += fails
         time.sleep(self.rules["delay"])
+        if self.rules["denied"]:
+            start_response("403 Forbidden", [("Content-Length", "0")])
+            return [b""]
         connection: socket.socket = environ["werkzeug.socket"]
         if fails and (kind == 0 or method == "HEAD"):
             status = self._random.choice(["500 Internal Server Error", "503 Slow Down"])

@@ -191,6 +191,10 @@ def _find_remote(store: Store, path: str) -> list[DataFiles]:
         above = PurePosixPath(path).parent if "/" in path else PurePosixPath(path)
         while not (there := store.list(str(above), recursive=False)) and len(above.parts) > 1:
             above = above.parent
+        if not there and store.find(str(above)) is None:
+            raise DataError(
+                f"{store.url_of(above)}: there is no such bucket or container. Check the name, and --endpoint_url."
+            )
         names = [PurePosixPath(one.path).name for one in there]
         listing = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") or "nothing"
         raise DataError(f"--data_dir {url}: does not exist. {store.url_of(above)} is there and holds {listing}.")
@@ -235,7 +239,12 @@ def _matches(store: Store, pattern: PurePosixPath) -> list[Listed]:
     for number, part in enumerate(rest):
         folders = [one.path for one in found if one.is_folder]
         if part == "**":
-            deeper = [each for folder in folders for each in store.list(folder)]
+            deeper = [
+                one
+                for folder in folders
+                for one in store.list(folder)
+                if not any(name.startswith(".") for name in PurePosixPath(one.path).relative_to(folder).parts)
+            ]
             found += [one for one in deeper if one.is_folder or number == len(rest) - 1]
         elif glob.has_magic(part):
             found = [
