@@ -379,12 +379,43 @@ def _release(lock: "BaseFileLock", path: Path, holder: int) -> None:
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
-def refuse_no_paths(settings: object, *names: str) -> None:
-    """Raise ValueError where one of these fields of settings can be no path of this machine."""
-    for name in names:
+STORES = ("s3", "gs", "abfs", "abfss", "hf")
+"""The schemes of object stores that data may lie in."""
+
+
+def refuse_no_paths(settings: object, *names: str, remote: str | None = None) -> None:
+    """Raise ValueError where one of these fields of settings can be no path of this machine; `remote` may be in a store, too."""
+    for name in (*names, remote) if remote else names:
         value = getattr(settings, name)
-        if value is not None and (reason := why_no_path(value)):
+        if value is not None and (
+            reason := why_no_url(value) if name == remote and is_remote(value) else why_no_path(value)
+        ):
             raise ValueError(f"--{name} {reason}")
+
+
+def is_remote(text: str) -> bool:
+    """Return whether a text is the URL of something in an object store.
+
+    >>> is_remote("s3://bucket/data"), is_remote("https://example.org/a"), is_remote("data")
+    (True, False, False)
+    """
+    return text.partition("://")[0].lower() in STORES and "://" in text
+
+
+def why_no_url(text: str) -> str | None:
+    """Return why a URL of an object store cannot be used, or None; what may be a password is not repeated.
+
+    >>> why_no_url("s3://key:password@bucket/data")
+    'holds a password or options: leave them out, credentials are taken from the environment'
+    """
+    scheme, _, rest = text.partition("://")
+    authority = rest.partition("/")[0]
+    is_account = scheme.lower() in ("abfs", "abfss") and ":" not in authority
+    if ("@" in authority and not is_account) or re.search(r"[?&;]\w+=|\?\w*(key|token|secret|sig)", rest):
+        return "holds a password or options: leave them out, credentials are taken from the environment"
+    if not authority or any(unicodedata.category(character) in ("Cc", "Cs") for character in text):
+        return f"{text!r} names no bucket: write {scheme}://bucket/path"
+    return None
 
 
 def why_no_path(text: str) -> str | None:

@@ -13,7 +13,7 @@ from seqvae.config.data import BatchSettings, CacheSettings, LengthSettings, Sou
 from seqvae.config.flags import set_by_presets
 from seqvae.config.model import ModelSettings
 from seqvae.config.training import ObjectiveSettings, OptimizedSettings, OptimizerSettings, TrainingSettings
-from seqvae.config.yaml_files import values_of
+from seqvae.config.yaml_files import lasting_values_of
 from seqvae.console import program, set_up_output, shell_word
 from seqvae.errors import DamagedFileError, DataError, ExitCode, StorageError, harmless
 from seqvae.files import refuse_no_paths
@@ -180,7 +180,11 @@ def training_command(settings: InspectSettings) -> str:
         *(settings.source, settings.lengths, settings.cache, settings.batches),
         *(settings.model, settings.objective),
     ]
-    flags = [(name, value, getattr(type(group), name)) for group in groups for name, value in values_of(group).items()]
+    flags = [
+        (name, value, getattr(type(group), name))
+        for group in groups
+        for name, value in lasting_values_of(group).items()
+    ]
     accumulate = settings.report.gradient_accumulation_steps
     flags.append(("gradient_accumulation_steps", accumulate, ReportSettings.gradient_accumulation_steps))
     for name, value, default in flags:

@@ -4,6 +4,7 @@ One frozen dataclass per theme. A field is a flag, its docstring the help text; 
 flags. Imports nothing heavy, since `--help` imports it.
 """
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,8 +12,16 @@ from seqvae.config.run import refuse_below
 from seqvae.files import refuse_no_paths
 from seqvae.text import parse_size
 
+TYPED_ONLY = {"typed_only": True}
+"""Of a field that is set by the command line or the arguments of a call alone, and neither read from a file nor written to one."""
 LONGEST_WAIT = 1_000_000_000
 """Seconds: no queue can wait for much longer."""
+
+
+def refuse_no_endpoint(url: str | None) -> None:
+    """Raise ValueError where --endpoint_url is no plain address; what may be a password is not repeated."""
+    if url is not None and not re.fullmatch(r"https?://[\w.-]+(:\d+)?/?|https?://\[[0-9a-fA-F:]+\](:\d+)?/?", url):
+        raise ValueError("--endpoint_url must be an address like http://localhost:9000, without path, user or password")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +29,14 @@ class SourceSettings:
     """Data"""
 
     data_dir: str | None = None
-    """Directory (or a glob of directories, in quotes) with train/, valid/, test/ or one pool of Parquet files. Without it:
-    demo data with known truth."""
+    """Directory (or a glob of directories, in quotes) with train/, valid/, test/ or one pool of Parquet files, on this machine or
+    in a store (s3://, gs://, abfs://, hf://datasets/). Without it: demo data with known truth."""
+
+    allow_remote: bool = field(default=False, metadata=TYPED_ONLY)
+    """Fetch data from a store that a file or a trained model names; what is typed as --data_dir is fetched anyway."""
+
+    endpoint_url: str | None = None
+    """Address of a store that is not the provider's own, like MinIO: http://localhost:9000."""
 
     kind: Literal["auto", "tokens", "vectors", "events"] = "auto"
     """What a step of a sequence is; auto: detected from the schema."""
@@ -94,7 +109,9 @@ class SourceSettings:
     """Long tables whose rows are not together by id or not in order of time: sort (and say so), or refuse."""
 
     def __post_init__(self) -> None:
-        refuse_no_paths(self, "data_dir", "tokenizer", "label_path", "params_map_path", "variable_embeddings_path")
+        others = ("tokenizer", "label_path", "params_map_path", "variable_embeddings_path")
+        refuse_no_paths(self, *others, remote="data_dir")
+        refuse_no_endpoint(self.endpoint_url)
         refuse_below(1, self, "minimum_count", "vocabulary_size")
         if not 0 < self.validation_fraction < 1:
             raise ValueError(f"--validation_fraction must lie between 0 and 1, got {self.validation_fraction}")

@@ -33,9 +33,9 @@ from typing import (
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, set_parsing_settings
 
 from seqvae.config.synonyms import answers_to
-from seqvae.config.yaml_files import read_settings_file, theme_of, to_flat_dict, values_of
+from seqvae.config.yaml_files import lasting_values_of, read_settings_file, theme_of, to_flat_dict, values_of
 from seqvae.errors import UsageError, did_you_mean
-from seqvae.files import why_no_path
+from seqvae.files import is_remote, why_no_path
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -72,6 +72,8 @@ class Flag(NamedTuple):
     default: object
     help: str
     theme: str
+    typed_only: bool = False
+    """Whether no file may set it."""
 
     @property
     def is_switch(self) -> bool:
@@ -198,7 +200,7 @@ class CommandLine(Generic[Settings]):
 
     def _add_group(self, group: "DataclassInstance", skip: Collection[str] = ()) -> dict[str, Flag]:
         """Add a flag for each field; the group's values are the defaults."""
-        hints, defaults = get_type_hints(type(group)), values_of(group)
+        hints, defaults, lasting = get_type_hints(type(group)), values_of(group), lasting_values_of(group)
         alternatives = {name: _alternatives(name, hints[name]) for name in defaults if name not in skip}
         self._parser.add_class_arguments(type(group), default=group, skip=set(skip))
         texts: dict[str, str] = {}
@@ -208,7 +210,8 @@ class CommandLine(Generic[Settings]):
                 action.help = " ".join((action.help or "").split()).format(**help_values)
                 texts[action.dest] = action.help
         flags = {
-            name: Flag(name, *alternatives[name], defaults[name], texts[name], theme_of(group)) for name in alternatives
+            name: Flag(name, *alternatives[name], defaults[name], texts[name], theme_of(group), name not in lasting)
+            for name in alternatives
         }
         for action in self._parser._actions:
             if action.dest in flags and flags[action.dest].is_number_or_share:
@@ -273,6 +276,8 @@ class CommandLine(Generic[Settings]):
         layers += [one for one in flag_values if one.flag.name in self.flags]
         values = {name: flag.default for name, flag in self.flags.items()}
         values |= {one.flag.name: self._converted(one) for one in layers}
+        if "allow_remote" in self.flags:
+            values["allow_remote"] = self._may_fetch(layers, bool(values["allow_remote"]))
         try:
             groups = {
                 name: replace(group, **{field: values[field] for field in values_of(group)})
@@ -282,10 +287,23 @@ class CommandLine(Generic[Settings]):
         except ValueError as error:  # what a group refuses in its `__post_init__`
             raise UsageError(_in_users_spelling(str(error), layers)) from error
 
+    def _may_fetch(self, layers: Sequence[FlagValue], allowed: bool) -> bool:
+        """Return whether data may be fetched from a store: where that was said, or where the user typed its URL."""
+        last = {one.flag.name: one for one in layers}
+        remote = [one for name in ("data_dir", "endpoint_url") if (one := last.get(name)) and _leads_to_a_store(one)]
+        if not allowed and (in_file := [one for one in remote if one.is_in_file]):
+            raise UsageError(
+                f"{in_file[0].label} leads to a store on the network, and nothing is fetched because a file says so: add "
+                f"--allow_remote, if you trust it"
+            )
+        return allowed or bool(remote)
+
     def _read_file(self, path: Path, shown_as: str, ignored: Collection[str] | None) -> list[FlagValue]:
         """Return the settings of a file; of other names, `ignored` are passed over; None: all are."""
         flag_values = []
         for name, text, place in read_settings_file(path, shown_as):
+            if name in self.flags and self.flags[name].typed_only:
+                raise UsageError(f"{place}: {name} is no setting of a file; give --{name} on the command line")
             if name in self.flags:
                 flag_values.append(FlagValue(self.flags[name], text, f"{place}: {name}", is_in_file=True))
             elif ignored is not None and name not in ignored:
@@ -355,6 +373,11 @@ def _alternatives(name: str, hint: Any) -> tuple[tuple[type, ...], tuple[str, ..
     assert all(isinstance(word, str) for word in choices), f"{name}: {hint} has a choice that is not a word"
     assert types or choices, f"{name}: {hint} has no values"
     return types, choices, NoneType in kinds
+
+
+def _leads_to_a_store(value: FlagValue) -> bool:
+    """Return whether a value leads to a store: the URL of data there, or the address of one."""
+    return value.text is not None and (value.flag.name == "endpoint_url" or is_remote(value.text))
 
 
 def _refusal(value: FlagValue) -> str:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from seqvae.config.data import TYPED_ONLY, refuse_no_endpoint
 from seqvae.config.run import refuse_below
 from seqvae.files import refuse_no_paths
 
@@ -12,7 +13,15 @@ class DataChoices:
     """Data to use it on"""
 
     data_dir: str | None = None
-    """Directory, Parquet file or glob with the data, read as the model's own were; default: those it was trained on."""
+    """Directory, Parquet file or glob with the data, also in a store, read as the model's own were; default: those it was trained
+    on."""
+
+    allow_remote: bool = field(default=False, metadata=TYPED_ONLY)
+    """Fetch the data that the model was trained on from a store; what is typed as --data_dir is fetched anyway."""
+
+    endpoint_url: str | None = None
+    """Address of a store that is not the provider's own, like MinIO: http://localhost:9000; default: as in the training, for the
+    training's own data."""
 
     split: str | None = None
     """train, valid or test; pool: data without splits."""
@@ -40,7 +49,8 @@ class DataChoices:
     """Where the converted data lie; default: as in the training."""
 
     def __post_init__(self) -> None:
-        refuse_no_paths(self, "data_dir", "label_path", "cache_dir")
+        refuse_no_paths(self, "label_path", "cache_dir", remote="data_dir")
+        refuse_no_endpoint(self.endpoint_url)
         refuse_below(1, self, "max_sequence_length")
 
 

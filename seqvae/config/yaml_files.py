@@ -82,7 +82,7 @@ def to_yaml(settings: "DataclassInstance") -> str:
     """Return all settings under their themes, those that are None as well; `--config` makes an equal object of it."""
     parts = []
     for group in values_of(settings).values():
-        values = values_of(group)
+        values = lasting_values_of(group)
         # PyYAML writes control characters and line separators as they are where it may write Unicode, and reads others back.
         is_plain = all(str(value).isprintable() for value in values.values())
         lines = yaml.safe_dump(values, sort_keys=False, allow_unicode=is_plain, width=float("inf"))
@@ -91,13 +91,18 @@ def to_yaml(settings: "DataclassInstance") -> str:
 
 
 def to_flat_dict(settings: "DataclassInstance") -> dict[str, object]:
-    """Return all settings by name, whatever their group."""
-    return {name: value for group in values_of(settings).values() for name, value in values_of(group).items()}
+    """Return all settings by name, whatever their group, but for those that only a command line may give."""
+    return {name: value for group in values_of(settings).values() for name, value in lasting_values_of(group).items()}
 
 
 def values_of(settings: "DataclassInstance") -> dict[str, Any]:
     """Return what a dataclass holds, field by field: the groups of a command's settings, or the plain values of a group."""
     return {field.name: getattr(settings, field.name) for field in fields(settings)}
+
+
+def lasting_values_of(group: "DataclassInstance") -> dict[str, Any]:
+    """Return what a group holds without what only a command line may give, which no file keeps."""
+    return {one.name: getattr(group, one.name) for one in fields(group) if "typed_only" not in one.metadata}
 
 
 def theme_of(group: "DataclassInstance") -> str:

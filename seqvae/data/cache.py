@@ -29,15 +29,16 @@ from seqvae.data.demo import write_demo
 from seqvae.data.description import DataDescription, FittedPreprocessing
 from seqvae.data.flat_file import META, checksum_of, described
 from seqvae.data.parquet.discovery import DataFiles, Fingerprint, find_files, fingerprint, usable_files
+from seqvae.data.storage import DataFile, in_order
 from seqvae.data.stream import GROUPS, Stream
 from seqvae.errors import DataError, StorageError, UsageError
-from seqvae.files import DISK_FULL, is_in_use, wait_for_lock
+from seqvae.files import DISK_FULL, is_in_use, is_remote, wait_for_lock
 from seqvae.text import counted, size
 
 log = logging.getLogger(__name__)
 FORMAT = 6
 """Raise it when what lies in a cache changes: older caches are then built again."""
-NOT_IN_KEY = ("data_dir", "variable_embeddings_path", "freeze_variable_embeddings")
+NOT_IN_KEY = ("data_dir", "allow_remote", "endpoint_url", "variable_embeddings_path", "freeze_variable_embeddings")
 """Options that a cache does not depend on, or that its name holds otherwise."""
 ABOUT_LABELS = ("label_path", "label_column", "allow_missing_labels")
 """Options that only labels depend on: caches that differ in nothing else share their files."""
@@ -115,13 +116,9 @@ def prepare_cache(
         if source.data_dir is None:
             demo = write_demo(root / "demo", "tokens" if source.kind == "auto" else source.kind)
             source = replace(source, data_dir=str(demo))
-        data = find_files(str(source.data_dir), to_learn_from=preprocessing is None)
-        fingerprints = []  # of unreadable files, too, so that a repaired one makes a new cache; the build says what is wrong
-        for path in [*data.paths, *data.subject_splits]:
-            try:
-                fingerprints.append(fingerprint(path))
-            except DataError:
-                fingerprints.append(Fingerprint(str(path), -1, -1, ""))
+        data = find_files(source, to_learn_from=preprocessing is None)
+        # Of unreadable files, too, so that a repaired one makes a new cache; the build says what is wrong.
+        fingerprints = list(in_order(_fingerprint_of_any, [*data.paths, *data.subject_splits]))
         request, files, content = _name_parts(source, data, fingerprints, preprocessing)
         path = root / f"{request}-{files}"
         if why_unusable(path) is None:
@@ -152,6 +149,13 @@ def prepare_cache(
         raise
 
 
+def _fingerprint_of_any(path: DataFile) -> Fingerprint:
+    try:
+        return fingerprint(path)
+    except DataError:
+        return Fingerprint(str(path), -1, -1, "")
+
+
 def _name_parts(
     source: SourceSettings, data: DataFiles, fingerprints: list[Fingerprint], preprocessing: FittedPreprocessing | None
 ) -> tuple[str, str, str]:
@@ -163,7 +167,9 @@ def _name_parts(
     splits = {split: [str(path) for path in paths] for split, paths in data.by_split.items()}
     readable = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(str(source.data_dir)).name).strip("_")[:40] or "data"
     known = [] if preprocessing is None else [asdict(preprocessing.description), *preprocessing[1:]]
-    request = _digest([FORMAT, str(Path(str(source.data_dir)).absolute()), options, *known])
+    place = str(source.data_dir)
+    place = place.rstrip("/") if is_remote(place) else str(Path(place).absolute())
+    request = _digest([FORMAT, place, options, *known])
     lasting = {key: value for key, value in options.items() if key not in (*ABOUT_LABELS, *ABOUT_COLUMNS)}
     without_labels = [one for one in files if source.label_path is None or one[0] != str(Path(source.label_path))]
     content = _digest([FORMAT, lasting, without_labels, splits, *known])

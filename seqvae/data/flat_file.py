@@ -17,6 +17,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 
+from seqvae.data.storage import DataFile
+
 META = "meta.json"
 """Name of the file beside the splits' folders that describes what lies in them."""
 OFFSETS = "offsets.bin"
@@ -57,7 +59,7 @@ class FlatWriter:
 class SplitFiles:
     """One split of a cache while it is being built: flat files that grow, and a table of its sequences."""
 
-    def __init__(self, directory: Path, sources: Sequence[Path], *, keeps_values: bool = False) -> None:
+    def __init__(self, directory: Path, sources: Sequence[DataFile], *, keeps_values: bool = False) -> None:
         directory.mkdir(parents=True)
         self.directory = directory
         self.keeps_values = keeps_values

@@ -35,8 +35,9 @@ from seqvae.config.inference import (
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.description import DataDescription, FittedPreprocessing
 from seqvae.data.frames import path_of
+from seqvae.data.storage import require_consent
 from seqvae.errors import DataError, UsageError
-from seqvae.files import why_no_path
+from seqvae.files import is_remote, why_no_path
 from seqvae.inference import tables
 from seqvae.inference.evaluate import evaluate
 from seqvae.inference.streaming import MADE_BY, all_splits, chosen_splits, new_file
@@ -64,6 +65,8 @@ class Reading(TypedDict, total=False):
     sequence_column: str | None
     id_column: str | None
     label_path: str | None
+    allow_remote: bool
+    endpoint_url: str | None
     bad_values: Literal["error", "drop", "missing"] | None
     on_bad_files: Literal["error", "skip"] | None
     max_sequence_length: int | None
@@ -229,7 +232,8 @@ class Model:
     ) -> tuple[SequenceDataModule, Sequence[str]]:
         """Return the data, and the splits to go through."""
         data_dir = None if data is None else path_of(data, reading.get("cache_dir") or self.settings["cache_dir"])
-        choices = DataChoices(data_dir=data_dir, split=split, **reading)
+        typed: Reading = {"allow_remote": data_dir is not None and is_remote(data_dir)}
+        choices = DataChoices(data_dir=data_dir, split=split, **(typed | reading))
         opened = open_data(self, choices, label_column, keeps_values=keeps_values)
         return opened, all_splits(opened) if split is None else chosen_splits(opened, split)
 
@@ -360,14 +364,18 @@ def open_data(
         chosen |= {"label_column": label_column, "allow_missing_labels": True}
     elif not is_own:  # labels are not needed, and these data may have none
         chosen = {"label_path": None, "label_column": None, "allow_missing_labels": True} | chosen
-    values = ADDED_LATER | settings | chosen
+    # Where data lie and what may be fetched comes from the user, never from a checkpoint alone.
+    endpoint_url = choices.endpoint_url or (settings.get("endpoint_url") if is_own else None)
+    values = ADDED_LATER | settings | chosen | {"allow_remote": choices.allow_remote, "endpoint_url": endpoint_url}
     source = SourceSettings(**{each.name: values[each.name] for each in fields(SourceSettings)})
     lengths = LengthSettings(**{each.name: values[each.name] for each in fields(LengthSettings)})
     cache = CacheSettings(**{each.name: values[each.name] for each in fields(CacheSettings)})
 
     if is_own:
         place = source.data_dir
-        if place is not None and not glob.has_magic(place) and not Path(place).expanduser().exists():
+        if place is not None and is_remote(place):
+            require_consent(place, choices.allow_remote)
+        elif place is not None and not glob.has_magic(place) and not Path(place).expanduser().exists():
             raise DataError(
                 f"{place}, which the model was trained on, is not there any more. Say where with --data_dir."
             )

@@ -173,6 +173,7 @@ def fit(
         report = RunReport(events, every_n_steps=settings.run.log_every_n_steps)
         held.enter_context(report)
         resume_command = f"{program()} --config {shell_word(start.directory / CONFIG)}"
+        resume_command += " --allow_remote" if settings.source.allow_remote else ""
         run = _Run(
             *(settings, data, devices, network, origin, [*callbacks, report], trainer_arguments, events),
             *(start.directory, start.checkpoint, plan, compiler_remark, resume_command),

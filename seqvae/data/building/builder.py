@@ -41,6 +41,7 @@ from seqvae.data.parquet.discovery import POOL, ColumnRow, DataFiles, UsableFile
 from seqvae.data.parquet.reader import BlockReader, hash_ids, whole_files
 from seqvae.data.parquet.schema import Layout
 from seqvae.data.parquet.side_tables import label_names, read_subject_splits
+from seqvae.data.storage import DataFile
 from seqvae.errors import DataError
 from seqvae.text import counted, measure
 
@@ -60,7 +61,7 @@ class Built(NamedTuple):
     lasting_notes: tuple[str, ...]
     """Those of them that other labels and ids would leave as they are."""
     columns: tuple[ColumnRow, ...]
-    files: Sequence[Path]
+    files: Sequence[DataFile]
     """Those that were read, in the order by which the splits' tables number them."""
     bad_files: tuple[str, ...]
     """Why each file that was left out was left out."""

@@ -38,6 +38,7 @@ from seqvae.data.parquet.reader import (
 )
 from seqvae.data.parquet.schema import Layout, RowGroup
 from seqvae.data.parquet.side_tables import ids_as_text, label_names
+from seqvae.data.storage import DataFile
 from seqvae.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class Reading:
 
     layout: Layout
     source: SourceSettings
-    files: Sequence[Path]
+    files: Sequence[DataFile]
     """All of them, as the tables of sequences number them."""
     subjects: pd.Series | None
     """The split of each id, where a table tells it."""
@@ -123,7 +124,7 @@ def plan_parts(usable: UsableFiles, source: SourceSettings, directory: Path) -> 
     return [one._replace(directory=directory / PARTS / f"{number:06}") for number, one in enumerate(requests)]
 
 
-def _cuts(paths: Sequence[Path], usable: UsableFiles) -> Iterator[tuple[list[Stretch], int]]:
+def _cuts(paths: Sequence[DataFile], usable: UsableFiles) -> Iterator[tuple[list[Stretch], int]]:
     """Yield stretches that come to about `PART_BYTES`, and their rows; of tables, stretches are whole files."""
     stretches: list[Stretch] = []
     rows = size = 0
@@ -155,7 +156,7 @@ def _group_runs(row_groups: Sequence[RowGroup]) -> list[tuple[int, ...]]:
     return runs
 
 
-def _merged(cuts: Sequence[tuple[list[Stretch], int]], beginnings: set[Path]) -> list[tuple[list[Stretch], int]]:
+def _merged(cuts: Sequence[tuple[list[Stretch], int]], beginnings: set[DataFile]) -> list[tuple[list[Stretch], int]]:
     """Return the cuts, each that begins within a sequence put to the one before; `beginnings` are the files that do not."""
     merged: list[tuple[list[Stretch], int]] = []
     for stretches, rows in cuts:

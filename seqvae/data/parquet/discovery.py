@@ -4,15 +4,17 @@ Known layouts: train/ valid/ test/ as folders or as train.parquet ...; the same 
 metadata/subject_splits.parquet; one pool without splits; a single file. A glob takes the union over its matches.
 """
 
+import fnmatch
 import glob
 import hashlib
 import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -31,7 +33,20 @@ from seqvae.data.parquet.schema import (
     common_columns,
     detect_layout,
 )
+from seqvae.data.storage import (
+    DataFile,
+    Listed,
+    RemoteFile,
+    Store,
+    ahead,
+    in_order,
+    open_store,
+    readable,
+    require_consent,
+    trouble_with,
+)
 from seqvae.errors import DataError
+from seqvae.files import is_remote
 from seqvae.text import counted, some
 
 SPLIT_NAMES = {
@@ -58,16 +73,16 @@ SHOWN_FILES = 5
 class DataFiles(NamedTuple):
     """The files of a data set by split; "pool" where the split is not known from the layout."""
 
-    by_split: dict[str, list[Path]]
-    subject_splits: tuple[Path, ...] = ()
+    by_split: dict[str, list[DataFile]]
+    subject_splits: tuple[DataFile, ...] = ()
     """MEDS tables with the split of each subject."""
-    hidden: tuple[Path, ...] = ()
+    hidden: tuple[DataFile, ...] = ()
     """Files left out because their name, or that of a folder they are in, starts with a dot or an underscore."""
-    beside: tuple[Path, ...] = ()
+    beside: tuple[DataFile, ...] = ()
     """Files left out because they stand beside train/, valid/, ... and belong to no split."""
 
     @property
-    def paths(self) -> list[Path]:
+    def paths(self) -> list[DataFile]:
         return [path for paths in self.by_split.values() for path in paths]
 
 
@@ -104,18 +119,18 @@ class UsableFiles(NamedTuple):
     """Files that are readable, with rows, and with the columns that most of them have."""
 
     layout: Layout
-    by_split: dict[str, list[Path]]
-    row_groups: dict[Path, tuple[RowGroup, ...]]
+    by_split: dict[str, list[DataFile]]
+    row_groups: dict[DataFile, tuple[RowGroup, ...]]
     columns: tuple[ColumnRow, ...]
     bad_files: tuple[str, ...]
     """Why each file that cannot be used is left out."""
     notes: list[str]
 
     @property
-    def paths(self) -> list[Path]:
+    def paths(self) -> list[DataFile]:
         return [path for paths in self.by_split.values() for path in paths]
 
-    def rows_of(self, paths: Iterable[Path]) -> dict[Path, int]:
+    def rows_of(self, paths: Iterable[DataFile]) -> dict[DataFile, int]:
         """Return the number of rows of each of these files."""
         return {path: sum(group.rows for group in self.row_groups[path]) for path in paths}
 
@@ -123,11 +138,15 @@ class UsableFiles(NamedTuple):
 # --- Finding --------------------------------------------------------------------------------------------------------
 
 
-def find_files(data_dir: str, *, to_learn_from: bool = True) -> DataFiles:
+def find_files(source: SourceSettings, *, to_learn_from: bool = True) -> DataFiles:
     """Return the files below the directories (or the files) that --data_dir names, literally or as a glob."""
-    literal = Path(data_dir).expanduser()
+    data_dir = str(source.data_dir)
+    literal = Path(data_dir)
     try:
-        if literal.exists():
+        if is_remote(data_dir):
+            require_consent(data_dir, source.allow_remote)
+            found = _find_remote(*open_store(data_dir, source.endpoint_url))
+        elif (literal := literal.expanduser()).exists():
             found = [_find_below(literal.absolute(), None)]
         elif glob.has_magic(data_dir):
             matches = [Path(match).absolute() for match in sorted(glob.glob(str(literal), recursive=True))]
@@ -146,7 +165,7 @@ def find_files(data_dir: str, *, to_learn_from: bool = True) -> DataFiles:
     except OSError as error:
         place = error.filename or data_dir
         raise DataError(f"{place}: cannot be listed ({error.strerror}). Check the path and its permissions.") from error
-    by_split: dict[str, list[Path]] = {}
+    by_split: dict[str, list[DataFile]] = {}
     for one in found:
         for split, paths in one.by_split.items():
             by_split[split] = list(dict.fromkeys([*by_split.get(split, []), *paths]))
@@ -172,8 +191,91 @@ def find_files(data_dir: str, *, to_learn_from: bool = True) -> DataFiles:
     return DataFiles(by_split, tables, hidden, beside)
 
 
+def _find_remote(store: Store, path: str) -> list[DataFiles]:
+    """Return the files below what a path in a store names, literally or as a glob, each in the order of those of a local folder."""
+    url, literal = store.url_of(path), store.find(path)
+    if literal is not None:
+        matches = [literal]
+    elif not glob.has_magic(path):
+        above = PurePosixPath(path).parent if "/" in path else PurePosixPath(path)
+        while not (there := store.list(str(above), recursive=False)) and len(above.parts) > 1:
+            above = above.parent
+        if not there and store.find(str(above)) is None:
+            raise DataError(
+                f"{store.url_of(above)}: there is no such bucket or container. Check the name, and --endpoint_url."
+            )
+        names = [PurePosixPath(one.path).name for one in there]
+        listing = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") or "nothing"
+        raise DataError(f"--data_dir {url}: does not exist. {store.url_of(above)} is there and holds {listing}.")
+    else:
+        matches = [
+            one
+            for one in _matches(store, PurePosixPath(path))
+            if one.is_folder or _is_parquet(PurePosixPath(one.path).name)
+        ]
+        if not matches:
+            raise DataError(f"--data_dir {url}: no folder or Parquet file matches this pattern.")
+
+    def find_below(match: Listed) -> DataFiles:
+        root = PurePosixPath(match.path)
+        split = split_of(root.name) if literal is None else None
+        below = store.list(match.path) if match.is_folder else [match]
+        children: dict[PurePath, dict[PurePath, bool]] = {}
+        for one in below:
+            children.setdefault(PurePosixPath(one.path).parent, {})[PurePosixPath(one.path)] = one.is_folder
+        of: dict[Any, RemoteFile] = {
+            (key := PurePosixPath(one.path)): RemoteFile(key, one.size, one.modified_ns, store)
+            for one in below
+            if not one.is_folder
+        }
+        if not match.is_folder:
+            return DataFiles({split or POOL: [of[root]]})
+        found = _arrange(root, split, {key for key in of if _is_parquet(key.name)}, children.get)
+        return DataFiles(
+            {name: [of[key] for key in keys] for name, keys in found.by_split.items()},
+            *(tuple(of[key] for key in keys) for keys in found[1:]),
+        )
+
+    return list(ahead((0, partial(find_below, match)) for match in matches))
+
+
+def _matches(store: Store, pattern: PurePosixPath) -> list[Listed]:
+    """Return what matches a pattern, level by level, so that nothing beside it is listed; `**` is any number of folders."""
+    bucket, *rest = pattern.parts
+    if glob.has_magic(bucket):
+        raise DataError(f"--data_dir {store.url_of(pattern)}: a pattern may stand behind the bucket only.")
+    found = [Listed(bucket, 0, 0, True)]
+    for number, part in enumerate(rest):
+        folders = [one.path for one in found if one.is_folder]
+        if part == "**":
+            deeper = [
+                one
+                for folder in folders
+                for one in store.list(folder)
+                if not any(name.startswith(".") for name in PurePosixPath(one.path).relative_to(folder).parts)
+            ]
+            found += [one for one in deeper if one.is_folder or number == len(rest) - 1]
+        elif glob.has_magic(part):
+            found = [
+                one
+                for folder in folders
+                for one in store.list(folder, recursive=False)
+                if fnmatch.fnmatchcase(name := PurePosixPath(one.path).name, part)
+                and (part.startswith(".") or not name.startswith("."))
+            ]
+        else:
+            paths = [f"{folder}/{part}" for folder in folders]
+            is_last_literal = not any(map(glob.has_magic, rest[number:]))
+            found = [
+                one
+                for path in paths
+                if (one := store.find(path) if is_last_literal else Listed(path, 0, 0, True)) is not None
+            ]
+    return list(dict.fromkeys(found))
+
+
 def _find_below(root: Path, split: str | None) -> DataFiles:
-    """Return the files in all folders below, links followed; all are of `split`, unless there are split folders below."""
+    """Return the files in all folders below, links followed."""
     if root.is_file():
         return DataFiles({split or POOL: [root]})
 
@@ -186,29 +288,41 @@ def _find_below(root: Path, split: str | None) -> DataFiles:
         folders[:] = [name for name in folders if os.path.realpath(Path(parent, name)) not in entered]
         entered |= {os.path.realpath(Path(parent, name)) for name in folders}
         every |= {Path(parent, name) for name in names if _is_parquet(name)}
+
+    def children(folder: Any) -> dict[Any, bool] | None:
+        return {one: one.is_dir() for one in folder.iterdir()} if folder.is_dir() else None
+
+    return _arrange(root, split, every, children)
+
+
+def _arrange(
+    root: Any, split: str | None, every: set[Any], children: Callable[[Any], Mapping[Any, bool] | None]
+) -> DataFiles:
+    """Return the files by split; all are of `split`, unless there are split folders below. `children` returns what is directly in
+    a folder, and whether that is a folder; None where there is no such folder."""
     hidden = {path for path in every if any(part.startswith((".", "_")) for part in path.relative_to(root).parts)}
     files, hidden_files = sorted(every - hidden), tuple(sorted(hidden))
 
     metadata, data = root / "metadata", root / "data"
     tables = tuple(path for path in files if path == metadata / "subject_splits.parquet")
-    if tables or (data.is_dir() and metadata.is_dir()):
+    if tables or (children(data) is not None and children(metadata) is not None):
         files = [path for path in files if path.parent != metadata]
-    split_of_entry: dict[Path, str] = {}
+    split_of_entry: dict[Any, str] = {}
     """The folders and Parquet files directly below root, or else below data/, that are named after a split."""
     for directory in [] if tables else [root, data]:
-        if not split_of_entry and directory.is_dir():
+        if not split_of_entry:
             split_of_entry = {
                 child: name
-                for child in sorted(directory.iterdir())
-                if (name := split_of(child.name)) and (child.is_dir() or _is_parquet(child.name))
+                for child, is_folder in sorted((children(directory) or {}).items())
+                if (name := split_of(child.name)) and (is_folder or _is_parquet(child.name))
             }
     if not split_of_entry:
         return DataFiles({split or POOL: files} if files else {}, tables, hidden_files)
-    by_split: dict[str, list[Path]] = {name: [] for name in split_of_entry.values()}
+    by_split: dict[str, list[Any]] = {name: [] for name in split_of_entry.values()}
     depth = len(next(iter(split_of_entry)).parts)
-    beside: list[Path] = []
+    beside: list[Any] = []
     for path in files:
-        split = split_of_entry.get(Path(*path.parts[:depth]))
+        split = split_of_entry.get(type(path)(*path.parts[:depth]))
         (by_split[split] if split else beside).append(path)
     for entry, name in split_of_entry.items():
         if not by_split[name]:
@@ -235,7 +349,10 @@ def _is_parquet(name: str) -> bool:
 # --- One file -------------------------------------------------------------------------------------------------------
 
 
-def fingerprint(path: Path) -> Fingerprint:
+def fingerprint(path: DataFile) -> Fingerprint:
+    """Return the marks of a file; of one in a store its size, and its ETag or, where the store has none, its time of change."""
+    if isinstance(path, RemoteFile):
+        return Fingerprint(str(path), path.size, 0, path.mark())
     try:
         _refuse_irregular(path)
         with path.open("rb") as file:
@@ -255,15 +372,16 @@ def _refuse_irregular(path: Path) -> None:
         )
 
 
-def _read_footer(path: Path, *, read_pages: bool) -> Footer:
+def _read_footer(path: DataFile, *, read_pages: bool) -> Footer:
     """Return schema and row count of one file, or refuse it with the reason why it is no Parquet file.
 
     With `read_pages` every page is read once, so that a file is left out whole or not at all.
     """
     try:
-        _refuse_irregular(path)
+        if isinstance(path, Path):
+            _refuse_irregular(path)
         str(path).encode()  # raises here what pyarrow would raise later
-        metadata = pq.read_metadata(path)
+        metadata = pq.read_metadata(readable(path))
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
         sizes = tuple(RowGroup(group.num_rows, group.total_byte_size) for group in groups)
         footer = Footer(path, metadata.schema.to_arrow_schema(), sizes)
@@ -277,6 +395,8 @@ def _read_footer(path: Path, *, read_pages: bool) -> Footer:
             f"{path}: cannot be read, as its name is not UTF-8. Rename it or its folder, {SKIP}."
         ) from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(path, RemoteFile) and (trouble := trouble_with(path, error)):
+            raise trouble from error
         wrong = _what_is_wrong(path, error)
         raise DataError(f"{path}: is not a readable Parquet file: {wrong}. Write it again, {SKIP}.") from error
     if read_pages:
@@ -285,12 +405,12 @@ def _read_footer(path: Path, *, read_pages: bool) -> Footer:
     return footer
 
 
-def _what_is_wrong(path: Path, error: Exception) -> str:
-    if not path.is_file():
+def _what_is_wrong(path: DataFile, error: Exception) -> str:
+    if isinstance(path, Path) and not path.is_file():
         return "it is gone"
     with path.open("rb") as file:
         head = file.read(64)
-        file.seek(max(0, path.stat().st_size - 4))
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 4))
         tail = file.read(4)
     if not head:
         return "it is empty (0 bytes)"
@@ -314,9 +434,9 @@ def usable_files(data: DataFiles, source: SourceSettings) -> UsableFiles:
             more = f" {counted(len(reasons) - 1, 'more file')} cannot be used." if len(reasons) > 1 else ""
             raise DataError(reasons[0] + more)
 
-    readable, bad_files = _sift(data.paths, lambda path: _read_footer(path, read_pages=source.on_bad_files == "skip"))
+    legible, bad_files = _sift_footers(data.paths, read_pages=source.on_bad_files == "skip")
     refuse(bad_files)
-    full = [footer for footer in readable if footer.rows]
+    full = [footer for footer in legible if footer.rows]
     if not full:
         bad = f"The first reason: {bad_files[0]}" if bad_files else "Fill them, or point --data_dir elsewhere."
         raise DataError(f"{source.data_dir}: none of its Parquet files has rows that can be read. {bad}")
@@ -329,7 +449,7 @@ def usable_files(data: DataFiles, source: SourceSettings) -> UsableFiles:
     if layout.form == "files":  # two files of one split must not come out as the same sequence
         reader = BlockReader([path for paths in by_split.values() for path in paths], layout)
         for paths in by_split.values():
-            first_of: dict[int | str, Path] = {}
+            first_of: dict[int | str, DataFile] = {}
             for path in paths:
                 twin = first_of.setdefault(reader.stem_id(path), path)
                 if twin != path:
@@ -348,7 +468,7 @@ def usable_files(data: DataFiles, source: SourceSettings) -> UsableFiles:
         notes.append(
             f"{counted(len(data.beside), 'file')} left out that belong to no split, the first: {data.beside[0]}"
         )
-    if empty := [footer.path for footer in readable if not footer.rows]:
+    if empty := [footer.path for footer in legible if not footer.rows]:
         notes.append(f"{counted(len(empty), 'file')} without rows, the first: {empty[0]}")
     if bad_files:
         files = counted(len(data.paths), "file")
@@ -365,11 +485,11 @@ def survey_files(source: SourceSettings, *, read_pages: bool) -> Survey | None:
     Pages are read where they are suspected, that is, after any bad file: it takes as long as a build.
     """
     try:
-        data = find_files(str(source.data_dir))
+        data = find_files(source)
     except DataError:
         return None
-    readable, refused = _sift(data.paths, lambda path: _read_footer(path, read_pages=read_pages))
-    layout, full = None, [footer for footer in readable if footer.rows]
+    legible, refused = _sift_footers(data.paths, read_pages=read_pages)
+    layout, full = None, [footer for footer in legible if footer.rows]
     if full:
         try:
             layout, _, unfit = _detect_and_check(full, source)
@@ -378,8 +498,13 @@ def survey_files(source: SourceSettings, *, read_pages: bool) -> Survey | None:
             pass  # no layout was detected: the fault of all files together, not of one of them
     if refused and not read_pages:
         return survey_files(source, read_pages=True)
-    size = sum(path.stat().st_size for path in data.paths if path.is_file())  # a link may lead nowhere
-    return Survey(len(data.paths), size, _list_columns(readable, layout), tuple(refused))
+    sizes = [
+        path.size if isinstance(path, RemoteFile) else path.stat().st_size if path.is_file() else 0
+        for path in data.paths
+    ]
+    return Survey(
+        len(data.paths), sum(sizes), _list_columns(legible, layout), tuple(refused)
+    )  # a link may lead nowhere
 
 
 def _detect_and_check(footers: Sequence[Footer], source: SourceSettings) -> tuple[Layout, list[Footer], list[str]]:
@@ -389,6 +514,23 @@ def _detect_and_check(footers: Sequence[Footer], source: SourceSettings) -> tupl
     if layout.label is not None:
         layout = replace(layout, label_names=class_names(footers, layout.label))
     return layout, *_sift(footers, lambda footer: check_schema(footer, layout, columns))
+
+
+def _sift_footers(paths: Sequence[DataFile], *, read_pages: bool) -> tuple[list[Footer], list[str]]:
+    """Return the footers of the files that can be read, and why each of the others cannot."""
+
+    def footer_or_error(path: DataFile) -> Footer | DataError:
+        try:
+            return _read_footer(path, read_pages=read_pages)
+        except DataError as error:
+            return error
+
+    def raised(found: Footer | DataError) -> Footer:
+        if isinstance(found, DataError):
+            raise found
+        return found
+
+    return _sift(in_order(footer_or_error, paths), raised)
 
 
 def _sift(items: Iterable[Any], check: Callable[[Any], Footer]) -> tuple[list[Footer], list[str]]:

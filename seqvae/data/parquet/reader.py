@@ -15,8 +15,8 @@ import math
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as pat
 
 from seqvae.data.parquet.schema import SKIP, Layout, is_list, is_text, is_time
+from seqvae.data.storage import READ_AHEAD_BYTES, SMALL_BYTES, DataFile, RemoteFile, ahead, readable, trouble_with
 from seqvae.errors import DamagedFileError, DataError
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ open_parquet = partial(pq.ParquetFile, page_checksum_verification=True, pre_buff
 class Stretch(NamedTuple):
     """Consecutive rows of one file."""
 
-    path: Path
+    path: DataFile
     rows_before: int
     """Rows of the files before it, as ids number them that come from no column."""
     first_row: int = 0
@@ -64,7 +65,7 @@ class Stretch(NamedTuple):
     """Its row groups; None: the whole file."""
 
 
-def whole_files(rows_of: Mapping[Path, int]) -> list[Stretch]:
+def whole_files(rows_of: Mapping[DataFile, int]) -> list[Stretch]:
     """Return a stretch for each of these files with so many rows."""
     starts = accumulate(rows_of.values(), initial=0)
     return [Stretch(path, start) for path, start in zip(rows_of, starts, strict=False)]
@@ -103,7 +104,7 @@ class BlockReader:
     """A reader of the columns of a layout from a list of files, with an account of what was wrong in them."""
 
     def __init__(
-        self, files: Sequence[Path], layout: Layout, bad_values: str = "error", missing_values: Sequence[float] = ()
+        self, files: Sequence[DataFile], layout: Layout, bad_values: str = "error", missing_values: Sequence[float] = ()
     ) -> None:
         self.files = files
         self.layout = layout
@@ -126,7 +127,7 @@ class BlockReader:
             f"{self.where(block, row)}: {what}. Correct it, or leave such sequences out with --bad_values drop."
         )
 
-    def stem_id(self, file: Path) -> int | str:
+    def stem_id(self, file: DataFile) -> int | str:
         """Return the id of the sequence in a file: the number in its name, where all files are named after numbers."""
         number = WHOLE_NUMBER.fullmatch(file.stem)
         return int(number[1]) if number and self._stems_are_numbers else file.stem
@@ -140,8 +141,9 @@ class BlockReader:
         stem_type = pa.int64() if self._stems_are_numbers else pa.large_string()
         waiting: list[Block] = []
         waiting_rows = waiting_bytes = 0
-        for path, rows_before, first_row, groups in stretches:
-            for batch in read_batches(path, self.layout.columns, self.layout.sequence, groups):
+        batches_of = _batches_of_each(stretches, self.layout.columns, self.layout.sequence)
+        for path, rows_before, first_row, _ in stretches:
+            for batch in next(batches_of):
                 rows_R = np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)
                 columns = {}
                 for role, name in self.layout.roles.items():
@@ -177,8 +179,122 @@ class BlockReader:
             yield concat_blocks(waiting)
 
 
+def _batches_of_each(
+    stretches: Sequence[Stretch], columns: Sequence[str], sequence: str | None
+) -> Iterator[Iterator[pa.RecordBatch]]:
+    """Yield what `read_batches` does for each stretch. Of files in a store, threads fetch and decode row groups before their turn,
+    the next files' as well, in bounded memory (`ahead`); a group beyond that bound is streamed when its turn comes."""
+    if not any(isinstance(stretch.path, RemoteFile) for stretch in stretches):
+        yield from (read_batches(stretch.path, columns, sequence, stretch.groups) for stretch in stretches)
+        return
+
+    def opened(path: RemoteFile) -> tuple[RemoteFile, pa.NativeFile, pq.FileMetaData, int]:
+        with _damage_told(path, columns):
+            source = path.open()
+            if path.size <= SMALL_BYTES:
+                source = pa.BufferReader(source.read_buffer())
+            file = open_parquet(source)
+            return path, source, file.metadata, _rows_per_batch(file, columns) if file.metadata.num_rows else 1
+
+    def decoded(
+        number: int, path: RemoteFile, source: pa.NativeFile, metadata: pq.FileMetaData, batch_rows: int, group: int
+    ) -> tuple[int, int, Iterator[pa.RecordBatch]]:
+        is_streamed = _decoded_bytes(metadata, group, columns) > READ_AHEAD_BYTES
+        file = pq.ParquetFile(
+            source,
+            metadata=metadata,
+            page_checksum_verification=True,
+            pre_buffer=not is_streamed,
+            buffer_size=SMALL_BYTES if is_streamed else 0,
+        )
+        batches = file.iter_batches(batch_size=batch_rows, row_groups=[group], columns=list(columns))
+        if is_streamed:
+            return number, batch_rows, batches
+        with _damage_told(path, columns, groups=[group]):
+            ready = list(batches)
+            rows, wanted = sum(batch.num_rows for batch in ready), metadata.row_group(group).num_rows
+            if columns and rows != wanted:
+                raise pa.ArrowInvalid(f"row group {group} ends after {rows} of {wanted} rows")
+            return number, batch_rows, iter(ready)
+
+    def row_groups() -> Iterator[tuple[int, Callable[[], tuple[int, int, Iterator[pa.RecordBatch]]]]]:
+        """Yield the size of each row group, and what returns its stretch, the rows of a batch, and its batches."""
+        paths = [stretch.path for stretch in stretches if isinstance(stretch.path, RemoteFile)]
+        for number, found in enumerate(ahead((min(path.size, SMALL_BYTES), partial(opened, path)) for path in paths)):
+            metadata, groups = found[2], stretches[number].groups
+            for group in range(metadata.num_row_groups) if groups is None else groups:
+                size = _decoded_bytes(metadata, group, columns)
+                yield (0 if size > READ_AHEAD_BYTES else size), partial(decoded, number, *found, group)
+
+    fetched = ahead(row_groups())
+    waiting = next(fetched, None)
+
+    def decoded_of(number: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        nonlocal waiting
+        while waiting is not None and waiting[0] == number:
+            _, batch_rows, batches = waiting
+            with _damage_told(stretches[number].path, columns, groups=stretches[number].groups):
+                yield from ((batch_rows, batch) for batch in batches)
+            waiting = next(fetched, None)
+
+    def batches_of(number: int) -> Iterator[pa.RecordBatch]:
+        """Cut the rows as one pass over the file does, across row groups: the cache's tables keep where blocks begin."""
+        pieces: list[pa.RecordBatch] = []
+        for batch_rows, batch in decoded_of(number):
+            while batch.num_rows:
+                missing = batch_rows - sum(piece.num_rows for piece in pieces)
+                pieces.append(batch.slice(0, missing))
+                batch = batch.slice(missing) if batch.num_rows > missing else batch.slice(0, 0)
+                if sum(piece.num_rows for piece in pieces) == batch_rows:
+                    yield from _in_pieces(_joined(pieces), sequence)
+                    pieces = []
+        if pieces:
+            yield from _in_pieces(_joined(pieces), sequence)
+
+    with closing(fetched):
+        yield from map(batches_of, range(len(stretches)))
+
+
+def _joined(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(pieces) == 1:
+        return pieces[0]
+    [batch] = pa.Table.from_batches(pieces).combine_chunks().to_batches()
+    return batch
+
+
+def _decoded_bytes(metadata: pq.FileMetaData, group: int, columns: Sequence[str]) -> int:
+    """Return about how many bytes the columns of a row group take in memory: of numbers, eight each, however they are packed."""
+    chunks = map(metadata.row_group(group).column, range(metadata.num_columns))
+    wanted = [one for one in chunks if one.path_in_schema in columns or one.path_in_schema.partition(".")[0] in columns]
+    return sum(max(one.total_uncompressed_size, 8 * one.num_values) for one in wanted)
+
+
+@contextmanager
+def _damage_told(
+    path: DataFile, columns: Sequence[str], row: Callable[[], int] = lambda: 0, groups: Sequence[int] | None = None
+) -> Iterator[None]:
+    """Turn what pyarrow raises within the block into a message about the damaged part of a file, or about its store.
+
+    `row`: of the row groups that are read, the one that was reached.
+    """
+    try:
+        yield
+    except MemoryError:  # pyarrow's is one of its exceptions, too
+        raise
+    except UNREADABLE as error:
+        if isinstance(error, OSError) and error.errno in SHORTAGES:
+            raise
+        if isinstance(path, RemoteFile) and (trouble := trouble_with(path, error)):
+            raise trouble from error
+        reason = " ".join(str(error).split())[:200]
+        raise DamagedFileError(
+            f"{path}: {_damaged_part(path, columns, row(), groups)} cannot be read, the file is damaged ({reason}). "
+            f"Write it again, {SKIP}."
+        ) from error
+
+
 def read_batches(
-    path: Path, columns: Sequence[str], sequence: str | None = None, groups: Sequence[int] | None = None
+    path: DataFile, columns: Sequence[str], sequence: str | None = None, groups: Sequence[int] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one file, or of some of its row groups, in batches of bounded size; page checksums are verified where the
     file has them.
@@ -187,34 +303,28 @@ def read_batches(
     pieces of similar size by the lengths in its `sequence` column.
     """
     row = 0
-    try:
-        with open_parquet(path) as file:
-            size = _rows_per_batch(file, columns) if file.metadata.num_rows else 1
-            groups = range(file.metadata.num_row_groups) if groups is None else groups
-            rows = sum(file.metadata.row_group(group).num_rows for group in groups)
-            for batch in file.iter_batches(batch_size=size, columns=list(columns), row_groups=list(groups)):
-                bounds = [0, batch.num_rows]
-                large = sequence is not None and batch.nbytes > 2 * BLOCK_BYTES
-                if large and not pat.is_dictionary((lists := batch.column(sequence)).type):
-                    lengths_R = pc.list_value_length(lists) if is_list(lists.type) else pc.binary_length(lists)
-                    share_R = np.cumsum(np.asarray(lengths_R.fill_null(0)), dtype=np.float64)
-                    piece_R = np.floor(share_R / max(1.0, share_R[-1]) * (batch.nbytes / BLOCK_BYTES))
-                    bounds[1:1] = (np.flatnonzero(np.diff(piece_R)) + 1).tolist()
-                for start, stop in pairwise(bounds):
-                    yield batch.slice(start, stop - start)
-                row += batch.num_rows
-            if columns and row != rows:
-                raise pa.ArrowInvalid(f"it ends after {row} of {rows} rows")
-    except MemoryError:  # pyarrow's is one of its exceptions, too
-        raise
-    except UNREADABLE as error:
-        if isinstance(error, OSError) and error.errno in SHORTAGES:
-            raise
-        reason = " ".join(str(error).split())[:200]
-        raise DamagedFileError(
-            f"{path}: {_damaged_part(path, columns, row, groups)} cannot be read, the file is damaged ({reason}). "
-            f"Write it again, {SKIP}."
-        ) from error
+    with _damage_told(path, columns, lambda: row, groups), open_parquet(readable(path)) as file:
+        size = _rows_per_batch(file, columns) if file.metadata.num_rows else 1
+        wanted = range(file.metadata.num_row_groups) if groups is None else groups
+        rows = sum(file.metadata.row_group(group).num_rows for group in wanted)
+        for batch in file.iter_batches(batch_size=size, columns=list(columns), row_groups=list(wanted)):
+            yield from _in_pieces(batch, sequence)
+            row += batch.num_rows
+        if columns and row != rows:
+            raise pa.ArrowInvalid(f"it ends after {row} of {rows} rows")
+
+
+def _in_pieces(batch: pa.RecordBatch, sequence: str | None) -> Iterator[pa.RecordBatch]:
+    """Yield a batch whole, or one that is much too large in pieces of similar size."""
+    bounds = [0, batch.num_rows]
+    large = sequence is not None and batch.nbytes > 2 * BLOCK_BYTES
+    if large and not pat.is_dictionary((lists := batch.column(sequence)).type):
+        lengths_R = pc.list_value_length(lists) if is_list(lists.type) else pc.binary_length(lists)
+        share_R = np.cumsum(np.asarray(lengths_R.fill_null(0)), dtype=np.float64)
+        piece_R = np.floor(share_R / max(1.0, share_R[-1]) * (batch.nbytes / BLOCK_BYTES))
+        bounds[1:1] = (np.flatnonzero(np.diff(piece_R)) + 1).tolist()
+    for start, stop in pairwise(bounds):
+        yield batch.slice(start, stop - start)
 
 
 def _rows_per_batch(file: pq.ParquetFile, columns: Sequence[str]) -> int:
@@ -239,11 +349,11 @@ def _rows_per_batch(file: pq.ParquetFile, columns: Sequence[str]) -> int:
     return int(max(1, rows))
 
 
-def _damaged_part(path: Path, columns: Sequence[str], row: int, groups: Sequence[int] | None) -> str:
+def _damaged_part(path: DataFile, columns: Sequence[str], row: int, groups: Sequence[int] | None) -> str:
     """Return the first of the row groups that were read, at or after this row of theirs, with a column that cannot be read; each is
     tried on its own."""
     try:
-        metadata = pq.read_metadata(path)
+        metadata = pq.read_metadata(readable(path))
     except UNREADABLE:
         return "its footer"
     groups = range(metadata.num_row_groups) if groups is None else groups
@@ -252,7 +362,7 @@ def _damaged_part(path: Path, columns: Sequence[str], row: int, groups: Sequence
     for group in groups[first:]:
         for column in columns:
             try:
-                with open_parquet(path) as file:
+                with open_parquet(readable(path)) as file:
                     for _ in file.iter_batches(row_groups=[group], columns=[column]):
                         pass
             except UNREADABLE:
@@ -360,7 +470,7 @@ def _whole_sequences(blocks: Iterator[Block]) -> Iterator[Block]:
         yield concat_blocks(unfinished)
 
 
-def first_scattered_row(reader: BlockReader, paths: Sequence[Path]) -> tuple[str | None, set[Path]]:
+def first_scattered_row(reader: BlockReader, paths: Sequence[DataFile]) -> tuple[str | None, set[DataFile]]:
     """Return the place of a row whose id occurred before, with others in between; or None where equal ids lie together, and the
     files that begin with a new one."""
     runs, beginnings = [np.zeros(0, np.uint64)], set()
@@ -383,7 +493,7 @@ def first_scattered_row(reader: BlockReader, paths: Sequence[Path]) -> tuple[str
     return str(paths[0]), beginnings
 
 
-def _runs(reader: BlockReader, paths: Sequence[Path]) -> Iterator[tuple[np.ndarray, np.ndarray, Block]]:
+def _runs(reader: BlockReader, paths: Sequence[DataFile]) -> Iterator[tuple[np.ndarray, np.ndarray, Block]]:
     """Yield the hashes of the ids in their order, one for each run of equal ids, and the rows of the block where runs begin."""
     ids_alone = dataclasses.replace(
         reader.layout, time=None, variable=None, value=None, set_index=None, features=(), label=None

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import pyarrow as pa
@@ -22,6 +21,7 @@ import pyarrow.types as pat
 from seqvae.config.data import SourceSettings
 from seqvae.console import shell_word
 from seqvae.data.description import Kind
+from seqvae.data.storage import DataFile, readable
 from seqvae.errors import DataError
 from seqvae.text import counted
 
@@ -86,7 +86,7 @@ class RowGroup(NamedTuple):
 class Footer(NamedTuple):
     """The footer of a readable Parquet file."""
 
-    path: Path
+    path: DataFile
     schema: pa.Schema
     groups: tuple[RowGroup, ...]
 
@@ -99,7 +99,7 @@ class Column(NamedTuple):
     """The type that most files give a column."""
 
     type: pa.DataType
-    path: Path
+    path: DataFile
     """The first file with this type."""
 
 
@@ -374,7 +374,7 @@ class _Candidates:
     def _seen(self, name: str) -> "_Seen | None":
         """Look at the first values of a column; None where some are missing, or the file cannot be read (the build says why)."""
         try:
-            with pq.ParquetFile(self._columns[name].path) as file:
+            with pq.ParquetFile(readable(self._columns[name].path)) as file:
                 batch = next(file.iter_batches(batch_size=PEEK_ROWS, columns=[name]), None)
             if batch is None or batch.column(name).null_count:
                 return None

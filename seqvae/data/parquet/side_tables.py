@@ -1,7 +1,6 @@
 """The small tables beside the Parquet: labels, moments to normalise by, embeddings of variables, MEDS splits."""
 
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import pyarrow.parquet as pq
 
 from seqvae.data.parquet.discovery import SPLIT_NAMES, SUFFIXES
 from seqvae.data.parquet.schema import ID_NAMES, closest
+from seqvae.data.storage import DataFile, RemoteFile, trouble_with
 from seqvae.errors import DataError
 from seqvae.text import some
 
@@ -110,11 +110,11 @@ def read_variable_embeddings(path: str, names: tuple[str, ...]) -> np.ndarray:
     return np.concatenate([chosen.mean(axis=0, keepdims=True), chosen])
 
 
-def read_subject_splits(paths: tuple[Path, ...]) -> pd.Series:
+def read_subject_splits(paths: tuple[DataFile, ...]) -> pd.Series:
     """Return the split of each subject of MEDS data, by id as text."""
     tables = []
     for path in paths:
-        table = _read_table(str(path), str(path), as_text=[])
+        table = _read_table(str(path), path, as_text=[])
         _require_columns(str(path), table, ["subject_id", "split"], "Wanted: subject_id, split.")
         splits = table["split"].astype(str).str.lower().map(SPLIT_NAMES)
         unknown = np.flatnonzero(splits.isna())
@@ -130,12 +130,14 @@ def read_subject_splits(paths: tuple[Path, ...]) -> pd.Series:
     return every
 
 
-def _read_table(where: str, path: str, as_text: Collection[str] | None) -> pd.DataFrame:
+def _read_table(where: str, path: str | DataFile, as_text: Collection[str] | None) -> pd.DataFrame:
     """Read a small table from CSV or Parquet. Of a CSV, the columns named in `as_text` (None: the first column) stay as they are
     written: "007" and "NA" are names."""
     try:
-        if path.lower().endswith(SUFFIXES):
-            table = pq.read_table(path, filesystem=pa_fs.LocalFileSystem()).to_pandas(ignore_metadata=True)
+        if isinstance(path, RemoteFile):
+            table = pq.read_table(path.open()).to_pandas(ignore_metadata=True)
+        elif str(path).lower().endswith(SUFFIXES):
+            table = pq.read_table(str(path), filesystem=pa_fs.LocalFileSystem()).to_pandas(ignore_metadata=True)
         else:
             if as_text is None:
                 with pa_csv.open_csv(path) as reader:
@@ -145,6 +147,8 @@ def _read_table(where: str, path: str, as_text: Collection[str] | None) -> pd.Da
     except FileNotFoundError as error:
         raise DataError(f"{where}: does not exist. Check the path.") from error
     except (OSError, pa.ArrowException) as error:
+        if isinstance(path, RemoteFile) and (trouble := trouble_with(path, error)):
+            raise trouble from error
         reason = " ".join(str(error).split())[:200]
         raise DataError(
             f"{where}: cannot be read as a table ({reason}). Wanted: CSV with commas, or Parquet."
