@@ -97,7 +97,9 @@ class SequenceVAE(nn.Module):
     def forward(self, batch: Batch, *, at_mean: bool = False) -> VAEOutput:
         """Encode a batch, draw z, or with `at_mean` take the posterior's mean for it, and compute the likelihood given z."""
         steps_BTW = self.embedding(batch)
-        posterior = self.encode(batch, steps_BTW)
+        posterior = self.posterior(
+            *self.features(batch, steps_BTW)
+        )  # `encode` is an entrance of its own to shared-out weights
         z = posterior.mean if at_mean else draw(posterior)
         nll_B = self.likelihood(self.decode_hidden(steps_BTW, z), batch).sum(dim=1)
         class_scores_BC = None

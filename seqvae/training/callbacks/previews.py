@@ -3,7 +3,8 @@
 In: a fixed validation batch. Out: `samples/step-<n>.txt` for tokens, `samples/step-<n>.png` for vectors and events: originals,
 their reconstructions from the posterior means, and sequences drawn from the prior. It draws with a generator of its own and
 leaves the network as it was: training goes on as without it. Which validations are shown follows from their steps alone, so that
-a run that was killed and goes on leaves the same files as one that was not. What a full disk has no room for waits in memory.
+a run that was killed and goes on leaves the same files as one that was not. What a full disk has no room for waits in memory. With
+--strategy fsdp there are none, as no process has all weights.
 """
 
 import math
@@ -27,6 +28,7 @@ from seqvae.models.sampling import reconstruct, sample_prior
 from seqvae.models.vae import SequenceVAE
 from seqvae.reports.previews import PreviewRow, Track, preview_page, write_preview_figure
 from seqvae.training.module import TrainingModule
+from seqvae.training.sharding import ShardedStrategy
 
 MOST_STEPS = 100
 """Steps of each sequence: what a preview has room for."""
@@ -79,7 +81,7 @@ class Previews(lightning.Callback):
         self._patience = Patience("samples")
 
     def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        if trainer.sanity_checking or not trainer.is_global_zero:
+        if trainer.sanity_checking or not trainer.is_global_zero or isinstance(trainer.strategy, ShardedStrategy):
             return
         directory = Path(trainer.default_root_dir) / "samples"
         # The end of a run is always shown, also where the last validation is one of those during training.
