@@ -199,7 +199,7 @@ def refuse_strategy(compute: ComputeSettings, devices: Devices) -> None:
     precision = resolve_precision(compute.precision, devices.accelerator).precision
     if is_sharded(compute, devices) and precision == "16-mixed":
         raise UsageError(
-            f"--strategy {compute.strategy}: it has no scaling of the loss, which 16-mixed needs. Give --precision bf16-mixed or 32-true"
+            f"--strategy {compute.strategy}: it does not scale the loss, as 16-mixed needs. Give --precision bf16-mixed or 32-true"
         )
     if compute.strategy.startswith("deepspeed") and find_spec("deepspeed") is None:
         raise UsageError(

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map
 
 from seqvae.errors import UsageError
 from seqvae.models.backbones import Blocks
+from seqvae.models.vae import SequenceVAE
 from seqvae.training.run_directory.checkpoint_file import read_lazily
 
 ENTRANCES = ("encode", "nll_given_z")
@@ -59,8 +60,8 @@ class ShardedStrategy(ModelParallelStrategy):
         for name in ENTRANCES:
             if hasattr(network, name):
                 register_fsdp_forward_method(network, name)
-        if hasattr(network, "latent_scores"):
-            network.latent_scores = with_whole_weights(network, network.latent_scores)
+        if isinstance(network, SequenceVAE):
+            vars(network)["latent_scores"] = with_whole_weights(network, network.latent_scores)
 
     def training_step(self, *arguments: Any, **named: Any) -> Any:
         self._share_buffers()
@@ -132,7 +133,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def share_of(value: Tensor, own: Tensor) -> Tensor:
-    """Return this process's share of a whole tensor, where it holds a share of `own`; all have to ask, and the first one's is taken."""
+    """Return this process's share of the first one's whole tensor, where it holds a share of `own`; all have to ask."""
     if not isinstance(own, DTensor):
         return value
     return distribute_tensor(value.to(own.device), own.device_mesh, own.placements)
@@ -147,7 +148,7 @@ def load_whole(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def with_whole_weights(network: nn.Module, work: Callable[..., Value]) -> Callable[..., Value]:
-    """Return `work` with all weights gathered around it: for gradients that are taken amid a forward pass, which would free them."""
+    """Return `work` with all weights gathered around it: gradients that are taken amid a forward pass would free them."""
 
     def gathered(*arguments: Any) -> Value:
         with whole_weights(network):
@@ -181,6 +182,6 @@ def refuse_wrong_means(mesh: DeviceMesh) -> None:
     assert isinstance(probe.weight.grad, Tensor)
     if float(whole(probe.weight.grad)) != 1.0:
         raise UsageError(
-            f"--strategy fsdp: torch {torch.__version__} adds gradients up that it should average (pytorch#162338). Take a later one, "
-            "or --strategy ddp"
+            f"--strategy fsdp: torch {torch.__version__} adds gradients up that it should average (pytorch#162338). Take a "
+            "later one, or --strategy ddp"
         )
