@@ -35,7 +35,7 @@ from seqvae.training.objective import (
 )
 from seqvae.training.run_directory.records import RunEvents
 from seqvae.training.schedules import KLWeight, Steering, learning_rate_factor, scheduled_kl_weight
-from seqvae.training.sharding import ShardedStrategy, whole
+from seqvae.training.sharding import ShardedStrategy, share_out, whole
 from seqvae.verdicts import Circumstances
 
 TRAINING, VALIDATION = 0, 1
@@ -122,7 +122,7 @@ class TrainingModule(lightning.LightningModule):
     def configure_model(self) -> None:
         """Share the network out among the processes, with --strategy fsdp."""
         if isinstance(self.trainer.strategy, ShardedStrategy):
-            self.trainer.strategy.share_out(self.network)
+            share_out(self.network, self.trainer.strategy.device_mesh)
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         begins_step = batch_idx % self.trainer.accumulate_grad_batches == 0

@@ -46,23 +46,6 @@ class ShardedStrategy(ModelParallelStrategy):
         self._setup_distributed()
         self._device_mesh = init_device_mesh(self.root_device.type, (self.world_size,))
 
-    def share_out(self, network: nn.Module) -> None:
-        """Keep this process's share of a network's weights, once."""
-        if isinstance(network, FSDPModule):  # the run goes on from an earlier checkpoint
-            return
-        refuse_wrong_means(self.device_mesh)
-        for part in network.modules():
-            if isinstance(part, Blocks):
-                for block in part:
-                    fully_shard(block, mesh=self.device_mesh)
-        # Without the last word torch keeps what is outside of all blocks whole after a forward pass, for a backward pass to come.
-        fully_shard(network, mesh=self.device_mesh, reshard_after_forward=True)
-        for name in ENTRANCES:
-            if hasattr(network, name):
-                register_fsdp_forward_method(network, name)
-        if isinstance(network, SequenceVAE):
-            vars(network)["latent_scores"] = with_whole_weights(network, network.latent_scores)
-
     def training_step(self, *arguments: Any, **named: Any) -> Any:
         self._share_buffers()
         return super().training_step(*arguments, **named)
@@ -125,6 +108,24 @@ class ShardedStrategy(ModelParallelStrategy):
                 for number, values in stored["state"].items()
             }
             optimizer.load_state_dict({**stored, "state": shares})
+
+
+def share_out(network: nn.Module, mesh: DeviceMesh) -> None:
+    """Keep this process's share of a network's weights, once."""
+    if isinstance(network, FSDPModule):  # the run goes on from an earlier checkpoint
+        return
+    refuse_wrong_means(mesh)
+    for part in network.modules():
+        if isinstance(part, Blocks):
+            for block in part:
+                fully_shard(block, mesh=mesh)
+    # Without the last word torch keeps what is outside of all blocks whole after a forward pass, for a backward pass to come.
+    fully_shard(network, mesh=mesh, reshard_after_forward=True)
+    for name in ENTRANCES:
+        if hasattr(network, name):
+            register_fsdp_forward_method(network, name)
+    if isinstance(network, SequenceVAE):
+        vars(network)["latent_scores"] = with_whole_weights(network, network.latent_scores)
 
 
 def whole(tensor: Tensor) -> Tensor:
