@@ -189,15 +189,10 @@ def make_precision(precision: ResolvedPrecision, devices: Devices, initial_loss_
     return MixedPrecision("16-mixed", devices.accelerator, scaler)
 
 
-def is_sharded(compute: ComputeSettings, devices: Devices) -> bool:
-    """Return whether each process holds a share of the network."""
-    return compute.strategy in SHARDED and devices.world > 1
-
-
 def refuse_strategy(compute: ComputeSettings, devices: Devices) -> None:
     """Refuse a strategy that would fail when all data have been read."""
     precision = resolve_precision(compute.precision, devices.accelerator).precision
-    if is_sharded(compute, devices) and precision == "16-mixed":
+    if compute.strategy in SHARDED and devices.world > 1 and precision == "16-mixed":
         raise UsageError(
             f"--strategy {compute.strategy}: it does not scale the loss, as 16-mixed needs. Give --precision bf16-mixed or 32-true"
         )

@@ -83,7 +83,7 @@ from seqvae.training.run_directory.resume import (
     shared_out,
 )
 from seqvae.training.schedules import Plan, has_full_kl_weight, lengthened, plan_run
-from seqvae.training.sharding import load_whole
+from seqvae.training.sharding import ShardedStrategy, load_whole
 from seqvae.training.trainer import default_trainer_arguments, make_logger, make_previews
 
 RECORDED_SHAPES, CPU_SHAPES = 8, 32
@@ -322,6 +322,9 @@ class _Run:
                 max_epochs=-1,
                 max_steps=self.plan.total_steps,
                 limit_train_batches=1.0,
+                inference_mode=not isinstance(
+                    strategy, ShardedStrategy
+                ),  # weights gathered in it could not go backward
                 callbacks=self._callbacks_around(module),
                 logger=logger or False,
                 log_every_n_steps=self.settings.run.log_every_n_steps,

@@ -230,6 +230,22 @@ def test_a_shared_out_run_goes_on_by_ddp_and_in_one_process_and_back(data_dir, r
     pd.testing.assert_frame_equal(rows_of(run), rows_of(replicated), rtol=1e-3, check_exact=False)
 
 
+@pytest.mark.slow
+def test_where_a_process_that_holds_a_share_freezes_the_other_ends_and_names_it(data_dir, tmp_path):
+    words, port = (
+        words_of(data_dir, "two", "--strategy fsdp --max_steps 100000 --distributed_timeout 0:00:10"),
+        free_port(),
+    )
+    processes = [start(tmp_path, words, ranked(rank, 2, port)) for rank in (0, 1)]
+    wait_for_step(tmp_path / "runs" / "two", 3, processes)
+    processes[1].send_signal(signal.SIGSTOP)
+    (other,) = ends(processes[:1], timeout=90)
+    processes[1].kill()
+    ends(processes[1:])
+    assert other.code == ExitCode.PROCESSES, other.errors
+    assert "process 1 (" in other.errors
+
+
 # --- Refusals -----------------------------------------------------------------------------------------------------------
 
 
