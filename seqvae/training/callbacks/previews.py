@@ -18,6 +18,7 @@ import lightning
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.trainer.states import TrainerFn
+from torch.distributed.fsdp import FSDPModule
 
 from seqvae.data.batch import Batch, EventBatch, Record, TokenBatch, VectorBatch, part_of, to_records
 from seqvae.data.description import DataDescription
@@ -28,7 +29,6 @@ from seqvae.models.sampling import reconstruct, sample_prior
 from seqvae.models.vae import SequenceVAE
 from seqvae.reports.previews import PreviewRow, Track, preview_page, write_preview_figure
 from seqvae.training.module import TrainingModule
-from seqvae.training.sharding import ShardedStrategy
 
 MOST_STEPS = 100
 """Steps of each sequence: what a preview has room for."""
@@ -81,7 +81,7 @@ class Previews(lightning.Callback):
         self._patience = Patience("samples")
 
     def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        if trainer.sanity_checking or not trainer.is_global_zero or isinstance(trainer.strategy, ShardedStrategy):
+        if trainer.sanity_checking or not trainer.is_global_zero:
             return
         directory = Path(trainer.default_root_dir) / "samples"
         # The end of a run is always shown, also where the last validation is one of those during training.
@@ -92,6 +92,8 @@ class Previews(lightning.Callback):
             return  # there are no probabilities to draw from; Progress ends the session
         assert isinstance(pl_module, TrainingModule)
         assert isinstance(pl_module.network, SequenceVAE)
+        if isinstance(pl_module.network, FSDPModule):
+            return
         self._tried_step = trainer.global_step
         self._waiting[trainer.global_step] = draw_preview(pl_module.network, self.batch, self.description, self.seed)
         try:
