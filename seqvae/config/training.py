@@ -24,6 +24,8 @@ from seqvae.config.run import RunSettings, ValidationSettings, duration_of, refu
 RATE_TOKENS = 8_000
 """Tokens of an optimizer step that the default rate is for."""
 DEFAULT_RATE = 3e-3
+SHARDED = ("fsdp", "fsdp2")
+"""Values of --strategy that share the network itself out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +153,9 @@ class ComputeSettings:
     """Longest time that processes wait for one of them, as hours:minutes:seconds; then the run ends and names it."""
 
     strategy: str = "auto"
-    """How several processes share the work: auto or ddp; other names go to Lightning as they are, but for those that fork or
-    spawn, as ddp_spawn, ddp_fork and ddp_notebook do."""
+    """How several processes share the work: auto or ddp, where each holds the whole network; fsdp (or fsdp2), where each holds its
+    share of weights, gradients and optimizer, for networks that are too large for one device. Other names go to Lightning as they
+    are, as deepspeed does, but for those that fork or spawn, as ddp_spawn, ddp_fork and ddp_notebook do."""
 
     sync_batchnorm: bool = False
     """Take the statistics of --posterior batch_norm over all processes."""
@@ -187,6 +190,10 @@ class ComputeSettings:
             raise ValueError(f"--distributed_timeout must be a time like 0:10:00, got {self.distributed_timeout!r}")
         if not 0 < self.initial_loss_scale < float("inf"):
             raise ValueError(f"--initial_loss_scale must be above 0, got {self.initial_loss_scale}")
+        if self.strategy in SHARDED and self.compile_model:
+            raise ValueError(
+                f"--strategy {self.strategy} was not tried with compiled layers: leave out --compile_model"
+            )
         if any(way in self.strategy for way in ("spawn", "fork", "notebook")):
             raise ValueError(
                 f"--strategy {self.strategy}: processes that are spawned or forked by a running one are not supported. Give "

@@ -97,7 +97,8 @@ class SequenceVAE(nn.Module):
     def forward(self, batch: Batch, *, at_mean: bool = False) -> VAEOutput:
         """Encode a batch, draw z, or with `at_mean` take the posterior's mean for it, and compute the likelihood given z."""
         steps_BTW = self.embedding(batch)
-        posterior = self.encode(batch, steps_BTW)
+        # Not by `encode`, which is an entrance from outside: where weights are shared out, it frees them at its end.
+        posterior: Posterior = self.posterior(*self.features(batch, steps_BTW))
         z = posterior.mean if at_mean else draw(posterior)
         nll_B = self.likelihood(self.decode_hidden(steps_BTW, z), batch).sum(dim=1)
         class_scores_BC = None

@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Timer
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from seqvae.monitors.contract import ReadOutputs, check_step_outputs, describe_loss, seen_from_prior, step_outputs_of
 from seqvae.monitors.decoder_use import DecoderProbe, Probeable
@@ -283,7 +284,7 @@ class PosteriorMetricsMonitor(Callback):
             self._finish(draws=False)  # a device that failed would fail again: it is left alone
             return
         evidence = None
-        weights = (weight for weight in pl_module.parameters() if weight.is_floating_point())
+        weights = (own_part(weight) for weight in pl_module.parameters() if weight.is_floating_point())
         if not self._window.is_finite():
             evidence = "the last posteriors hold NaN or infinity"
         elif not all(bool(weight.isfinite().all()) for weight in weights):
@@ -408,6 +409,11 @@ def gathered(own: Tensor, trainer: Trainer) -> Tensor:
     rows = own.new_zeros((trainer.world_size, *own.shape), device=trainer.strategy.root_device)
     rows[trainer.global_rank] = own
     return trainer.strategy.reduce(rows, reduce_op="sum")
+
+
+def own_part(weight: Tensor) -> Tensor:
+    """Return what this process holds of a weight that may be shared out, without waiting for the others."""
+    return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 def optimizers_in_turn(trainer: Trainer) -> int:

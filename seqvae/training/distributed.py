@@ -6,6 +6,7 @@ In: the compute settings, and what launchers say. Out: devices, precision and st
 import os
 import sys
 from datetime import timedelta
+from importlib.util import find_spec
 from typing import Literal, NamedTuple
 
 import torch
@@ -13,9 +14,10 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 
-from seqvae.config.training import ComputeSettings
+from seqvae.config.training import SHARDED, ComputeSettings
 from seqvae.errors import UsageError
 from seqvae.training.processes import Launch, connect, find_launch
+from seqvae.training.sharding import ShardedStrategy
 
 Precision = Literal["32-true", "16-mixed", "bf16-mixed"]
 
@@ -187,19 +189,36 @@ def make_precision(precision: ResolvedPrecision, devices: Devices, initial_loss_
     return MixedPrecision("16-mixed", devices.accelerator, scaler)
 
 
+def refuse_strategy(compute: ComputeSettings, devices: Devices) -> None:
+    """Refuse a strategy that would fail when all data have been read."""
+    precision = resolve_precision(compute.precision, devices.accelerator).precision
+    if compute.strategy in SHARDED and devices.world > 1 and precision == "16-mixed":
+        raise UsageError(
+            f"--strategy {compute.strategy}: it does not scale the loss, as 16-mixed needs. Give --precision bf16-mixed or 32-true"
+        )
+    if compute.strategy.startswith("deepspeed") and find_spec("deepspeed") is None:
+        raise UsageError(
+            f"--strategy {compute.strategy}: the package deepspeed is not installed. Type `pip install deepspeed`, or give "
+            "--strategy fsdp, which needs no package"
+        )
+
+
 def make_strategy(
     requested: str, devices: Devices, *, timeout: timedelta = timedelta(minutes=10), static_graph: bool = False
 ) -> Strategy | str:
-    """Return what averages the gradients of several processes; other strategies of Lightning's go by their names.
+    """Return what averages the gradients of several processes; other strategies of Lightning's go by their names. One process has
+    nothing to share out.
 
     `static_graph`: every batch uses all weights in the same way, and is an optimizer step of its own. Where several batches make
     one, torch 2.13 fails, as the first of them would have to describe the graph.
     """
-    if requested not in ("auto", "ddp"):
+    if requested not in ("auto", "ddp", *SHARDED):
         return requested
     if devices.world == 1:
         return "auto"
     backend = "nccl" if devices.accelerator == "cuda" else "gloo"
+    if requested in SHARDED:
+        return ShardedStrategy(backend, timeout)
     return DDPStrategy(
         process_group_backend=backend, timeout=timeout, gradient_as_bucket_view=True, static_graph=static_graph
     )

@@ -42,6 +42,7 @@ from seqvae.training.distributed import (
     connect_processes,
     make_precision,
     make_strategy,
+    refuse_strategy,
     resolve_devices,
     resolve_precision,
 )
@@ -82,6 +83,7 @@ from seqvae.training.run_directory.resume import (
     shared_out,
 )
 from seqvae.training.schedules import Plan, has_full_kl_weight, lengthened, plan_run
+from seqvae.training.sharding import ShardedStrategy, load_whole
 from seqvae.training.trainer import default_trainer_arguments, make_logger, make_previews
 
 RECORDED_SHAPES, CPU_SHAPES = 8, 32
@@ -251,7 +253,7 @@ class _Run:
             del trainer, module
             recovery = self._roll_back(trouble, step, recovery, precision)
             if self.checkpoint is None:
-                self.network.load_state_dict(beginning)
+                load_whole(self.network, beginning)
 
     def _callbacks_around(self, module: TrainingModule) -> list[Callback]:
         """Return the caller's own callbacks among those of every run: first what shows a step, last what saves a checkpoint."""
@@ -321,6 +323,9 @@ class _Run:
                 max_epochs=-1,
                 max_steps=self.plan.total_steps,
                 limit_train_batches=1.0,
+                inference_mode=not isinstance(
+                    strategy, ShardedStrategy
+                ),  # weights gathered in it could not go backward
                 callbacks=self._callbacks_around(module),
                 logger=logger or False,
                 log_every_n_steps=self.settings.run.log_every_n_steps,
@@ -383,6 +388,8 @@ class _Run:
                 # Lightning 2.6.6 calls torch 2.13 in ways that torch calls deprecated.
                 warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")
                 warnings.filterwarnings("ignore", message=r".*torch.distributed.nn.functional.\w+ is deprecated.*")
+                # Of --strategy fsdp: nothing is written into what the network returns.
+                warnings.filterwarnings("ignore", message=".*returned a view tensor. An in-place op.*")
                 trainer.fit(module, datamodule=self.data, ckpt_path=self.checkpoint)
                 self._validate_on_all(trainer, module)
             self.progress.finish()
@@ -469,6 +476,7 @@ def prepare_settings(settings: Settings) -> Settings:
     devices, timeout = resolve_devices(settings.compute), duration_of(settings.compute.distributed_timeout)
     assert timeout is not None
     refuse_unnamed(settings.run, devices)
+    refuse_strategy(settings.compute, devices)
     connect_processes(devices, timeout)
     decide_together(lambda: refuse_unwritable(settings.run) if is_first_process() else None)
     began = decide_together(lambda: settings_it_began_with(settings.run))

@@ -35,6 +35,7 @@ from seqvae.training.objective import (
 )
 from seqvae.training.run_directory.records import RunEvents
 from seqvae.training.schedules import KLWeight, Steering, learning_rate_factor, scheduled_kl_weight
+from seqvae.training.sharding import ShardedStrategy, share_out, whole
 from seqvae.verdicts import Circumstances
 
 TRAINING, VALIDATION = 0, 1
@@ -102,9 +103,10 @@ class TrainingModule(lightning.LightningModule):
         self.offers_rescue = False
         """Whether --on_collapse rescue can be advised: it is not in force."""
         if isinstance(network, Probeable):  # by these methods a monitor sees whether the decoder uses z
-            self.posterior_of, self.nll_given_z = network.encode, network.nll_given_z
+            self.posterior_of = lambda batch: network.encode(batch)  # which `configure_model` may replace
+            self.nll_given_z = lambda batch, z: network.nll_given_z(batch, z)
         if isinstance(network, SequenceVAE) and not network.latent_per_step:
-            self.latent_scores = network.latent_scores
+            self.latent_scores = lambda batch, draws: network.latent_scores(batch, draws)
         self._validated: list[Sums] = []
         self._kl_of_step: list[Tensor] = []
         """The KL and the sequences that it belongs to, of each micro-batch of the present optimizer step."""
@@ -116,6 +118,11 @@ class TrainingModule(lightning.LightningModule):
             self.__dict__[name] = value
         else:
             super().__setattr__(name, value)
+
+    def configure_model(self) -> None:
+        """Share the network out among the processes, with --strategy fsdp."""
+        if isinstance(self.trainer.strategy, ShardedStrategy):
+            share_out(self.network, self.trainer.strategy.device_mesh)
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         begins_step = batch_idx % self.trainer.accumulate_grad_batches == 0
@@ -283,7 +290,7 @@ class TrainingModule(lightning.LightningModule):
         if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
             scaler.unscale_(optimizer)  # for others Lightning has done it
         longest = self.optimizer.gradient_clip or float("inf")
-        self.gradient_norm = nn.utils.clip_grad_norm_(self.network.parameters(), longest)
+        self.gradient_norm = whole(nn.utils.clip_grad_norm_(self.network.parameters(), longest))
         self.judge.refuse_if_spoilt(optimizer, self.gradient_norm, self.trainer)
 
 

@@ -154,7 +154,7 @@ def test_several_processes_average_gradients_and_other_strategies_pass_through()
     assert isinstance(strategy, DDPStrategy)
     assert strategy.process_group_backend == "gloo"
     assert make_strategy("auto", Devices("cpu", 1, 1)) == "auto"
-    assert make_strategy("fsdp", two) == "fsdp"
+    assert make_strategy("deepspeed", two) == "deepspeed"
 
 
 @pytest.mark.parametrize("name", ["ddp_spawn", "ddp_fork", "ddp_notebook", "ddp_fork_find_unused_parameters_true"])

@@ -19,6 +19,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from seqvae.errors import StorageError
 from seqvae.files import Patience, sync_directory
+from seqvae.monitors.callback import own_part
 from seqvae.reports.run_files import BEST, HEALTHY, LAST, PREVIOUS
 from seqvae.training.callbacks.progress import STATE
 from seqvae.training.run_directory.checkpoint_file import give_second_name
@@ -172,7 +173,7 @@ class Checkpoints(Checkpoint):
         know, and all give up together.
         """
         module = trainer.lightning_module
-        found = [w.isfinite().all() for w in module.parameters() if w.is_floating_point()]
+        found = [own_part(w).isfinite().all() for w in module.parameters() if w.is_floating_point()]
         found += [~b.isnan().any() for b in module.buffers() if b.is_floating_point()]  # a mask may well hold infinity
         is_finite = bool(torch.stack(found).all())  # sync: one for each checkpoint
         if not trainer.strategy.reduce_boolean_decision(is_finite):

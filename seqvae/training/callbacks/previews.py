@@ -3,7 +3,8 @@
 In: a fixed validation batch. Out: `samples/step-<n>.txt` for tokens, `samples/step-<n>.png` for vectors and events: originals,
 their reconstructions from the posterior means, and sequences drawn from the prior. It draws with a generator of its own and
 leaves the network as it was: training goes on as without it. Which validations are shown follows from their steps alone, so that
-a run that was killed and goes on leaves the same files as one that was not. What a full disk has no room for waits in memory.
+a run that was killed and goes on leaves the same files as one that was not. What a full disk has no room for waits in memory. With
+--strategy fsdp there are none, as no process has all weights.
 """
 
 import math
@@ -17,6 +18,7 @@ import lightning
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.trainer.states import TrainerFn
+from torch.distributed.fsdp import FSDPModule
 
 from seqvae.data.batch import Batch, EventBatch, Record, TokenBatch, VectorBatch, part_of, to_records
 from seqvae.data.description import DataDescription
@@ -90,6 +92,8 @@ class Previews(lightning.Callback):
             return  # there are no probabilities to draw from; Progress ends the session
         assert isinstance(pl_module, TrainingModule)
         assert isinstance(pl_module.network, SequenceVAE)
+        if isinstance(pl_module.network, FSDPModule):
+            return
         self._tried_step = trainer.global_step
         self._waiting[trainer.global_step] = draw_preview(pl_module.network, self.batch, self.description, self.seed)
         try:

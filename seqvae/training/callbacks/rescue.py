@@ -24,6 +24,7 @@ from seqvae.training.processes import shared_file
 from seqvae.training.rescue import Move, RescuePlan
 from seqvae.training.run_directory.checkpoint_file import damage_of, misfits
 from seqvae.training.schedules import Steering
+from seqvae.training.sharding import load_whole
 
 
 class Rescue(Callback):
@@ -138,10 +139,10 @@ def revive_decoder(trainer: Trainer, module: TrainingModule) -> None:
     if trainer.strategy.broadcast(path.exists() and damage_of(path) is None):
         weights = read_network(shared_file(path)).weights
         if not misfits(network.state_dict(), weights):
-            network.load_state_dict(weights)
+            load_whole(network, weights)
             return
     if isinstance(network, SequenceVAE) and isinstance(network.decoder, Decoder):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(module.seed)
             fresh = Decoder(network.settings)
-        network.decoder.load_state_dict(fresh.state_dict())
+        load_whole(network.decoder, fresh.state_dict())

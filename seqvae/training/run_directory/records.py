@@ -17,7 +17,7 @@ from lightning import Callback, Trainer
 from torch import nn
 
 from seqvae.config.flags import set_by_presets
-from seqvae.config.training import TrainingSettings
+from seqvae.config.training import SHARDED, TrainingSettings
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.errors import DivergedError, harmless
 from seqvae.files import JsonLines
@@ -88,6 +88,9 @@ def header_lines(
         else ""
     )
     reason = f" in place of {compute.precision}: {precision.reason}" if precision.reason else ""
+    shared_out = ""
+    if compute.strategy in SHARDED and devices.world > 1:
+        shared_out = "; each holds its share of the network (--strategy fsdp), so there are no previews"
     monitoring = [callback.describe(steps) for callback in callbacks if isinstance(callback, Describes)]
     first, *rest = summary_of(settings, data)
     # Nothing is known of networks that are not ours.
@@ -105,7 +108,7 @@ def header_lines(
             f"in {plan.sequences_per_step:,.3g} sequences on average; lr {plan.lr:.3g}"
             f"{scaled}, {optimizer.lr_schedule}",
         ),
-        ("devices", f"{devices}, {precision.precision}{reason}"),
+        ("devices", f"{devices}, {precision.precision}{reason}{shared_out}"),
         ("monitoring", "; ".join(monitoring) or UNMONITORED),
     ]
 
