@@ -26,7 +26,7 @@ _BUILDING = """\
 Convert Parquet into the cache that training reads, ahead of it and with all cores.
 
     seqvae build-cache --data_dir my_data                     # into the cache directory that train uses, too
-    seqvae build-cache --data_dir my_data --workers 8 --cache_dir /shared/caches
+    seqvae build-cache --data_dir s3://bucket/data --workers 8 --cache_dir s3://bucket/caches
 
 Flags about the data have to be those of the training, as for other ones it would build a cache of its own.
 """
@@ -89,7 +89,7 @@ def build(verb: str, words: Sequence[str]) -> None:
 
     workers = settings.building.workers
     with side_by_side(os.cpu_count() or 1 if workers == "auto" else workers) as each:
-        path = prepare_cache(settings.source, settings.cache, each=each)
+        path = prepare_cache(settings.source, settings.building, each=each)
     meta = read_meta(path)
     sequences = ", ".join(f"{split['counts']['sequences']:,} {name}" for name, split in meta["splits"].items())
     print(visible(f"{meta['layout']}: {sequences} sequences, {size(size_of(path))}"))

@@ -33,7 +33,7 @@ class SourceSettings:
     in a store (s3://, gs://, abfs://, hf://datasets/). Without it: demo data with known truth."""
 
     allow_remote: bool = field(default=False, metadata=TYPED_ONLY)
-    """Fetch data from a store that a file or a trained model names; what is typed as --data_dir is fetched anyway."""
+    """Fetch data from a store that a file or a trained model names; what is typed (--data_dir, --cache_dir) is fetched anyway."""
 
     endpoint_url: str | None = None
     """Address of a store that is not the provider's own, like MinIO: http://localhost:9000."""
@@ -165,7 +165,8 @@ class CacheSettings:
     """Cache"""
 
     cache_dir: str | None = None
-    """Where the converted data lie; default: seqvae in the user's cache directory."""
+    """Where the converted data lie; default: seqvae in the user's cache directory. In a store (s3://bucket/caches), machines share
+    what one of them has built, and fetch it."""
 
     cache_data: bool = False
     """Hold the cache in memory instead of mapping it from disk."""
@@ -177,7 +178,7 @@ class CacheSettings:
     """Room on this disk, of each process, that --stream may take."""
 
     def __post_init__(self) -> None:
-        refuse_no_paths(self, "cache_dir")
+        refuse_no_paths(self, remote="cache_dir")
         _ = self.local_limit_bytes
         if self.stream and self.cache_data:
             raise ValueError(
@@ -280,12 +281,17 @@ class ManageCache:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildingSettings:
-    """Building"""
+    """Cache"""
+
+    cache_dir: str | None = None
+    """Where the converted data lie; default: seqvae in the user's cache directory. In a store (s3://bucket/caches), other machines
+    fetch them from there, or train on them part by part (--stream)."""
 
     workers: int | Literal["auto"] = "auto"
     """Processes that convert the data side by side; auto: one for each core. The cache is the same, however many."""
 
     def __post_init__(self) -> None:
+        refuse_no_paths(self, remote="cache_dir")
         if self.workers != "auto":
             refuse_below(1, self, "workers")
 
@@ -295,5 +301,4 @@ class BuildCache:
     """All settings of `seqvae build-cache`."""
 
     source: SourceSettings = field(default_factory=SourceSettings)
-    cache: CacheChoices = field(default_factory=CacheChoices)
     building: BuildingSettings = field(default_factory=BuildingSettings)

@@ -290,7 +290,11 @@ class CommandLine(Generic[Settings]):
     def _may_fetch(self, layers: Sequence[FlagValue], allowed: bool) -> bool:
         """Return whether data may be fetched from a store: where that was said, or where the user typed its URL."""
         last = {one.flag.name: one for one in layers}
-        remote = [one for name in ("data_dir", "endpoint_url") if (one := last.get(name)) and _leads_to_a_store(one)]
+        remote = [
+            one
+            for name in ("data_dir", "cache_dir", "endpoint_url")
+            if (one := last.get(name)) and _leads_to_a_store(one)
+        ]
         if not allowed and (in_file := [one for one in remote if one.is_in_file]):
             raise UsageError(
                 f"{in_file[0].label} leads to a store on the network, and nothing is fetched because a file says so: add "

@@ -19,9 +19,9 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from seqvae.config.data import CacheChoices, CacheSettings, LengthSettings, SourceSettings
+from seqvae.config.data import CacheSettings, LengthSettings, SourceSettings
 from seqvae.data.building.builder import Built, build, hashed_shares, relabel
 from seqvae.data.building.parts import Each
 from seqvae.data.dataset import SequenceSet, read_meta
@@ -29,8 +29,8 @@ from seqvae.data.demo import write_demo
 from seqvae.data.description import DataDescription, FittedPreprocessing
 from seqvae.data.flat_file import META, checksum_of, described
 from seqvae.data.parquet.discovery import DataFiles, Fingerprint, find_files, fingerprint, usable_files
-from seqvae.data.storage import DataFile, in_order
-from seqvae.data.stream import GROUPS, Stream
+from seqvae.data.storage import DataFile, in_order, open_store, require_consent
+from seqvae.data.stream import GROUPS, Read, Stream
 from seqvae.errors import DataError, StorageError, UsageError
 from seqvae.files import DISK_FULL, is_in_use, is_remote, wait_for_lock
 from seqvae.text import counted, size
@@ -68,6 +68,13 @@ CUT = {
 """What --long_sequences does to what is longer than the cap."""
 
 
+class HasCacheDir(Protocol):
+    """Settings that say where caches lie."""
+
+    @property
+    def cache_dir(self) -> str | None: ...
+
+
 class SequenceData(NamedTuple):
     """An opened cache."""
 
@@ -102,43 +109,50 @@ def cache_root(cache_dir: str | None) -> Path:
 
 def prepare_cache(
     source: SourceSettings,
-    cache: CacheSettings | CacheChoices,
+    cache: HasCacheDir,
     preprocessing: FittedPreprocessing | None = None,
     each: Each = map,
 ) -> Path:
     """Return the directory of the cache for these data, which is built first where it is not there or not whole.
 
     With `preprocessing`, the data are read as a trained network knows such data, and no split has to be there. `each` works on the
-    parts of a cache that is built.
+    parts of a cache that is built. Where --cache_dir is in a store, the cache is fetched from there, or put there once it is built.
     """
-    root = cache_root(cache.cache_dir)
+    shelf = _shelf_of(source, cache.cache_dir)
+    root = cache_root(None if shelf else cache.cache_dir)
     try:
         if source.data_dir is None:
             demo = write_demo(root / "demo", "tokens" if source.kind == "auto" else source.kind)
             source = replace(source, data_dir=str(demo))
-        data = find_files(source, to_learn_from=preprocessing is None)
-        # Of unreadable files, too, so that a repaired one makes a new cache; the build says what is wrong.
-        fingerprints = list(in_order(_fingerprint_of_any, [*data.paths, *data.subject_splits]))
-        request, files, content = _name_parts(source, data, fingerprints, preprocessing)
-        path = root / f"{request}-{files}"
-        if why_unusable(path) is None:
+        found = _look_at(source, preprocessing, by_content=shelf is not None)
+        path = root / found.name
+        if why_unusable(path) is None and (shelf is None or shelf.has(path.name)):
             return path
         with wait_for_lock(
             root / f".{path.name}.lock", lambda: log.info("waiting for the process that builds this cache")
         ):
             if (reason := why_unusable(path)) is not None:
-                older = [one for one in root.glob(f"{request}-*") if one != path]  # for an earlier state of the files
+                older = [
+                    one for one in root.glob(f"{found.request}-*") if one != path
+                ]  # for an earlier state of the files
+                if shelf is not None and shelf.has(path.name):
+                    log.info("fetching the cache %s", shelf.url_of(path.name))
+                    shelf.fetch(path)
+                    return path
                 if path.exists():
                     log.warning("the cache %s cannot be used (%s): building it again", path, reason)
                 elif older:
                     log.warning("the Parquet files have changed since their cache was built: building it again")
                 else:
                     log.info("building the cache %s (once)", path)
-                _build_into(path, data, source, fingerprints, preprocessing, content, each)
+                _build_into(path, found, source, preprocessing, each)
                 for one in older:  # a run that uses one goes on with the data that it began with
                     if not any(map(is_in_use, one.glob("*/"))):
                         with suppress(OSError):
                             remove_cache(one)
+            if shelf is not None and not shelf.has(path.name):
+                log.info("putting the cache into %s", shelf.url_of(path.name))
+                shelf.put(path)
         return path
     except OSError as error:
         if error.errno in DISK_FULL:
@@ -149,6 +163,77 @@ def prepare_cache(
         raise
 
 
+class Found(NamedTuple):
+    """The files of some data, and the name of the cache of exactly these."""
+
+    data: DataFiles
+    fingerprints: list[Fingerprint]
+    request: str
+    """The beginning of the name, which other files do not change."""
+    name: str
+    content: str
+    """A digest of all that sequences depend on, but not labels and ids."""
+
+
+def _look_at(source: SourceSettings, preprocessing: FittedPreprocessing | None, *, by_content: bool) -> Found:
+    """Look at the files of some data. `by_content`: the name is the same wherever these files lie, and whenever they came there."""
+    data = find_files(source, to_learn_from=preprocessing is None)
+    # Of unreadable files, too, so that a repaired one makes a new cache; the build says what is wrong.
+    fingerprints = list(in_order(_fingerprint_of_any, [*data.paths, *data.subject_splits]))
+    request, files, content = _name_parts(source, data, fingerprints, preprocessing, by_content=by_content)
+    return Found(data, fingerprints, request, f"{request}-{files}", content)
+
+
+class Shelf:
+    """A directory of caches in a store, which machines share."""
+
+    def __init__(self, url: str, endpoint_url: str | None) -> None:
+        self._store, self._path = open_store(url, endpoint_url)
+
+    def url_of(self, name: str) -> str:
+        return self._store.url_of(f"{self._path}/{name}")
+
+    def has(self, name: str) -> bool:
+        return self._store.exists(f"{self._path}/{name}/{META}")
+
+    def put(self, cache: Path) -> None:
+        """Put a cache there, its description last: without that, it is not there."""
+        path = f"{self._path}/{cache.name}"
+        for split in read_meta(cache)["splits"]:
+            self._store.upload(cache / split, f"{path}/{split}")
+        self._store.write(f"{path}/{META}", cache / META)
+
+    def fetch(self, cache: Path) -> None:
+        """Fetch a cache as a whole, and compare it with its checksums."""
+        directory = Path(tempfile.mkdtemp(prefix=f".{cache.name}.building-", dir=cache.parent))
+        try:
+            self._store.download(f"{self._path}/{cache.name}", directory)
+            if reason := why_unusable(directory, verified_bytes=None):
+                raise DataError(
+                    f"{self.url_of(cache.name)}: cannot be used ({reason}). Delete it there; the next run builds it again."
+                )
+            directory.chmod(0o755)
+            remove_cache(cache)
+            directory.rename(cache)
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def meta_of(self, name: str) -> bytes:
+        return self._store.read(f"{self._path}/{name}/{META}")
+
+    def ranges(self, name: str, split: str) -> Read:
+        """Return what reads parts of the files of a split."""
+        return self._store.ranges(f"{self._path}/{name}/{split}")
+
+
+def _shelf_of(source: SourceSettings, cache_dir: str | None) -> Shelf | None:
+    """Return the caches in a store that --cache_dir names; None: it is a directory."""
+    if cache_dir is None or not is_remote(cache_dir):
+        return None
+    require_consent(cache_dir, source.allow_remote)
+    return Shelf(cache_dir, source.endpoint_url)
+
+
 def _fingerprint_of_any(path: DataFile) -> Fingerprint:
     try:
         return fingerprint(path)
@@ -157,19 +242,30 @@ def _fingerprint_of_any(path: DataFile) -> Fingerprint:
 
 
 def _name_parts(
-    source: SourceSettings, data: DataFiles, fingerprints: list[Fingerprint], preprocessing: FittedPreprocessing | None
+    source: SourceSettings,
+    data: DataFiles,
+    fingerprints: list[Fingerprint],
+    preprocessing: FittedPreprocessing | None,
+    *,
+    by_content: bool,
 ) -> tuple[str, str, str]:
     """Return <readable part>-<hash of the request>, a hash of the files (a changed file changes it alone), and a hash of both
-    without the options about labels and columns."""
+    without the options about labels and columns. `by_content`: files are known by their names in the data, their sizes and their
+    ends, where Parquet has its footer, and not by where they lie."""
     options = {key: value for key, value in asdict(source).items() if key not in NOT_IN_KEY}
     beside = [path for flag in SIDE_FILES if (path := getattr(source, flag)) and Path(path).is_file()]
     files = [list(one) for one in fingerprints] + [list(fingerprint(Path(path))) for path in beside]
     splits = {split: [str(path) for path in paths] for split, paths in data.by_split.items()}
+    whole = str(source.data_dir)
+    whole = whole.rstrip("/") if is_remote(whole) else str(Path(whole).absolute())
+    if by_content:
+        base = os.path.commonpath([os.path.dirname(one) for of_split in splits.values() for one in of_split])  # noqa: PTH120
+        files = [[os.path.relpath(str(one[0]), base), one[1], *one[3:]] for one in files]
+        splits = {split: [os.path.relpath(one, base) for one in paths] for split, paths in splits.items()}
+        whole = ""
     readable = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(str(source.data_dir)).name).strip("_")[:40] or "data"
     known = [] if preprocessing is None else [asdict(preprocessing.description), *preprocessing[1:]]
-    place = str(source.data_dir)
-    place = place.rstrip("/") if is_remote(place) else str(Path(place).absolute())
-    request = _digest([FORMAT, place, options, *known])
+    request = _digest([FORMAT, whole, options, *known])
     lasting = {key: value for key, value in options.items() if key not in (*ABOUT_LABELS, *ABOUT_COLUMNS)}
     without_labels = [one for one in files if source.label_path is None or one[0] != str(Path(source.label_path))]
     content = _digest([FORMAT, lasting, without_labels, splits, *known])
@@ -181,15 +277,10 @@ def _digest(value: Any) -> str:
 
 
 def _build_into(
-    path: Path,
-    data: DataFiles,
-    source: SourceSettings,
-    fingerprints: list[Fingerprint],
-    preprocessing: FittedPreprocessing | None,
-    content: str,
-    each: Each,
+    path: Path, found: Found, source: SourceSettings, preprocessing: FittedPreprocessing | None, each: Each
 ) -> None:
     """Build a cache beside its place, and move it there once it is whole; the caller holds the lock."""
+    data, fingerprints, content = found.data, found.fingerprints, found.content
     for leftover in path.parent.glob(f".{path.name}.building-*"):  # of builders that were killed
         shutil.rmtree(leftover, ignore_errors=True)
     directory = Path(tempfile.mkdtemp(prefix=f".{path.name}.building-", dir=path.parent))
@@ -301,20 +392,29 @@ def stream_cache(
     preprocessing: FittedPreprocessing | None = None,
 ) -> SequenceData:
     """Open a cache that stays in --cache_dir, of which no more than --local_limit lies on this disk."""
-    origin = prepare_cache(source, cache, preprocessing)
+    shelf = _shelf_of(source, cache.cache_dir)
     root = cache_root(None)
     for left in root.glob(f"{STREAMED}-*"):  # of processes that were killed
         if not any(map(is_in_use, left.glob("*/"))):
             shutil.rmtree(left, ignore_errors=True)
     directory = Path(tempfile.mkdtemp(prefix=f"{STREAMED}-", dir=root))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    for split in (splits := read_meta(origin)["splits"]):
+    if shelf is not None:
+        name = _look_at(source, preprocessing, by_content=True).name
+        if not shelf.has(name):
+            raise DataError(
+                f"{shelf.url_of(name)}: there is no cache of these data yet, and --stream builds none. Build it where there is "
+                f"room: seqvae build-cache with the same flags of the data, and --cache_dir {cache.cache_dir}."
+            )
+        (directory / META).write_bytes(shelf.meta_of(name))
+    else:
+        origin = prepare_cache(source, cache, preprocessing)
+        shutil.copyfile(origin / META, directory / META)
+    streams: dict[str, Stream] = {}
+    for split, parts in read_meta(directory)["splits"].items():
         (directory / split).mkdir()
-    shutil.copyfile(origin / META, directory / META)
-    streams = {
-        split: Stream(partial(read_bytes, origin / split), directory / split, parts["arrays"])
-        for split, parts in splits.items()
-    }
+        read = shelf.ranges(name, split) if shelf is not None else partial(read_bytes, origin / split)
+        streams[split] = Stream(read, directory / split, parts["arrays"])
     least = sum(stream.least_bytes for stream in streams.values())
     if least > cache.local_limit_bytes:
         raise UsageError(
@@ -333,8 +433,9 @@ def read_bytes(folder: Path, name: str, begin: int, number: int) -> bytes:
         return file.read(number)
 
 
-def why_unusable(directory: Path) -> str | None:
-    """Return what is wrong with a cache: its description, its format, the size of a file, or the content of a small one."""
+def why_unusable(directory: Path, verified_bytes: int | None = VERIFIED_BYTES) -> str | None:
+    """Return what is wrong with a cache: its description, its format, the size of a file, or the content of all, where they come to
+    no more than `verified_bytes`; None: in any case."""
     if not directory.exists():
         return "there is none yet"
     try:
@@ -353,7 +454,7 @@ def why_unusable(directory: Path) -> str | None:
         for path, size, _ in files:
             if path.stat().st_size != size:
                 return f"{path.name} of {path.parent.name} has {path.stat().st_size} bytes instead of {size}"
-        if sum(size for _, size, _ in files) <= VERIFIED_BYTES:
+        if verified_bytes is None or sum(size for _, size, _ in files) <= verified_bytes:
             for path, _, checksum in files:
                 if checksum_of(path) != checksum:
                     return f"{path.name} of {path.parent.name} is damaged"

@@ -152,6 +152,30 @@ class Store:
                     while piece := source.read(SMALL_BYTES):
                         stream.write(piece)
 
+    def upload(self, folder: Path, path: str) -> None:
+        """Put all files below a folder of this machine below a path."""
+        from pyarrow import fs
+
+        with self._about(path):
+            fs.copy_files(str(folder), path, fs.LocalFileSystem(), self.files, chunk_size=SMALL_BYTES)
+
+    def download(self, path: str, folder: Path) -> None:
+        """Put all objects below a path below a folder of this machine."""
+        from pyarrow import fs
+
+        with self._about(path):
+            fs.copy_files(path, str(folder), self.files, fs.LocalFileSystem(), chunk_size=SMALL_BYTES)
+
+    def ranges(self, path: str) -> Callable[[str, int, int], bytes]:
+        """Return what reads bytes of the objects below a path: by name, first byte, and how many."""
+        opened = cache(lambda name: self.open(f"{path}/{name}"))
+
+        def read(name: str, begin: int, number: int) -> bytes:
+            with self._about(f"{path}/{name}"):
+                return bytes(opened(name).read_at(number, begin))
+
+        return read
+
     def delete(self, path: str) -> None:
         with self._about(path):
             self.files.delete_file(path)

@@ -28,6 +28,7 @@ import numpy as np
 from seqvae.data.batch import Batch, Gathers
 from seqvae.data.batching import Cut, Limits, Plan, cut_batches, plan_epoch
 from seqvae.data.flat_file import BEGINS, OFFSETS, described
+from seqvae.files import mark_in_use
 
 GROUPS, GROUP_BYTES = 32, 1 << 30
 """A split has at least so many groups, each of at most so many bytes; whatever lies here at least is two of them."""
@@ -62,7 +63,7 @@ class Stream:
         self._read = read
         self._files: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
-        directory.mkdir(parents=True, exist_ok=True)
+        mark_in_use(self, directory)
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="seqvae-fetch")
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="seqvae-ahead")
         self._lock = threading.RLock()

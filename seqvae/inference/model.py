@@ -369,7 +369,10 @@ def open_data(
     values = ADDED_LATER | settings | chosen | {"allow_remote": choices.allow_remote, "endpoint_url": endpoint_url}
     source = SourceSettings(**{each.name: values[each.name] for each in fields(SourceSettings)})
     lengths = LengthSettings(**{each.name: values[each.name] for each in fields(LengthSettings)})
-    cache = CacheSettings(**{each.name: values[each.name] for each in fields(CacheSettings)})
+    cache_dir = values["cache_dir"]
+    if cache_dir is not None and is_remote(cache_dir) and not choices.allow_remote:
+        cache_dir = None
+    cache = CacheSettings(cache_dir=cache_dir, cache_data=values["cache_data"])
 
     if is_own:
         place = source.data_dir

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +17,11 @@ from seqvae.data.cache import STREAMED
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.loader import BatchLoader
 from seqvae.data.stream import GROUPS, REQUEST_BYTES, draw_groups, joined_ranges, punch_hole
-from seqvae.errors import SettingsError, UsageError
-from tests.support.launched import COLUMNS, SMALL, environment, wait_for_step
+from seqvae.errors import ExitCode, SettingsError, UsageError
+from tests.support.launched import COLUMNS, ends, start, wait_for_step
 from tests.support.parquet_files import write
 
 SEQUENCES = 4000
-ROOT = Path(__file__).parent.parent.parent
 
 
 def write_data(folder: Path, kind: str) -> Path:
@@ -218,26 +215,20 @@ def test_a_hole_takes_no_room_and_spares_its_neighbours(tmp_path):
 
 
 def test_a_run_that_was_killed_goes_on_to_the_bit(tmp_path):
-    """And its curve is near to that of the same data all here, which come in other batches."""
     data_dir = write_data(tmp_path / "data", "tokens")
-    words = f"{SMALL} --data_dir {data_dir} --cache_dir cache --max_steps 60 --checkpoint_every_n_steps 10 --val_check_interval 30"
-    variables = environment({"XDG_CACHE_HOME": str(tmp_path / "scratch")})
-
-    def train(name: str, more: str) -> subprocess.Popen[str]:
-        line = [sys.executable, str(ROOT / "train_optimized.py"), *words.split(), "--run_name", name, *more.split()]
-        return subprocess.Popen(line, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True)
-
-    stream = "--stream --local_limit 200kB"
-    whole = train("whole", stream)
-    assert whole.wait(120) == 0, whole.communicate()[1]
-    killed = train("killed", stream)
+    words = (
+        f"--data_dir {data_dir} --cache_dir cache --max_steps 60 --checkpoint_every_n_steps 10 --val_check_interval 30"
+    )
+    stream = f"{words} --stream --local_limit 200kB"
+    variables = {"XDG_CACHE_HOME": str(tmp_path / "scratch")}
+    assert [one.code for one in ends([start(tmp_path, f"{stream} --run_name whole", variables)])] == [0]
+    killed = start(tmp_path, f"{stream} --run_name killed", variables)
     wait_for_step(tmp_path / "runs" / "killed", 25, [killed])
     killed.send_signal(signal.SIGKILL)
-    killed.wait(30)
-    again = train("killed", stream)
-    assert again.wait(120) == 0, again.communicate()[1]
+    again = ends([killed, start(tmp_path, f"{stream} --run_name killed", variables)])[1]
+    assert again.code == 0, again.errors
     rows = [pd.read_csv(tmp_path / "runs" / name / "metrics.csv")[COLUMNS] for name in ("whole", "killed")]
     pd.testing.assert_frame_equal(rows[0], rows[1], check_exact=True)
-    other = train("killed", "")
-    assert other.wait(60) != 0
-    assert "--stream" in str(other.communicate()[1])
+    (other,) = ends([start(tmp_path, f"{words} --run_name killed", variables)])
+    assert other.code == ExitCode.USAGE
+    assert "--stream True there, False here" in other.errors
