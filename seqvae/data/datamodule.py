@@ -156,11 +156,17 @@ class SequenceDataModule(lightning.LightningDataModule):
 
     @cached_property
     def _limits_and_cut(self) -> tuple[Limits, Cut]:
-        lengths_N, settings = self.split("train").lengths_N, self.batches
+        train, settings = self.split("train"), self.batches
+        lengths_N = train.lengths_N
         limits = resolve_limits(lengths_N, settings, self.lengths.max_sequence_length, self.batches_per_step)
         limits = limits._replace(quadratic=self._quadratic, grid=self._grid)
-        cut = cut_batches(lengths_N, limits, bucketing=settings.bucketing, drop_last=settings.drop_last)
-        return with_last_shape(limits, cut), cut
+        bucketing, drop_last = settings.bucketing, settings.drop_last
+        cut = train.share(
+            "cut",
+            ("training", limits, bucketing, drop_last),
+            lambda: cut_batches(lengths_N, limits, bucketing=bucketing, drop_last=drop_last),
+        )
+        return with_last_shape(limits, Cut(*cut)), Cut(*cut)
 
     @cached_property
     def _grid(self) -> tuple[int, ...]:
@@ -172,9 +178,15 @@ class SequenceDataModule(lightning.LightningDataModule):
         """Return the training batches of an epoch, planned once for all requests in a row, as those of header and loader."""
         key = epoch, self.order, epoch == self._shortest_last
         if self._planned is None or self._planned[0] != key:
-            self._planned = None  # two plans of ten million sequences would be 160 MB
-            plan = plan_epoch(self.cut, self.seed, epoch, shortest_last=epoch == self._shortest_last)
-            self._planned = key, spread_out(plan) if self.order == "spread" else plan
+            self._planned = None  # two plans of a million sequences would be 8 MB
+            cut, settings = self.cut, self.batches
+
+            def plan() -> Plan:
+                planned = plan_epoch(cut, self.seed, epoch, shortest_last=epoch == self._shortest_last)
+                return spread_out(planned) if self.order == "spread" else planned
+
+            whole_key = ("training", self.limits, settings.bucketing, settings.drop_last, self.seed, *key)
+            self._planned = key, Plan(*self.split("train").share("plan", whole_key, plan))
         return self._planned[1]
 
     @property
@@ -284,7 +296,9 @@ class SequenceDataModule(lightning.LightningDataModule):
         if "valid" not in self.data.splits:
             return []
         stored = self.split("valid")
-        candidates_C = np.random.default_rng(0).permutation(len(stored))[:PROBE_CANDIDATES]
+        [candidates_C] = stored.share(
+            "candidates", (), lambda: [np.random.default_rng(0).permutation(len(stored))[:PROBE_CANDIDATES]]
+        )
         owners_N = stored.windows.owners_N
         alike_C = same_content(stored, candidates_C) if owners_N is None else owners_N[candidates_C]
         firsts = np.sort(np.unique(alike_C, return_index=True)[1])
@@ -301,7 +315,8 @@ class SequenceDataModule(lightning.LightningDataModule):
         """
         sequences = self.split("train")
         lengths_N = sequences.lengths_N
-        chosen_C = choose_sequences(lengths_N, sequences.stored_N, min(SCORED_SEQUENCES, len(lengths_N)))
+        number, owners_N = min(SCORED_SEQUENCES, len(lengths_N)), sequences.windows.owners_N
+        [chosen_C] = sequences.share("chosen", (number,), lambda: [choose_sequences(lengths_N, owners_N, number)])
         limits = self.limits  # those of training, since gradients take as much room
         plan = plan_epoch(cut_batches(lengths_N[chosen_C], limits), seed=0, epoch=0)
         return [
@@ -324,17 +339,21 @@ class SequenceDataModule(lightning.LightningDataModule):
         lengths_N = sequences.lengths_N
         limits = resolve_evaluation_limits(lengths_N, self.batches, self.lengths.max_sequence_length)
         if stage == "predict":
-            plan = plan_in_order(lengths_N, limits)
+            plan = Plan(*sequences.share("plan", ("in order", limits), lambda: plan_in_order(lengths_N, limits)))
         else:
             grid, shapes = self._grid, self.batches.pad_grid
             if shapes and lengths_N.max() > grid[-1]:  # what training's shapes hold needs no others
                 grid = grid_lengths(lengths_N, shapes)
             limits = limits._replace(quadratic=self._quadratic, grid=grid)
-            bucketing = self.batches.bucketing
-            chosen_C, cut = choose_and_cut(lengths_N, sequences.stored_N, limit, limits, bucketing=bucketing)
+            owners_N, bucketing, uncut = sequences.windows.owners_N, self.batches.bucketing, limits
+            key = ("evaluation", limits, bucketing, limit)
+            cut = Cut(
+                *sequences.share(
+                    "cut", key, lambda: choose_and_cut(lengths_N, owners_N, limit, uncut, bucketing=bucketing)
+                )
+            )
             limits = with_last_shape(limits, cut)
-            plan = plan_epoch(cut, seed=0, epoch=0)
-            plan = plan._replace(order_N=chosen_C[plan.order_N])
+            plan = Plan(*sequences.share("plan", key, lambda: plan_epoch(cut, seed=0, epoch=0)))
         return self._make_loader(stage, split, lambda _: plan, plan.batches, limits)
 
     def _make_loader(
