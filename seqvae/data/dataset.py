@@ -150,7 +150,7 @@ class SequenceSet:
             starts_B, lengths_B, sequences_B = np.zeros(1, np.int64), np.zeros(1, np.int64), np.full(1, -1)
         else:
             starts_B, lengths_B = windows.starts_N[sequences_B], windows.lengths_N[sequences_B].astype(np.int64)
-            sequences_B = np.asarray(sequences_B, np.int64)
+            sequences_B = np.array(sequences_B, np.int64)  # they may be part of a mapped plan, which no tensor may be
         longest = int(lengths_B.max())
         steps = pad_to or max(1, longest)
         assert steps >= longest, "a longer sequence would run into the next row"

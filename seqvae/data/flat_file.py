@@ -269,8 +269,9 @@ def map_arrays(path: Path) -> list[np.ndarray] | None:
                 shape, _, dtype = np.lib.format.read_array_header_1_0(file)
                 if dtype.kind not in "iu":
                     raise ValueError(f"{path.name} holds {dtype}, not integers")
-                arrays.append(np.memmap(file, dtype, "r", file.tell(), shape).view(np.ndarray))
-                file.seek(arrays[-1].nbytes, os.SEEK_CUR)
+                begin = file.tell()
+                arrays.append(np.memmap(file, dtype, "r", begin, shape).view(np.ndarray))
+                file.seek(begin + arrays[-1].nbytes)
     except (OSError, ValueError):
         return None
     return arrays or None
