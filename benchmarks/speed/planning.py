@@ -84,7 +84,7 @@ def start(folder: Path, process: str) -> None:
     entry = {"file": "offsets.bin", "dtype": "<i8", "count": number + 1, "crc32": 0}
     train = SequenceSet(folder, "tokens", {"offsets": entry}, cap)
     data = SequenceDataModule(SourceSettings(), cap, batches=BatchSettings(tokens_per_batch=4096))
-    own, mapped, peak = *memory_mb(), peak_mb()
+    own, mapped, peak, cpu = *memory_mb(), peak_mb(), time.process_time()
     row: dict[str, float] = {}
 
     def timed(name: str, call: Callable[[], object]) -> None:
@@ -103,6 +103,7 @@ def start(folder: Path, process: str) -> None:
         timed("choice", lambda: train.share("chosen", (), choose))
         timed("checksum", lambda: identity_of(train.lengths_N, ""))
         row["to the first batch s"] = round(sum(row.values()), 2)
+        row["of the CPU s"] = round(time.process_time() - cpu, 2)
         row["peak MB"] = round(peak_mb() - peak)
         timed("next epoch", lambda: data.plan_of_epoch(1).batch(0))
         print(json.dumps(row), flush=True)

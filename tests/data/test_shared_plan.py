@@ -1,6 +1,8 @@
 """What follows from the lengths of many sequences: the same numbers as from few, and held once by the processes of a machine."""
 
 import errno
+import io
+import json
 import os
 import pickle
 import signal
@@ -20,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.measure import write_token_lists
+from benchmarks.speed import planning
 from seqvae.config.data import BatchSettings, CacheSettings, LengthSettings, SourceSettings
 from seqvae.data.batching import Limits, choose_sequences, cut_batches, grid_lengths, hashed, midpoints, plan_epoch
 from seqvae.data.datamodule import SequenceDataModule
@@ -350,3 +353,22 @@ def test_other_contents_and_settings_have_other_files(tmp_path):
     for number, key in enumerate((("a", 1), ("a", 2), ("b", 1))):
         [array] = shared_arrays(tmp_path, "lengths", key, partial(list, [np.full(2, number)]))
         assert array.tolist() == [number, number]
+
+
+# --- Its benchmark -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/smaps_rollup")
+def test_the_benchmark_lets_a_second_process_map_what_the_first_one_made(tmp_path, monkeypatch, capsys):
+    np.arange(0, 50_001, 5).tofile(tmp_path / "offsets.bin")
+    files = []
+    for process in ("on its own", "first", "second"):
+        monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+        planning.start(tmp_path, process)
+        seconds, memory = map(json.loads, capsys.readouterr().out.splitlines())
+        assert seconds["to the first batch s"] >= seconds["plan s"] >= 0
+        assert set(memory) == {"own MB", "mapped MB"}
+        files.append({path.name: path.stat().st_ino for path in tmp_path.glob("*.shared")})
+    assert not files[0]
+    assert files[1] == files[2]
+    assert len(files[1]) == 5
