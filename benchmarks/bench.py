@@ -39,6 +39,9 @@ FORMS = {
     "ablation": Form("speed"),
     "time_to_quality": Form("speed"),
     "scaling": Form("speed"),
+    "planning": Form(
+        "speed", short=("--sequences", "1000000"), full=("--sequences", "10000000", "100000000"), is_default=False
+    ),
     "loading": Form("speed", short=("--sequences", "200000"), full=("--large_gb", "5")),
     "chaos": Form("reliability", short=("--kills", "10"), is_default=False),
     "bad_inputs": Form("reliability", short=("--cases", "60"), is_default=False),

@@ -61,6 +61,7 @@ TABLES: dict[str, tuple[Table, ...]] = {
         Table("An optimizer step, against the tokens of its batch", "batch"),
         Table("Exponents", "exponents"),
     ),
+    "planning": (Table("A start with many sequences, in two processes of a machine and in one on its own", "rows"),),
     "loading": (
         Table("Cache: built once (peak memory of the whole process), then only opened", "build"),
         Table("Random batches of 64, padded; real tokens only, the same rows", "against_hf.rows"),

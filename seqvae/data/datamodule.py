@@ -166,13 +166,19 @@ class SequenceDataModule(lightning.LightningDataModule):
 
     @cached_property
     def _limits_and_cut(self) -> tuple[Limits, Cut]:
-        lengths_N, settings = self.split("train").lengths_N, self.batches
+        train, settings = self.split("train"), self.batches
+        lengths_N = train.lengths_N
         limits = resolve_limits(lengths_N, settings, self.lengths.max_sequence_length, self.batches_per_step)
         limits = limits._replace(quadratic=self._quadratic, grid=self._grid)
         if (by_group := self._cut_by_group("train", limits)) is not None:
             return limits, by_group.whole
-        cut = cut_batches(lengths_N, limits, bucketing=settings.bucketing, drop_last=settings.drop_last)
-        return with_last_shape(limits, cut), cut
+        bucketing, drop_last = settings.bucketing, settings.drop_last
+        cut = train.share(
+            "cut",
+            ("training", limits, bucketing, drop_last),
+            lambda: cut_batches(lengths_N, limits, bucketing=bucketing, drop_last=drop_last),
+        )
+        return with_last_shape(limits, Cut(*cut)), Cut(*cut)
 
     def _cut_by_group(self, split: str, limits: Limits) -> GroupedCut | None:
         """Return the cut of a split that is fetched group by group; None where all of it is here."""
@@ -184,7 +190,7 @@ class SequenceDataModule(lightning.LightningDataModule):
                 raise SettingsError(
                     "--drop_last leaves out the last batch of an epoch, and --stream has one in each of its groups"
                 )
-            group_N = sequences.stream.group_of(sequences.stored_N)
+            group_N = sequences.stream.group_of(sequences.owners(np.arange(len(sequences))))
             self._by_group[split] = GroupedCut(sequences.lengths_N, group_N, limits, bucketing=self.batches.bucketing)
         return self._by_group[split]
 
@@ -201,12 +207,18 @@ class SequenceDataModule(lightning.LightningDataModule):
             stream.follow(by_group.groups(self.seed, epoch))
         key = epoch, self.order, epoch == self._shortest_last
         if self._planned is None or self._planned[0] != key:
-            self._planned = None  # two plans of ten million sequences would be 160 MB
+            self._planned = None  # two plans of a million sequences would be 8 MB
+            cut, settings = self.cut, self.batches
+
+            def plan() -> Plan:
+                planned = plan_epoch(cut, self.seed, epoch, shortest_last=epoch == self._shortest_last)
+                return spread_out(planned) if self.order == "spread" else planned
+
             if by_group is not None:
-                plan = by_group.plan(self.seed, epoch)
+                self._planned = key, by_group.plan(self.seed, epoch)
             else:
-                plan = plan_epoch(self.cut, self.seed, epoch, shortest_last=epoch == self._shortest_last)
-            self._planned = key, spread_out(plan) if self.order == "spread" and by_group is None else plan
+                whole_key = ("training", self.limits, settings.bucketing, settings.drop_last, self.seed, *key)
+                self._planned = key, Plan(*self.split("train").share("plan", whole_key, plan))
         return self._planned[1]
 
     @property
@@ -316,7 +328,9 @@ class SequenceDataModule(lightning.LightningDataModule):
         if "valid" not in self.data.splits:
             return []
         stored = self.split("valid")
-        candidates_C = np.random.default_rng(0).permutation(len(stored))[:PROBE_CANDIDATES]
+        [candidates_C] = stored.share(
+            "candidates", (), lambda: [np.random.default_rng(0).permutation(len(stored))[:PROBE_CANDIDATES]]
+        )
         owners_N = stored.windows.owners_N
         if stored.stream is not None:  # all at once, not one by one
             with stored.stream.here(stored.owners(candidates_C)):
@@ -336,7 +350,8 @@ class SequenceDataModule(lightning.LightningDataModule):
         """
         sequences = self.split("train")
         lengths_N = sequences.lengths_N
-        chosen_C = choose_sequences(lengths_N, sequences.stored_N, min(SCORED_SEQUENCES, len(lengths_N)))
+        number, owners_N = min(SCORED_SEQUENCES, len(lengths_N)), sequences.windows.owners_N
+        [chosen_C] = sequences.share("chosen", (number,), lambda: [choose_sequences(lengths_N, owners_N, number)])
         limits = self.limits  # those of training, since gradients take as much room
         plan = plan_epoch(cut_batches(lengths_N[chosen_C], limits), seed=0, epoch=0)
         return [
@@ -359,22 +374,28 @@ class SequenceDataModule(lightning.LightningDataModule):
         lengths_N = sequences.lengths_N
         limits = resolve_evaluation_limits(lengths_N, self.batches, self.lengths.max_sequence_length)
         if stage == "predict":
-            plan = plan_in_order(lengths_N, limits)
+            plan = Plan(*sequences.share("plan", ("in order", limits), lambda: plan_in_order(lengths_N, limits)))
         else:
             grid, shapes = self._grid, self.batches.pad_grid
             if shapes and lengths_N.max() > grid[-1]:  # what training's shapes hold needs no others
                 grid = grid_lengths(lengths_N, shapes)
             limits = limits._replace(quadratic=self._quadratic, grid=grid)
-            bucketing = self.batches.bucketing
+            owners_N, bucketing, uncut = sequences.windows.owners_N, self.batches.bucketing, limits
             is_whole = isinstance(limit, float) and limit == 1
             if is_whole and (by_group := self._cut_by_group(split, limits)) is not None:
-                plan = by_group.plan(0, 0)
-                return self._make_loader(stage, split, lambda _: plan, plan.batches, limits, by_group.groups(0, 0))
-            chosen_C, cut = choose_and_cut(lengths_N, sequences.stored_N, limit, limits, bucketing=bucketing)
-            self._keep(split, chosen_C)
+                in_groups = by_group.plan(0, 0)
+                return self._make_loader(
+                    stage, split, lambda _: in_groups, in_groups.batches, limits, by_group.groups(0, 0)
+                )
+            key = ("evaluation", limits, bucketing, limit)
+            cut = Cut(
+                *sequences.share(
+                    "cut", key, lambda: choose_and_cut(lengths_N, owners_N, limit, uncut, bucketing=bucketing)
+                )
+            )
+            self._keep(split, cut.order_N)
             limits = with_last_shape(limits, cut)
-            plan = plan_epoch(cut, seed=0, epoch=0)
-            plan = plan._replace(order_N=chosen_C[plan.order_N])
+            plan = Plan(*sequences.share("plan", key, lambda: plan_epoch(cut, seed=0, epoch=0)))
         return self._make_loader(stage, split, lambda _: plan, plan.batches, limits)
 
     def _keep(self, split: str, chosen_C: np.ndarray) -> None:
@@ -383,7 +404,7 @@ class SequenceDataModule(lightning.LightningDataModule):
         if sequences.stream is None or train is None or split in self._kept:
             return
         self._kept.add(split)
-        stored_C = sequences.stored_N[chosen_C]
+        stored_C = sequences.owners(np.asarray(chosen_C, np.int64))
         train.room -= sequences.stream.bytes_of(stored_C)
         if train.room < train.least_bytes:
             raise SettingsError(

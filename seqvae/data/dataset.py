@@ -8,6 +8,7 @@ Shapes: S stored sequences, N sequences after the cap, B sequences of a batch, T
 
 import json
 import zlib
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import islice
@@ -23,7 +24,7 @@ import torch
 from seqvae.config.data import LengthSettings
 from seqvae.data.batch import Batch, EventBatch, Gathers, TokenBatch, VectorBatch, checksum_of
 from seqvae.data.description import Kind
-from seqvae.data.flat_file import AS_READ, META, map_flat
+from seqvae.data.flat_file import AS_READ, META, map_flat, shared_arrays
 from seqvae.data.stream import Stream
 from seqvae.errors import DataError
 from seqvae.files import mark_in_use
@@ -33,6 +34,9 @@ LONGEST = 2**31 - 1
 """Steps of one sequence, which are counted in int32."""
 SHOWN, SHOWN_FILES = 5, 3
 """Sequences, rows and files that a message names."""
+SHARED_FROM = 2_000_000
+"""Stored sequences from which on a machine holds what follows from their lengths once: below, a process works it out sooner than it
+is read."""
 UNREADABLE = (OSError, pa.ArrowException)
 """Errors of files that cannot be read."""
 
@@ -85,11 +89,6 @@ class SequenceSet:
         return self.windows.lengths_N
 
     @property
-    def stored_N(self) -> np.ndarray:
-        """int64, the stored sequence that each is (a part of)."""
-        return self.owners(np.arange(len(self)))
-
-    @property
     def content(self) -> str:
         """A checksum of all that is stored of these sequences."""
         checksums = sorted((name, entry["crc32"]) for name, entry in self._entries.items())
@@ -98,7 +97,19 @@ class SequenceSet:
     @cached_property
     def windows(self) -> Windows:
         """The sequences after the length cap."""
-        windows = cut_windows(self._arrays["offsets"], self._length_settings)
+        offsets_S1 = self._arrays["offsets"]
+
+        def cut() -> list[np.ndarray]:
+            windows = cut_windows(offsets_S1, self._length_settings)
+            more = [] if np.may_share_memory(windows.starts_N, offsets_S1) else [windows.starts_N]
+            more += [] if windows.owners_N is None else [windows.owners_N]
+            return [np.array([windows.over_cap, windows.cut_off]), windows.lengths_N, *more]
+
+        (over_cap, cut_off), lengths_N, *more = self.share("lengths", (), cut)
+        starts_N, owners_N = [*more, None, None][:2]
+        if starts_N is None:
+            starts_N = offsets_S1[:-1]
+        windows = Windows(starts_N, lengths_N, owners_N, int(over_cap), bool(cut_off))
         if len(windows.lengths_N) == 0:
             raise DataError(
                 f"--long_sequences drop leaves nothing of the {self.directory.name} split: all {windows.over_cap:,} sequences "
@@ -117,6 +128,13 @@ class SequenceSet:
     def _table(self) -> pa.Table:
         """The stored sequences: their ids, and where they came from."""
         return pa.ipc.open_file(pa.memory_map(str(self.directory / "sequences.arrow"))).read_all()
+
+    def share(self, name: str, key: Sequence[object], make: Callable[[], Sequence[np.ndarray]]) -> list[np.ndarray]:
+        """Return the arrays of integers that `make` works out of these sequences' lengths and the key. Where sequences are many, a
+        machine has them once: in a file beside the data, which goes with them."""
+        if self._entries["offsets"]["count"] <= SHARED_FROM:
+            return list(make())
+        return shared_arrays(self.directory, name, (self.content, self._length_settings, *key), make)
 
     def cropped(self, most_steps: int) -> "SequenceSet":
         """Return the same sequences, of which longer ones end after `most_steps`."""
@@ -146,7 +164,7 @@ class SequenceSet:
             starts_B, lengths_B, sequences_B = np.zeros(1, np.int64), np.zeros(1, np.int64), np.full(1, -1)
         else:
             starts_B, lengths_B = windows.starts_N[sequences_B], windows.lengths_N[sequences_B].astype(np.int64)
-            sequences_B = np.asarray(sequences_B, np.int64)
+            sequences_B = np.array(sequences_B, np.int64)  # they may be part of a mapped plan, which no tensor may be
         longest = int(lengths_B.max())
         steps = pad_to or max(1, longest)
         assert steps >= longest, "a longer sequence would run into the next row"

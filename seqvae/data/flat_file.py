@@ -1,15 +1,17 @@
 """The files of one split in a cache: flat binary files of one type each, and a table of the sequences.
 
 They are written by appending, and the flat ones read back in pieces or as a memory map. An entry, in the cache's meta.json, holds
-a file's name, type, length and checksum.
+a file's name, type, length and checksum. Beside them lies what follows from them and takes as much memory as they have sequences.
 
 Shapes: S sequences, T steps of all sequences, S1 the beginnings of the sequences and the end of the last.
 """
 
+import hashlib
+import logging
 import os
 import shutil
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,7 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from seqvae.data.storage import DataFile
+from seqvae.files import replace_file, wait_for_lock
 
+log = logging.getLogger(__name__)
 META = "meta.json"
 """Name of the file beside the splits' folders that describes what lies in them."""
 OFFSETS = "offsets.bin"
@@ -26,6 +30,10 @@ OFFSETS = "offsets.bin"
 BEGINS = (OFFSETS, "event_offsets.bin")
 """Names of the files that say where sequences, and where the events of a step, begin."""
 PIECE_ITEMS = 1 << 21
+SHARED_FILES_KEPT = 2
+"""Files of one name that are kept: of this epoch and the last one, or of two runs at once."""
+ALIGNED = 64
+"""Bytes that the arrays of a shared file are aligned to, in it and in memory."""
 RAW_TYPES = {"tokens": np.int32, "values": np.float64, "variables": np.int32}
 """How values lie on disk until the training split's vocabulary and moments are known."""
 FINAL_TYPES = {"gaps": np.float32}
@@ -249,3 +257,59 @@ def read_pieces(path: Path, dtype: Any, items: int = PIECE_ITEMS) -> Iterator[np
     with path.open("rb") as file:
         while len(piece := np.fromfile(file, dtype, items)):
             yield piece
+
+
+# Arrays that the processes of a machine share: made by the first that needs them, written to a file, and mapped by all. What was
+# mapped stays so when the file is removed, and what is missing is made again, so that files may go at any time.
+
+
+def shared_arrays(
+    directory: Path, name: str, key: Sequence[object], make: Callable[[], Sequence[np.ndarray]]
+) -> list[np.ndarray]:
+    """Return the arrays of integers that `make` returns, mapped from a file that lies in the directory or is written there.
+
+    They depend on nothing but the name and the key, whose `repr` says all. Where no file can be written, they take memory of this
+    process. The file is on the disk before it has its name, so that a power cut leaves none with holes.
+    """
+    digest = hashlib.sha256(repr((np.__version__, *key)).encode()).hexdigest()[:16]
+    path = directory / f"{name}-{digest}.shared"
+    if (mapped := map_arrays(path)) is not None:
+        return mapped
+    made: Sequence[np.ndarray] | None = None
+    try:
+        lock = directory / f".{name}.lock"
+        with wait_for_lock(lock, lambda: log.info("waiting for the process that works out: %s", name)):
+            if (mapped := map_arrays(path)) is not None:
+                return mapped
+            made = make()
+            with replace_file(path, durable=True) as partial, partial.open("wb") as file:
+                for array in made:
+                    file.write(bytes(-file.tell() % ALIGNED))
+                    np.save(file, array)
+            by_age = sorted(directory.glob(f"{name}-*.shared"), key=lambda one: one.stat().st_mtime_ns)
+            abandoned = directory.glob(f".{name}-*.shared.*.partial")  # by writers that were killed
+            for old in [*by_age[:-SHARED_FILES_KEPT], *abandoned]:
+                old.unlink()
+    except OSError as error:
+        log.debug("%s: %s is not shared (%s)", directory, name, error)
+    return map_arrays(path) or list(make() if made is None else made)
+
+
+def map_arrays(path: Path) -> list[np.ndarray] | None:
+    """Map the arrays of a shared file; None where it is not there or not whole."""
+    arrays: list[np.ndarray] = []
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            while file.tell() < size:
+                file.seek(-file.tell() % ALIGNED, os.SEEK_CUR)
+                np.lib.format.read_magic(file)
+                shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+                if dtype.kind not in "iu":
+                    raise ValueError(f"{path.name} holds {dtype}, not integers")
+                begin = file.tell()
+                arrays.append(np.memmap(file, dtype, "r", begin, shape).view(np.ndarray))
+                file.seek(begin + arrays[-1].nbytes)
+    except (OSError, ValueError):
+        return None
+    return arrays or None

@@ -168,9 +168,12 @@ class BatchLoader:
 
     def _step_tokens(self, plan: Plan) -> float:
         """Return the real steps of an optimizer step, on average over the epoch."""
-        planned = plan.order_N[: plan.starts_K1[-1]]
-        lengths = self._lengths_N if len(planned) == len(self._lengths_N) else self._lengths_N[planned]
-        return int(lengths.sum(dtype=np.int64)) / rounds(len(self), self.accumulate)
+        lengths_N, order_N, end = self._lengths_N, plan.order_N, plan.starts_K1[-1]
+        if len(order_N) == len(lengths_N):  # to look up all of them takes a second for each hundred million
+            steps = lengths_N.sum(dtype=np.int64) - lengths_N[order_N[end:]].sum(dtype=np.int64)
+        else:
+            steps = lengths_N[order_N[:end]].sum(dtype=np.int64)
+        return int(steps) / rounds(len(self), self.accumulate)
 
     def _make(self, plan: Plan, numbers: range, first: int) -> Generator[Batch]:
         """Yield the batch of each number in spite of trouble; a batch that fails `TRIES` times in a row is a DataError."""

@@ -262,7 +262,7 @@ class GroupedCut:
         ]
         self.whole = Cut(
             np.concatenate([members[cut.order_N] for members, cut in zip(self._members, self._cuts, strict=True)]),
-            [0, *bounds],
+            np.array([0, *bounds]),
             np.concatenate([[0], *(start + cut.starts_K1[1:] for start, cut in zip(starts, self._cuts, strict=True))]),
             np.concatenate([cut.tokens_K for cut in self._cuts]),
         )

@@ -239,18 +239,17 @@ def test_the_choice_follows_the_stored_sequences_and_not_their_places():
 def test_a_number_limits_the_batches_and_a_share_the_sequences(lengths, limits, bucketing, most):
     stored = np.arange(len(lengths))
     every = cut_batches(lengths, limits, bucketing=bucketing).batches
-    chosen, cut = choose_and_cut(lengths, stored, most, limits, bucketing=bucketing)
+    cut = choose_and_cut(lengths, stored, most, limits, bucketing=bucketing)
     assert 1 <= cut.batches <= most
-    assert (len(chosen) == len(lengths)) == (most >= every)
-    chosen, cut = choose_and_cut(lengths, stored, 0.3, limits, bucketing=bucketing)
-    assert len(chosen) == len(cut.order_N) == max(1, round(0.3 * len(lengths)))
+    assert (len(cut.order_N) == len(lengths)) == (most >= every)
+    cut = choose_and_cut(lengths, stored, 0.3, limits, bucketing=bucketing)
+    assert len(np.unique(cut.order_N)) == max(1, round(0.3 * len(lengths)))
 
 
 @settings(deadline=None)
 @given(LENGTHS, LIMITS, BUCKETING)
 def test_a_limit_of_one_is_everything(lengths, limits, bucketing):
-    chosen, cut = choose_and_cut(lengths, np.arange(len(lengths)), 1.0, limits, bucketing=bucketing)
-    assert chosen.tolist() == list(range(len(lengths)))
+    cut = choose_and_cut(lengths, np.arange(len(lengths)), 1.0, limits, bucketing=bucketing)
     assert cut.order_N.tolist() == cut_batches(lengths, limits, bucketing=bucketing).order_N.tolist()
 
 

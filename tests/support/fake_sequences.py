@@ -1,5 +1,7 @@
 """A split in memory with the interface of `SequenceSet`: token sequences of chosen lengths, and nothing on disk."""
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import torch
 
@@ -18,15 +20,14 @@ class FakeSequences:
         return len(self.lengths_N)
 
     @property
-    def stored_N(self) -> np.ndarray:
-        return np.arange(len(self))
-
-    @property
     def windows(self) -> Windows:
         return Windows(np.zeros(len(self), np.int64), self.lengths_N, self.owners_N, 0)
 
     def cropped(self, most_steps: int) -> "FakeSequences":
         return FakeSequences(np.minimum(self.lengths_N, most_steps), self.broken, self.owners_N)
+
+    def share(self, name: str, key: tuple[object, ...], make: Callable[[], Sequence[np.ndarray]]) -> list[np.ndarray]:
+        return list(make())
 
     def ids(self, sequences_B: np.ndarray) -> list[int | str]:
         return [int(sequence) for sequence in sequences_B]
