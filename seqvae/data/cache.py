@@ -263,7 +263,8 @@ def _name_parts(
         files = [[os.path.relpath(str(one[0]), base), one[1], *one[3:]] for one in files]
         splits = {split: [os.path.relpath(one, base) for one in paths] for split, paths in splits.items()}
         whole = ""
-    readable = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(str(source.data_dir)).name).strip("_")[:40] or "data"
+    name = "" if by_content else Path(str(source.data_dir)).name
+    readable = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_")[:40] or "data"
     known = [] if preprocessing is None else [asdict(preprocessing.description), *preprocessing[1:]]
     request = _digest([FORMAT, whole, options, *known])
     lasting = {key: value for key, value in options.items() if key not in (*ABOUT_LABELS, *ABOUT_COLUMNS)}
