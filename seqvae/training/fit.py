@@ -52,7 +52,7 @@ from seqvae.training.processes import (
     decide_together,
     find_launch,
     is_first_process,
-    lost_processes,
+    losses_named,
     meet,
     refuse_differences,
     shared_file,
@@ -91,6 +91,7 @@ RECORDED_SHAPES, CPU_SHAPES = 8, 32
 Settings = TypeVar("Settings", bound=TrainingSettings)
 
 
+@losses_named()
 def fit(
     settings: TrainingSettings,
     callbacks: Sequence[Callback] | None = None,
@@ -172,6 +173,7 @@ def fit(
         events = RunEvents(start.directory, writes=is_first_process())
         report = RunReport(events, every_n_steps=settings.run.log_every_n_steps)
         held.enter_context(report)
+        held.enter_context(losses_named())  # within, so that the report says it
         resume_command = f"{program()} --config {shell_word(start.directory / CONFIG)}"
         run = _Run(
             *(settings, data, devices, network, origin, [*callbacks, report], trainer_arguments, events),
@@ -392,10 +394,6 @@ class _Run:
                 is_early = early is not None and early.wait_count >= early.patience
                 ended_by = "early_stopping_patience" if is_early else "max_time"
             result = result_of(trainer, plan, self.settings, ended_by, self.events)
-        except RuntimeError as error:
-            if (lost := lost_processes(error)) is None:
-                raise
-            raise lost from error
         except Stopped as stop:
             self.events.note("interrupted", trainer.global_step)
             if not stop.message:  # in the last validation, when all that was trained was saved
@@ -463,6 +461,7 @@ class _Run:
         return recovery
 
 
+@losses_named()
 def prepare_settings(settings: Settings) -> Settings:
     """Refuse what cannot be written, and fill in what depends on this machine, all before data are read."""
     devices, timeout = resolve_devices(settings.compute), duration_of(settings.compute.distributed_timeout)
