@@ -157,6 +157,22 @@ def start_by_torchrun(devices: Devices) -> None:
     os.execv(sys.executable, command)
 
 
+def launched(devices: Devices, command: str) -> str:
+    """Return a command behind the launcher's own, as this run was started."""
+    if devices.launcher == "SLURM":
+        return f"srun --nodes {devices.nodes} --ntasks-per-node {devices.per_node} {command}"
+    if devices.launcher != "torchrun":
+        return command
+    words = ["torchrun"]
+    if devices.nodes > 1:
+        words.append(f"--nnodes {devices.nodes} --rdzv_backend c10d --rdzv_endpoint HOST:29500")
+    words.append(f"--nproc_per_node {devices.per_node}")
+    if (restarts := os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) != "0":
+        words.append(f"--max_restarts {restarts}")
+    script = command.removeprefix("python ")  # which torchrun types itself
+    return " ".join([*words, script if script != command else f"--no_python {command}"])
+
+
 class ResolvedPrecision(NamedTuple):
     """The precision that a run computes with, and the reason where it is not the requested one."""
 

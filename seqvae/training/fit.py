@@ -40,6 +40,7 @@ from seqvae.training.distributed import (
     Devices,
     ResolvedPrecision,
     connect_processes,
+    launched,
     make_precision,
     make_strategy,
     resolve_devices,
@@ -174,7 +175,12 @@ def fit(
         report = RunReport(events, every_n_steps=settings.run.log_every_n_steps)
         held.enter_context(report)
         held.enter_context(losses_named())  # within, so that the report says it
-        resume_command = f"{program()} --config {shell_word(start.directory / CONFIG)}"
+        # Where machines share no disk, only the first has the file; there, what was typed goes on.
+        again = f"{program()} --config {shell_word(start.directory / CONFIG)}"
+        if devices.nodes > 1:
+            again = command_line(sys.argv)
+            again += "" if settings.run.run_name else f" --run_name {shell_word(start.directory.name)}"
+        resume_command = launched(devices, again)
         run = _Run(
             *(settings, data, devices, network, origin, [*callbacks, report], trainer_arguments, events),
             *(start.directory, start.checkpoint, plan, compiler_remark, resume_command),
@@ -359,7 +365,7 @@ class _Run:
                     "resumed",
                     self.began_at,
                     checkpoint=checkpoint.name,
-                    command=command_line(sys.argv),
+                    command=launched(devices, command_line(sys.argv)),
                     processes=devices.world,
                     launcher=devices.launcher,
                 )

@@ -17,7 +17,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -28,7 +28,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from seqvae.errors import ProcessesError, UsageError
+from seqvae.errors import ProcessesError, StorageError, UsageError
 
 Decision = TypeVar("Decision")
 
@@ -377,8 +377,7 @@ def refuse_differences(what: str, own: dict[str, Any], remedy: str) -> None:
     """Refuse to go on where processes have found different things; each says which. `remedy`: what to give alike."""
     if _connection is None:
         return
-    everyones: list[Any] = [None] * _connection.world
-    torch.distributed.all_gather_object(everyones, own)
+    everyones = _gathered(own)
     for rank, others in enumerate(everyones):
         if others == everyones[0]:
             continue
@@ -391,29 +390,68 @@ def refuse_differences(what: str, own: dict[str, Any], remedy: str) -> None:
 
 
 def shared_file(path: Path) -> Path:
-    """Return where this process finds a file of the first one: under its path, or, where it has none or another, as a copy."""
+    """Return where this process finds a file of the first one: under its path, or, where that is none or another, as a copy.
+
+    Each machine keeps one.
+    """
     if _connection is None:
         return path
-    marks: list[Any] = [None] * _connection.world
-    torch.distributed.all_gather_object(marks, _mark_of(path))
-    if all(mark == marks[0] for mark in marks):
+    launch, rank = find_launch(), _connection.rank
+    machine = launch.environment.node_rank() if launch else rank
+    marks = _gathered((machine, _mark_of(path)))
+    mark = marks[0][1]
+    lacking = {other: where for other, (where, found) in enumerate(marks) if found != mark}
+    if not lacking:
         return path
-    if marks[0] is None:
+    if mark is None:
         raise UsageError(f"{path}: the first process has no such file, and another one has")
-    size, lacks_it = marks[0][0], marks[_connection.rank] != marks[0]
-    target = path
-    if lacks_it:
-        folder = Path(tempfile.mkdtemp(prefix="seqvae-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        target = folder / path.name
-    with path.open("rb") if _connection.rank == 0 else target.open("wb" if lacks_it else "rb") as file:
-        for begin in range(0, size, PIECE_BYTES):
-            length = min(PIECE_BYTES, size - begin)
-            piece = [file.read(length) if _connection.rank == 0 else b""]
+    writers = {where: other for other, where in reversed(lacking.items())}
+    is_writer, target, troubles = writers.get(machine) == rank, path, list[str]()
+    with ExitStack() as held:
+        file: Any = None
+        with _noted(troubles):
+            if is_writer:
+                target = Path(tempfile.mkdtemp(prefix="seqvae-")) / path.name
+                atexit.register(shutil.rmtree, target.parent, ignore_errors=True)
+            if is_writer or rank == 0:
+                file = held.enter_context(target.open("wb" if is_writer else "rb"))
+        for begin in range(0, mark[0], PIECE_BYTES):  # whatever happens to one of them, all take part in all of it
+            piece = [b""]
+            with _noted(troubles):
+                if rank == 0 and not troubles:
+                    piece = [file.read(min(PIECE_BYTES, mark[0] - begin))]
             torch.distributed.broadcast_object_list(piece, src=0)
-            if lacks_it:
-                file.write(piece[0])
-    return target
+            with _noted(troubles):
+                if is_writer and not troubles:
+                    file.write(piece[0])
+        with _noted(troubles):
+            held.close()
+    everyones = _gathered((troubles, target))
+    for other, (found, _) in enumerate(everyones):
+        if found:
+            cannot = "read it" if other == 0 else "keep a copy of it"
+            raise StorageError(
+                f"{path}: {_connection.names_of([other])} cannot {cannot} ({found[0]}). Make room, or give TMPDIR another place"
+            )
+    copy: Path = everyones[writers[machine]][1] if rank in lacking else path
+    return copy
+
+
+@contextmanager
+def _noted(troubles: list[str]) -> Iterator[None]:
+    """Note what a disk refuses, and go on."""
+    try:
+        yield
+    except OSError as error:
+        troubles.append(str(error))
+
+
+def _gathered(own: Any) -> list[Any]:
+    """Return what each of the connected processes gives."""
+    assert _connection is not None
+    everyones: list[Any] = [None] * _connection.world
+    torch.distributed.all_gather_object(everyones, own)
+    return everyones
 
 
 def _mark_of(path: Path) -> tuple[int, int] | None:
