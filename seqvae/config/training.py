@@ -154,6 +154,12 @@ class ComputeSettings:
     """How several processes share the work: auto or ddp; other names go to Lightning as they are, but for those that fork or
     spawn, as ddp_spawn, ddp_fork and ddp_notebook do."""
 
+    bucket_megabytes: float = 25.0
+    """Gradients that several processes average in one message: less lets the first go sooner, while others are still computed."""
+
+    compress_gradients: Literal["none", "fp16", "bf16"] = "none"
+    """Numbers in which gradients go to other processes: half as many bytes, for links that are slower than the computation."""
+
     sync_batchnorm: bool = False
     """Take the statistics of --posterior batch_norm over all processes."""
 
@@ -187,6 +193,12 @@ class ComputeSettings:
             raise ValueError(f"--distributed_timeout must be a time like 0:10:00, got {self.distributed_timeout!r}")
         if not 0 < self.initial_loss_scale < float("inf"):
             raise ValueError(f"--initial_loss_scale must be above 0, got {self.initial_loss_scale}")
+        if not 0 < self.bucket_megabytes < float("inf"):
+            raise ValueError(f"--bucket_megabytes must be above 0, got {self.bucket_megabytes}")
+        if self.compress_gradients != "none" and self.strategy not in ("auto", "ddp"):
+            raise ValueError(
+                f"--compress_gradients {self.compress_gradients} needs --strategy ddp, and {self.strategy} was given"
+            )
         if any(way in self.strategy for way in ("spawn", "fork", "notebook")):
             raise ValueError(
                 f"--strategy {self.strategy}: processes that are spawned or forked by a running one are not supported. Give "

@@ -128,7 +128,8 @@ def fit(
     }
     valid = data.split("valid")
     refuse_differences("data", origin["data"] | {"validation": (len(valid), valid.content)}, "files")
-    compared = {name: origin["settings"].get(name) for name in (*MUST_BE_THE_SAME, "max_steps", "max_epochs")}
+    names = (*MUST_BE_THE_SAME, "max_steps", "max_epochs", "bucket_megabytes", "compress_gradients")
+    compared = {name: origin["settings"].get(name) for name in names}
     refuse_differences("settings", compared, "flags")
     torch.manual_seed(settings.run.seed)
     callbacks = make_monitors(settings) if callbacks is None else callbacks
@@ -312,7 +313,7 @@ class _Run:
         logger = make_logger(self.settings.run, self.directory)
         timeout = duration_of(compute.distributed_timeout)
         assert timeout is not None
-        strategy = make_strategy(compute.strategy, devices, timeout=timeout, static_graph=is_static)
+        strategy = make_strategy(compute, devices, timeout=timeout, static_graph=is_static)
         launch = find_launch() if devices.launcher else None
         try:
             return Trainer(

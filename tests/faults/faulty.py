@@ -182,7 +182,7 @@ def slow_build(seconds: float) -> None:
     """A cache that takes so long to be built."""
     from seqvae.data import datamodule
 
-    prepare = datamodule.prepare_cache
+    prepare = vars(datamodule)["prepare_cache"]
 
     def slow(*arguments: Any) -> Any:
         time.sleep(seconds)

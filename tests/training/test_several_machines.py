@@ -116,6 +116,16 @@ def test_a_process_that_does_not_come_is_named(data_dir, tmp_path):
     assert text in ended[0].errors
 
 
+@pytest.mark.parametrize("numbers", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
+def test_compressed_gradients_train_nearly_as_whole_ones(data_dir, alone, tmp_path, numbers):
+    port, words = free_port(), words_of(data_dir, "two", f"--compress_gradients {numbers} --bucket_megabytes 0.01")
+    ended = ends([start(tmp_path, words, ranked(rank, 2, port)) for rank in range(2)])
+    assert [one.code for one in ended] == [0, 0], ended
+    found = rows_of(tmp_path / "runs" / "two")
+    pd.testing.assert_frame_equal(found, alone, rtol=2e-2, check_exact=False)
+    assert found["gradient_norm"].iloc[0] != pytest.approx(alone["gradient_norm"].iloc[0], rel=1e-6)
+
+
 # --- Going on -----------------------------------------------------------------------------------------------------------
 
 
