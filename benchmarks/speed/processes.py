@@ -29,7 +29,7 @@ QUIET = (
     "--precision 32 --batches_per_step 2 --lr 0.001"
 )
 SMALL = "--width 128 --depth 2 --tokens_per_batch 4000 --max_steps 45"
-TEN_MILLION = "--width 384 --depth 3 --heads 4 --tokens_per_batch 250 --max_steps 14"
+TEN_MILLION = "--width 384 --depth 3 --heads 4 --tokens_per_batch 300 --max_sequence_length 64 --max_steps 14"
 FIRST_STEP = 5
 WAYS = {
     "buckets of 25 MB": "",
@@ -84,7 +84,7 @@ def measure_cable(folder: Path, data_dir: Path, rounds: int, megabits: int) -> l
         for number in range(rounds):
             for name, flags in WAYS.items():
                 run = f"run-{len(megabytes[name])}-{list(WAYS).index(name)}"
-                words = f"{TEN_MILLION} --data_dir {data_dir} --run_name {run} {flags}"
+                words = f"{TEN_MILLION} --data_dir {data_dir} --cache_dir cache --run_name {run} {flags}"
                 processes = [
                     start(
                         one.folder,
