@@ -64,10 +64,11 @@ def start(
     )
 
 
-def by_torchrun(agents: int | str, address: str, *, local: str, restarts: int = 0, more: str = "") -> list[str]:
-    """Return the words by which one of several agents of torchrun starts a process; they find one another at an address."""
+def by_torchrun(agents: int | str, address: str, *, local: str, restarts: int = 0) -> list[str]:
+    """Return the words by which one of several agents of torchrun starts a process; they meet at the first one's address."""
     words = f"--nnodes={agents} --nproc_per_node=1 --max_restarts={restarts} --rdzv_backend=c10d --rdzv_id=test"
-    place = f"--rdzv_endpoint={address} --rdzv_conf=last_call_timeout=3 --local_addr={local} {more}"
+    is_host = address.startswith(f"{local}:")
+    place = f"--rdzv_endpoint={address} --rdzv_conf=last_call_timeout=3,is_host={is_host} --local_addr={local}"
     return ["-m", "torch.distributed.run", *words.split(), *place.split()]
 
 
