@@ -16,6 +16,9 @@ from contextlib import contextmanager
 from enum import IntEnum
 from types import FrameType
 
+STOP_SIGNALS = tuple(one for one in signal.Signals if one.name in ("SIGINT", "SIGTERM", "SIGUSR1"))
+"""Ctrl-C; what ends a process; and what SLURM sends when a job's time is nearly over, which Windows does not have."""
+
 
 class ExitCode(IntEnum):
     """The exit codes that a script may rely on."""
@@ -38,6 +41,8 @@ class ExitCode(IntEnum):
     """One of several processes did not come, or was lost."""
     INTERRUPTED = 130
     """Ctrl-C."""
+    REQUEUE = 138
+    """SIGUSR1: what was trained is saved, and the run waits to be started again."""
     OUTPUT_CLOSED = 141
     """No one reads the output any more, as in `... | head`."""
     TERMINATED = 143
@@ -101,7 +106,14 @@ class Stopped(BaseException):
         self.number, self.message = number, message
 
     def __str__(self) -> str:
-        return f"stopped by {'Ctrl-C' if self.number == signal.SIGINT else 'SIGTERM'}{self.message}"
+        return (
+            f"stopped by {'Ctrl-C' if self.number == signal.SIGINT else signal.Signals(self.number).name}{self.message}"
+        )
+
+    @property
+    def exit_code(self) -> ExitCode:
+        codes = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
+        return codes.get(signal.Signals(self.number), ExitCode.REQUEUE)
 
 
 def did_you_mean(word: str, names: Iterable[str], prefix: str = "", cutoff: float = 0.6) -> str:
@@ -166,7 +178,7 @@ def run_command(main: Callable[[], int | None], prog: str) -> int:
         message = str(error).replace("\n", "\\n") if isinstance(error, DataError) else str(error)
         return _fail(prog, message, error.exit_code)
     except Stopped as stop:
-        return _fail(prog, str(stop), ExitCode(128 + stop.number))
+        return _fail(prog, str(stop), stop.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more when it closes
         return ExitCode.OUTPUT_CLOSED
@@ -195,7 +207,7 @@ def _discard_what_goes_nowhere() -> None:
 
 @contextmanager
 def _signals_raised() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM raise `Stopped`, so that whatever is open is closed; a second one ends the process at once.
+    """Let Ctrl-C, SIGTERM and SIGUSR1 raise `Stopped`, so that whatever is open is closed; a second one ends the process at once.
 
     Also while the interpreter shuts down, where Python itself would answer Ctrl-C with a traceback.
     """
@@ -204,7 +216,7 @@ def _signals_raised() -> Iterator[None]:
         let_signals_end_the_process()
         raise Stopped(number)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
     atexit.register(let_signals_end_the_process)
     is_stopped = False
     try:
@@ -220,8 +232,8 @@ def _signals_raised() -> Iterator[None]:
 
 
 def let_signals_end_the_process() -> None:
-    """Let Ctrl-C and SIGTERM end the process at once, from now on."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    """Let Ctrl-C, SIGTERM and SIGUSR1 end the process at once, from now on."""
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
 
 

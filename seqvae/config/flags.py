@@ -51,7 +51,7 @@ _EPILOG = (
     "Flags win over --config, --config over --preset, --preset over the defaults, wherever they stand on the line. "
     "Hyphens do as well as underscores (--batch-size=4), and null unsets a value (--batch_size null).\n\n"
     "Exit codes: 0 done, 2 wrong flags, 3 unusable data, 4 diverged, 5 out of memory, 6 disk or permission, 7 posterior "
-    "collapsed, 130 Ctrl-C, 143 SIGTERM."
+    "collapsed, 8 a process lost, 130 Ctrl-C, 138 SIGUSR1, 143 SIGTERM."
 )
 _TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a value"}
 _PLAIN_WORD = re.compile(r"[\w.+-]+")

@@ -157,6 +157,12 @@ class ComputeSettings:
     share of weights, gradients and optimizer, for networks that are too large for one device. Other names go to Lightning as they
     are, as deepspeed does, but for those that fork or spawn, as ddp_spawn, ddp_fork and ddp_notebook do."""
 
+    bucket_megabytes: float = 25.0
+    """Gradients that several processes average in one message: less lets the first go sooner, while others are still computed."""
+
+    compress_gradients: Literal["none", "fp16", "bf16"] = "none"
+    """Numbers in which gradients go to other processes: half as many bytes, for links that are slower than the computation."""
+
     sync_batchnorm: bool = False
     """Take the statistics of --posterior batch_norm over all processes."""
 
@@ -193,6 +199,12 @@ class ComputeSettings:
         if self.strategy in SHARDED and self.compile_model:
             raise ValueError(
                 f"--strategy {self.strategy} was not tried with compiled layers: leave out --compile_model"
+            )
+        if not 0 < self.bucket_megabytes < float("inf"):
+            raise ValueError(f"--bucket_megabytes must be above 0, got {self.bucket_megabytes}")
+        if self.compress_gradients != "none" and self.strategy not in ("auto", "ddp"):
+            raise ValueError(
+                f"--compress_gradients {self.compress_gradients} needs --strategy ddp, and {self.strategy} was given"
             )
         if any(way in self.strategy for way in ("spawn", "fork", "notebook")):
             raise ValueError(

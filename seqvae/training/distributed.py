@@ -7,12 +7,15 @@ import os
 import sys
 from datetime import timedelta
 from importlib.util import find_spec
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy, Strategy
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from seqvae.config.training import SHARDED, ComputeSettings
 from seqvae.errors import UsageError
@@ -159,6 +162,22 @@ def start_by_torchrun(devices: Devices) -> None:
     os.execv(sys.executable, command)
 
 
+def launched(devices: Devices, command: str) -> str:
+    """Return a command behind the launcher's own, as this run was started."""
+    if devices.launcher == "SLURM":
+        return f"srun --nodes {devices.nodes} --ntasks-per-node {devices.per_node} {command}"
+    if devices.launcher != "torchrun":
+        return command
+    words = ["torchrun"]
+    if devices.nodes > 1:
+        words.append(f"--nnodes {devices.nodes} --rdzv_backend c10d --rdzv_endpoint HOST:29500")
+    words.append(f"--nproc_per_node {devices.per_node}")
+    if (restarts := os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) != "0":
+        words.append(f"--max_restarts {restarts}")
+    script = command.removeprefix("python ")  # which torchrun types itself
+    return " ".join([*words, script if script != command else f"--no_python {command}"])
+
+
 class ResolvedPrecision(NamedTuple):
     """The precision that a run computes with, and the reason where it is not the requested one."""
 
@@ -204,7 +223,11 @@ def refuse_strategy(compute: ComputeSettings, devices: Devices) -> None:
 
 
 def make_strategy(
-    requested: str, devices: Devices, *, timeout: timedelta = timedelta(minutes=10), static_graph: bool = False
+    compute: ComputeSettings,
+    devices: Devices,
+    *,
+    timeout: timedelta = timedelta(minutes=10),
+    static_graph: bool = False,
 ) -> Strategy | str:
     """Return what averages the gradients of several processes; other strategies of Lightning's go by their names. One process has
     nothing to share out.
@@ -212,13 +235,38 @@ def make_strategy(
     `static_graph`: every batch uses all weights in the same way, and is an optimizer step of its own. Where several batches make
     one, torch 2.13 fails, as the first of them would have to describe the graph.
     """
-    if requested not in ("auto", "ddp", *SHARDED):
-        return requested
+    if compute.strategy not in ("auto", "ddp", *SHARDED):
+        return compute.strategy
     if devices.world == 1:
         return "auto"
     backend = "nccl" if devices.accelerator == "cuda" else "gloo"
-    if requested in SHARDED:
+    if compute.strategy in SHARDED:
         return ShardedStrategy(backend, timeout)
-    return DDPStrategy(
-        process_group_backend=backend, timeout=timeout, gradient_as_bucket_view=True, static_graph=static_graph
+    return _DDP(
+        compute.compress_gradients,
+        process_group_backend=backend,
+        timeout=timeout,
+        bucket_cap_mb=compute.bucket_megabytes,
+        gradient_as_bucket_view=True,
+        static_graph=static_graph,
     )
+
+
+class _DDP(DDPStrategy):
+    """Lightning's strategy with compressed gradients on all devices: its own `ddp_comm_hook` is for GPUs alone."""
+
+    def __init__(self, compression: Literal["none", "fp16", "bf16"], **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.compression = compression
+
+    def configure_ddp(self) -> None:
+        super().configure_ddp()
+        if self.compression != "none":
+            assert isinstance(self.model, DistributedDataParallel)
+            hook = fp16_compress_hook if self.compression == "fp16" else _averaged_in_bf16
+            self.model.register_comm_hook(None, hook)
+
+
+def _averaged_in_bf16(group: torch.distributed.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Do what torch's own hook does, which DDP knows by its name and refuses without NCCL, though gloo adds bf16, too."""
+    return bf16_compress_hook(group, bucket)

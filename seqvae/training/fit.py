@@ -40,6 +40,7 @@ from seqvae.training.distributed import (
     Devices,
     ResolvedPrecision,
     connect_processes,
+    launched,
     make_precision,
     make_strategy,
     refuse_strategy,
@@ -53,7 +54,7 @@ from seqvae.training.processes import (
     decide_together,
     find_launch,
     is_first_process,
-    lost_processes,
+    losses_named,
     meet,
     refuse_differences,
     shared_file,
@@ -93,6 +94,7 @@ RECORDED_SHAPES, CPU_SHAPES = 8, 32
 Settings = TypeVar("Settings", bound=TrainingSettings)
 
 
+@losses_named()
 def fit(
     settings: TrainingSettings,
     callbacks: Sequence[Callback] | None = None,
@@ -128,7 +130,8 @@ def fit(
     }
     valid = data.split("valid")
     refuse_differences("data", origin["data"] | {"validation": (len(valid), valid.content)}, "files")
-    compared = {name: origin["settings"].get(name) for name in (*MUST_BE_THE_SAME, "max_steps", "max_epochs")}
+    names = (*MUST_BE_THE_SAME, "max_steps", "max_epochs", "bucket_megabytes", "compress_gradients")
+    compared = {name: origin["settings"].get(name) for name in names}
     refuse_differences("settings", compared, "flags")
     torch.manual_seed(settings.run.seed)
     callbacks = make_monitors(settings) if callbacks is None else callbacks
@@ -174,8 +177,14 @@ def fit(
         events = RunEvents(start.directory, writes=is_first_process())
         report = RunReport(events, every_n_steps=settings.run.log_every_n_steps)
         held.enter_context(report)
-        resume_command = f"{program()} --config {shell_word(start.directory / CONFIG)}"
-        resume_command += " --allow_remote" if settings.source.allow_remote else ""
+        held.enter_context(losses_named())  # within, so that the report says it
+        # Where machines share no disk, only the first has the file; there, what was typed goes on.
+        again = f"{program()} --config {shell_word(start.directory / CONFIG)}"
+        again += " --allow_remote" if settings.source.allow_remote else ""
+        if devices.nodes > 1:
+            again = command_line(sys.argv)
+            again += "" if settings.run.run_name else f" --run_name {shell_word(start.directory.name)}"
+        resume_command = launched(devices, again)
         run = _Run(
             *(settings, data, devices, network, origin, [*callbacks, report], trainer_arguments, events),
             *(start.directory, start.checkpoint, plan, compiler_remark, resume_command),
@@ -307,7 +316,7 @@ class _Run:
         logger = make_logger(self.settings.run, self.directory)
         timeout = duration_of(compute.distributed_timeout)
         assert timeout is not None
-        strategy = make_strategy(compute.strategy, devices, timeout=timeout, static_graph=is_static)
+        strategy = make_strategy(compute, devices, timeout=timeout, static_graph=is_static)
         launch = find_launch() if devices.launcher else None
         try:
             return Trainer(
@@ -363,7 +372,7 @@ class _Run:
                     "resumed",
                     self.began_at,
                     checkpoint=checkpoint.name,
-                    command=command_line(sys.argv),
+                    command=launched(devices, command_line(sys.argv)),
                     processes=devices.world,
                     launcher=devices.launcher,
                 )
@@ -400,10 +409,6 @@ class _Run:
                 is_early = early is not None and early.wait_count >= early.patience
                 ended_by = "early_stopping_patience" if is_early else "max_time"
             result = result_of(trainer, plan, self.settings, ended_by, self.events)
-        except RuntimeError as error:
-            if (lost := lost_processes(error)) is None:
-                raise
-            raise lost from error
         except Stopped as stop:
             self.events.note("interrupted", trainer.global_step)
             if not stop.message:  # in the last validation, when all that was trained was saved
@@ -471,6 +476,7 @@ class _Run:
         return recovery
 
 
+@losses_named()
 def prepare_settings(settings: Settings) -> Settings:
     """Refuse what cannot be written, and fill in what depends on this machine, all before data are read."""
     devices, timeout = resolve_devices(settings.compute), duration_of(settings.compute.distributed_timeout)

@@ -9,13 +9,15 @@ import atexit
 import json
 import os
 import re
+import secrets
 import shutil
 import socket
 import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -26,7 +28,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from seqvae.errors import ProcessesError, UsageError
+from seqvae.errors import ProcessesError, StorageError, UsageError
 
 Decision = TypeVar("Decision")
 
@@ -39,6 +41,8 @@ RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
 BEAT_SECONDS = 2.0
 """Between two signs of life of a process."""
 POLL_SECONDS = 0.2
+JOIN_SECONDS = 0.05
+"""Between two looks whether the other processes have come."""
 TAIL_BYTES = 2**16
 """At the end of a checkpoint, where the checksums of all that it holds stand."""
 PIECE_BYTES = 2**26
@@ -46,7 +50,7 @@ PIECE_BYTES = 2**26
 
 LOST = re.compile(
     r"Timed out waiting|Connection (?:closed|reset) by peer|Connection was likely closed|Broken pipe|Socket Timeout"
-    r"|Application timeout|[Ww]atchdog|does not answer"
+    r"|Application timeout|[Ww]atchdog|does not answer|connectFullMesh failed"
 )
 """What torch says where another process did not answer."""
 
@@ -126,9 +130,19 @@ class Connection(NamedTuple):
         after = self.beats()
         return [rank for rank in range(self.world) if rank != self.rank and before.get(rank) == after.get(rank)]
 
+    def lost(self) -> str:
+        """Return the names of those who are lost. The first process to look tells the others, since it will be silent soon, too."""
+        if not self.store.check(["lost"]):
+            if not (silent := self.silent()):
+                return "another process"
+            self.store.compare_set("lost", "", f"{self.names_of(silent)} of {self.world}")
+        return self.store.get("lost").decode()
+
 
 _connection: Connection | None = None
 """Of this process; None: no launcher has started it, or it is alone."""
+_lost = ""
+"""The names of those who are lost, as far as this process has been told."""
 _meetings = 0
 """The number of times that the processes have met."""
 
@@ -168,10 +182,10 @@ def connect(backend: str, timeout: timedelta, per_node: int) -> None:
             )
         os.environ.setdefault("LOCAL_RANK", str(int(os.environ["RANK"]) % per_node))
         os.environ.setdefault("GROUP_RANK", str(int(os.environ["RANK"]) // per_node))
-    place = launch.environment
-    rank, world, address = place.global_rank(), place.world_size(), (place.main_address, place.main_port)
+    who = launch.environment
+    rank, world, address = who.global_rank(), who.world_size(), (who.main_address, who.main_port)
     if backend == "nccl":
-        torch.cuda.set_device(place.local_rank())
+        torch.cuda.set_device(who.local_rank())
     is_of_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     is_host = rank == 0 and not is_of_agent
     try:
@@ -183,36 +197,67 @@ def connect(backend: str, timeout: timedelta, per_node: int) -> None:
             f"process {rank} of {world}: the first one has not answered at {address[0]}:{address[1]} within {timeout} "
             "(--distributed_timeout). Is it running, and may these machines connect?"
         ) from error
-    # torchrun keeps its own store when it starts all again: what the last attempt wrote must not count.
-    prefix = f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}" if is_of_agent else "run"
-    store = PrefixStore(prefix, server)
-    connection = Connection(store, rank, world, timeout)
-    store.set(f"host_{rank}", socket.gethostname())
-    try:
-        store.wait([f"host_{other}" for other in range(world)], timeout)
-    except RuntimeError as error:
-        try:
-            absent = connection.names_of([other for other in range(world) if not store.check([f"host_{other}"])])
-        except RuntimeError:  # the first process has given up sooner, and the store went with it
-            absent = "the first process or another one"
-        raise ProcessesError(
-            f"process {rank} of {world}: {absent}, of those that {launch.launcher} says there are, did not come within {timeout} "
-            "(--distributed_timeout)"
-        ) from error
+    base = PrefixStore("seqvae", server)
+    place = join(base, rank, world, timeout, launch.launcher)
+    _connection = Connection(PrefixStore(place, base), rank, world, timeout)
+    # A store that waits for a key would keep the process from giving signs of life.
+    own = _connection._replace(store=PrefixStore(place, PrefixStore("seqvae", server.clone())))
+    threading.Thread(target=_beat, args=(own,), name="seqvae-beat", daemon=True).start()
     if not torch.distributed.is_initialized():  # Ray has done that
-        group = PrefixStore("group", store)
+        group = PrefixStore("group", _connection.store)
         torch.distributed.init_process_group(backend, store=group, rank=rank, world_size=world, timeout=timeout)
-    own = PrefixStore(prefix, server.clone())  # one that waits for a key would keep the other from beating
-    threading.Thread(target=_beat, args=(own, rank), name="seqvae-beat", daemon=True).start()
-    _connection = connection
 
 
-def _beat(store: Store, rank: int) -> None:
-    """Give a sign of life again and again; a process that is stopped gives none."""
+def join(store: Store, rank: int, world: int, timeout: timedelta, launcher: str) -> str:
+    """Wait until all processes have come, and return the prefix of the keys that they share.
+
+    torchrun keeps its own store when it starts all again, with the keys of earlier attempts in it, and its counts of restarts
+    differ between machines. So each process asks with a word that was never used, and the first one answers with the prefix.
+    """
+    word, until = secrets.token_hex(8), time.monotonic() + timeout.total_seconds()
+    place, answered, absent = word if rank == 0 else "", set[str](), list(range(world))
+    names = "process 0"
+    try:
+        store.set(f"asks_{rank}", word)
+        while absent and time.monotonic() < until:
+            if rank == 0:
+                for key in (f"asks_{other}" for other in absent if store.check([f"asks_{other}"])):
+                    if (asked := store.get(key).decode()) not in answered:
+                        store.set(f"answer_{asked}", place)
+                        answered.add(asked)
+            elif not place and store.check([f"answer_{word}"]):
+                place = store.get(f"answer_{word}").decode()
+            if place:
+                connection = Connection(PrefixStore(place, store), rank, world, timeout)
+                connection.store.set(f"host_{rank}", socket.gethostname())
+                absent = [other for other in absent if not connection.store.check([f"host_{other}"])]
+                names = connection.names_of(absent)
+            time.sleep(JOIN_SECONDS)  # here, as no signal would be heard in the store
+        if not absent:
+            return place
+    except RuntimeError:  # the first process has given up sooner, and the store went with it
+        names = "the first process or another one"
+    hint = ""
+    if (
+        os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+    ):
+        hint = ". Where machines come back, torchrun needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment"
+    raise ProcessesError(
+        f"process {rank} of {world}: {names}, of those that {launcher} says there are, did not come within {timeout} "
+        f"(--distributed_timeout){hint}"
+    )
+
+
+def _beat(connection: Connection) -> None:
+    """Give a sign of life again and again, which a process that is stopped does not; and learn who is lost, while that is told."""
+    global _lost
     number = 0
     while True:
         try:
-            store.set(f"beat_{rank}", str(number))
+            connection.store.set(f"beat_{connection.rank}", str(number))
+            if connection.store.check(["lost"]):
+                _lost = connection.store.get("lost").decode()
         except RuntimeError:  # the first process has ended, and the store with it
             return
         number += 1
@@ -254,20 +299,30 @@ def meet(place: str) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def lost_processes(error: BaseException) -> ProcessesError | None:
-    """Return what to say where an error means that another process did not answer; None: it means something else."""
-    if not (isinstance(error, RuntimeError) and torch.distributed.is_initialized() and LOST.search(str(error))):
-        return None
-    said, who = str(error).splitlines()[0], "another process"
-    if _connection is not None:
-        try:
-            if silent := answer_of(_connection.silent, 10 * BEAT_SECONDS):
-                who = f"{_connection.names_of(silent)} of {_connection.world}"
-        except RuntimeError:
-            who = "the first process"
-    return ProcessesError(
-        f"{who} did not answer any more ({said}). All that was saved is whole: start the processes again, and the run goes on"
-    )
+@contextmanager
+def losses_named() -> Iterator[None]:
+    """Say who was lost where an error within means that another process did not answer."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not (LOST.search(str(error)) and (_connection is not None or torch.distributed.is_initialized())):
+            raise
+        raise ProcessesError(
+            f"{_lost_one()} did not answer any more ({str(error).splitlines()[0]}). All that was saved is whole: start the "
+            "processes again, and the run goes on"
+        ) from error
+
+
+def _lost_one() -> str:
+    if _connection is None:
+        return "another process"
+    try:
+        names = answer_of(_connection.lost, 10 * BEAT_SECONDS)
+    except RuntimeError:
+        return _lost or "the first process"
+    if _connection.rank == 0 and _connection.world > 2:
+        time.sleep(2 * BEAT_SECONDS)  # until the others have heard it, too, before the store ends with this process
+    return names
 
 
 # --- Agreement ----------------------------------------------------------------------------------------------------------
@@ -322,8 +377,7 @@ def refuse_differences(what: str, own: dict[str, Any], remedy: str) -> None:
     """Refuse to go on where processes have found different things; each says which. `remedy`: what to give alike."""
     if _connection is None:
         return
-    everyones: list[Any] = [None] * _connection.world
-    torch.distributed.all_gather_object(everyones, own)
+    everyones = _gathered(own)
     for rank, others in enumerate(everyones):
         if others == everyones[0]:
             continue
@@ -336,29 +390,68 @@ def refuse_differences(what: str, own: dict[str, Any], remedy: str) -> None:
 
 
 def shared_file(path: Path) -> Path:
-    """Return where this process finds a file of the first one: under its path, or, where it has none or another, as a copy."""
+    """Return where this process finds a file of the first one: under its path, or, where that is none or another, as a copy.
+
+    Each machine keeps one.
+    """
     if _connection is None:
         return path
-    marks: list[Any] = [None] * _connection.world
-    torch.distributed.all_gather_object(marks, _mark_of(path))
-    if all(mark == marks[0] for mark in marks):
+    launch, rank = find_launch(), _connection.rank
+    machine = launch.environment.node_rank() if launch else rank
+    marks = _gathered((machine, _mark_of(path)))
+    mark = marks[0][1]
+    lacking = {other: where for other, (where, found) in enumerate(marks) if found != mark}
+    if not lacking:
         return path
-    if marks[0] is None:
+    if mark is None:
         raise UsageError(f"{path}: the first process has no such file, and another one has")
-    size, lacks_it = marks[0][0], marks[_connection.rank] != marks[0]
-    target = path
-    if lacks_it:
-        folder = Path(tempfile.mkdtemp(prefix="seqvae-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        target = folder / path.name
-    with path.open("rb") if _connection.rank == 0 else target.open("wb" if lacks_it else "rb") as file:
-        for begin in range(0, size, PIECE_BYTES):
-            length = min(PIECE_BYTES, size - begin)
-            piece = [file.read(length) if _connection.rank == 0 else b""]
+    writers = {where: other for other, where in reversed(lacking.items())}
+    is_writer, target, troubles = writers.get(machine) == rank, path, list[str]()
+    with ExitStack() as held:
+        file: Any = None
+        with _noted(troubles):
+            if is_writer:
+                target = Path(tempfile.mkdtemp(prefix="seqvae-")) / path.name
+                atexit.register(shutil.rmtree, target.parent, ignore_errors=True)
+            if is_writer or rank == 0:
+                file = held.enter_context(target.open("wb" if is_writer else "rb"))
+        for begin in range(0, mark[0], PIECE_BYTES):  # whatever happens to one of them, all take part in all of it
+            piece = [b""]
+            with _noted(troubles):
+                if rank == 0 and not troubles:
+                    piece = [file.read(min(PIECE_BYTES, mark[0] - begin))]
             torch.distributed.broadcast_object_list(piece, src=0)
-            if lacks_it:
-                file.write(piece[0])
-    return target
+            with _noted(troubles):
+                if is_writer and not troubles:
+                    file.write(piece[0])
+        with _noted(troubles):
+            held.close()
+    everyones = _gathered((troubles, target))
+    for other, (found, _) in enumerate(everyones):
+        if found:
+            cannot = "read it" if other == 0 else "keep a copy of it"
+            raise StorageError(
+                f"{path}: {_connection.names_of([other])} cannot {cannot} ({found[0]}). Make room, or give TMPDIR another place"
+            )
+    copy: Path = everyones[writers[machine]][1] if rank in lacking else path
+    return copy
+
+
+@contextmanager
+def _noted(troubles: list[str]) -> Iterator[None]:
+    """Note what a disk refuses, and go on."""
+    try:
+        yield
+    except OSError as error:
+        troubles.append(str(error))
+
+
+def _gathered(own: Any) -> list[Any]:
+    """Return what each of the connected processes gives."""
+    assert _connection is not None
+    everyones: list[Any] = [None] * _connection.world
+    torch.distributed.all_gather_object(everyones, own)
+    return everyones
 
 
 def _mark_of(path: Path) -> tuple[int, int] | None:

@@ -84,7 +84,7 @@ def test_a_main_that_returns_says_its_own_code(returned, code):
 
 
 def test_the_codes_are_those_that_are_documented():
-    assert sorted(ExitCode) == [0, 2, 3, 4, 5, 6, 7, 8, 130, 141, 143]
+    assert sorted(ExitCode) == [0, 2, 3, 4, 5, 6, 7, 8, 130, 138, 141, 143]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_what_is_said_on_a_stream_that_is_closed_from_the_start_goes_nowhere(clo
 
 
 @pytest.mark.skipif(os.name != "posix", reason="other platforms have no such signals")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
 def test_a_signal_closes_what_is_open_and_shows_in_the_code(number, code):
     program = (
         "import sys, time\n"

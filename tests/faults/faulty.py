@@ -178,6 +178,19 @@ def gather(what: str, at: int) -> None:
     put(SequenceSet, "gather", faulty)
 
 
+def slow_build(seconds: float) -> None:
+    """A cache that takes so long to be built."""
+    from seqvae.data import datamodule
+
+    prepare = vars(datamodule)["prepare_cache"]
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(seconds)
+        return prepare(*arguments)
+
+    put(datamodule, "prepare_cache", slow)
+
+
 def few_files(most: int) -> None:
     """So many files may be open at once."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
@@ -252,7 +265,7 @@ FAULTS: dict[str, Callable[..., None]] = {
     each.__name__: each
     for each in (
         *(send, kill, kill_while_saving, kill_between_names, nan, out_of_memory),
-        *(full_disk, impatient, gather, few_files, remove, wait, no_figures, often_shown),
+        *(full_disk, impatient, gather, slow_build, few_files, remove, wait, no_figures, often_shown),
     )
 }
 

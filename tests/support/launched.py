@@ -1,5 +1,6 @@
 """Runs of several processes, started as launchers start them, on one machine with a directory for each that stands in for it."""
 
+import json
 import os
 import signal
 import socket
@@ -8,7 +9,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import psutil
 
 from seqvae.files import read_rows
 
@@ -45,14 +48,34 @@ def ranked(rank: int, world: int, port: int, **more: str) -> dict[str, str]:
 
 
 def start(
-    folder: Path, words: str, variables: Mapping[str, str] = {}, launcher: Sequence[str] = ()
+    folder: Path,
+    words: str,
+    variables: Mapping[str, str] = {},
+    launcher: Sequence[str] = (),
+    before: Sequence[str] = (),
+    faults: Sequence[Mapping[str, Any]] = (),
 ) -> subprocess.Popen[str]:
-    """Start a training in a directory."""
+    """Start a training in a directory. `before`: what runs it somewhere else."""
     folder.mkdir(exist_ok=True)
-    line = [sys.executable, *launcher, SCRIPT, *SMALL.split(), *words.split()]
+    script = ("-m", "tests.faults.faulty", json.dumps(faults), "train_optimized.py") if faults else (SCRIPT,)
+    line = [*before, sys.executable, *launcher, *script, *SMALL.split(), *words.split()]
     return subprocess.Popen(
         line, cwd=folder, env=environment(variables), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
+
+
+def by_torchrun(agents: int | str, address: str, *, local: str, restarts: int = 0) -> list[str]:
+    """Return the words by which one of several agents of torchrun starts a process; they meet at the first one's address."""
+    words = f"--nnodes={agents} --nproc_per_node=1 --max_restarts={restarts} --rdzv_backend=c10d --rdzv_id=test"
+    is_host = address.startswith(f"{local}:")
+    place = f"--rdzv_endpoint={address} --rdzv_conf=last_call_timeout=3,is_host={is_host} --local_addr={local}"
+    return ["-m", "torch.distributed.run", *words.split(), *place.split()]
+
+
+def workers_of(agent: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Return the trainings that an agent has started, wherever it runs."""
+    children = psutil.Process(agent.pid).children(recursive=True)
+    return [child for child in children if SCRIPT in child.cmdline() and "torch.distributed.run" not in child.cmdline()]
 
 
 def ends(processes: Sequence[subprocess.Popen[str]], timeout: float = 150.0) -> list[Ended]:

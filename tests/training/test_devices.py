@@ -150,11 +150,11 @@ def test_a_step_has_as_many_batches_as_the_run_began_with(began, flags, world, e
 
 def test_several_processes_average_gradients_and_other_strategies_pass_through():
     two = Devices("cpu", 2, 1)
-    strategy = make_strategy("auto", two)
+    strategy = make_strategy(ComputeSettings(), two)
     assert isinstance(strategy, DDPStrategy)
     assert strategy.process_group_backend == "gloo"
-    assert make_strategy("auto", Devices("cpu", 1, 1)) == "auto"
-    assert make_strategy("deepspeed", two) == "deepspeed"
+    assert make_strategy(ComputeSettings(), Devices("cpu", 1, 1)) == "auto"
+    assert make_strategy(ComputeSettings(strategy="deepspeed"), two) == "deepspeed"
 
 
 @pytest.mark.parametrize("name", ["ddp_spawn", "ddp_fork", "ddp_notebook", "ddp_fork_find_unused_parameters_true"])
@@ -197,7 +197,7 @@ def test_a_task_of_slurm_for_each_device_is_a_run(monkeypatch):
 def test_the_graph_is_declared_static_where_a_batch_is_a_step_of_its_own():
     two = Devices("cpu", 2, 1)
     for static_graph in (False, True):
-        strategy = make_strategy("ddp", two, static_graph=static_graph)
+        strategy = make_strategy(ComputeSettings(strategy="ddp"), two, static_graph=static_graph)
         assert isinstance(strategy, DDPStrategy)
         assert strategy._ddp_kwargs["static_graph"] is static_graph
 

@@ -6,15 +6,22 @@ import time
 from pathlib import Path
 
 import pandas as pd
-import psutil
 import pytest
 
 from seqvae.data.demo import write_demo
 from seqvae.errors import ExitCode
 from seqvae.files import read_rows
-from tests.support.launched import COLUMNS, ends, events_of, free_port, ranked, start, wait_for_step
-
-TORCHRUN = ("-m", "torch.distributed.run")
+from tests.support.launched import (
+    COLUMNS,
+    by_torchrun,
+    ends,
+    events_of,
+    free_port,
+    ranked,
+    start,
+    wait_for_step,
+    workers_of,
+)
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +116,16 @@ def test_a_process_that_does_not_come_is_named(data_dir, tmp_path):
     assert text in ended[0].errors
 
 
+@pytest.mark.parametrize("numbers", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
+def test_compressed_gradients_train_nearly_as_whole_ones(data_dir, alone, tmp_path, numbers):
+    port, words = free_port(), words_of(data_dir, "two", f"--compress_gradients {numbers} --bucket_megabytes 0.01")
+    ended = ends([start(tmp_path, words, ranked(rank, 2, port)) for rank in range(2)])
+    assert [one.code for one in ended] == [0, 0], ended
+    found = rows_of(tmp_path / "runs" / "two")
+    pd.testing.assert_frame_equal(found, alone, rtol=2e-2, check_exact=False)
+    assert found["gradient_norm"].iloc[0] != pytest.approx(alone["gradient_norm"].iloc[0], rel=1e-6)
+
+
 # --- Going on -----------------------------------------------------------------------------------------------------------
 
 
@@ -143,22 +160,63 @@ def test_processes_that_cannot_share_the_batches_of_a_step_evenly_are_refused(da
     )
 
 
+def interrupted_run(data_dir: Path, folders: list[Path]) -> Path:
+    """Return the first machine's run, saved after some steps; the other machine has only its cache."""
+    port = free_port()
+    processes = [
+        start(folder, words_of(data_dir, "two", "--checkpoint_every_n_steps 2"), ranked(rank, 2, port))
+        for rank, folder in enumerate(folders)
+    ]
+    run = folders[0] / "runs" / "two"
+    wait_for_step(run, 6, processes)
+    processes[0].send_signal(signal.SIGTERM)
+    assert [one.code for one in ends(processes)] == [ExitCode.TERMINATED, 0]
+    assert not (folders[1] / "runs").exists()
+    return run
+
+
 @pytest.mark.slow
-def test_a_machine_without_the_checkpoint_gets_it_from_the_first(data_dir, alone, tmp_path):
+@pytest.mark.parametrize("has", ["none", "an earlier one under its name"])
+def test_a_machine_without_the_checkpoint_gets_it_from_the_first(data_dir, alone, tmp_path, has):
     folders = [tmp_path / name for name in ("a", "b")]
-    for last in (6, 12):
-        port = free_port()
-        processes = [
-            start(folder, words_of(data_dir, "two"), ranked(rank, 2, port)) for rank, folder in enumerate(folders)
-        ]
-        if last == 6:
-            wait_for_step(folders[0] / "runs" / "two", 6, processes)
-            processes[0].send_signal(signal.SIGTERM)
-        ended = ends(processes)
-        assert ended[0].code == (0 if last == 12 else ExitCode.TERMINATED), ended[0].errors
-        shutil.rmtree(folders[1] / "runs", ignore_errors=True)
-    assert "resumed" in events_of(folders[0] / "runs" / "two")
-    assert_same_curve(folders[0] / "runs" / "two", alone)
+    run = interrupted_run(data_dir, folders)
+    if has != "none":
+        other = folders[1] / "runs" / "two" / "checkpoints" / "last.ckpt"
+        other.parent.mkdir(parents=True)
+        shutil.copy(run / "checkpoints" / "previous.ckpt", other)
+    port = free_port()
+    words = words_of(data_dir, "two", "--checkpoint_every_n_steps 2")
+    ended = ends([start(folder, words, ranked(rank, 2, port)) for rank, folder in enumerate(folders)])
+    assert [one.code for one in ended] == [0, 0], ended
+    assert "resumed" in events_of(run)
+    assert_same_curve(run, alone)
+
+
+@pytest.mark.slow
+def test_a_machine_that_has_no_room_for_the_checkpoint_ends_all(data_dir, tmp_path):
+    folders = [tmp_path / name for name in ("a", "b")]
+    interrupted_run(data_dir, folders)
+    port, words = free_port(), words_of(data_dir, "two")
+    full = [{"fault": "full_disk", "most_bytes": 20_000, "hook": "now"}]
+    processes = [
+        start(folder, words, ranked(rank, 2, port), faults=full if rank else ()) for rank, folder in enumerate(folders)
+    ]
+    ended = ends(processes, timeout=60)
+    assert [one.code for one in ended] == [ExitCode.STORAGE] * 2, ended
+    for one in ended:
+        assert "cannot keep a copy of it ([Errno 27] File too large)" in one.errors
+
+
+@pytest.mark.slow
+def test_a_slow_build_on_another_machine_is_waited_for(data_dir, alone, tmp_path):
+    port, words = free_port(), words_of(data_dir, "two", "--distributed_timeout 0:00:05")
+    slow = [{"fault": "slow_build", "seconds": 12}]
+    processes = [
+        start(tmp_path / name, words, ranked(rank, 2, port), faults=slow if rank else ())
+        for rank, name in enumerate(("a", "b"))
+    ]
+    assert [one.code for one in ends(processes)] == [0, 0]
+    assert_same_curve(tmp_path / "a" / "runs" / "two", alone)
 
 
 # --- Lost processes -----------------------------------------------------------------------------------------------------
@@ -185,18 +243,61 @@ def test_a_frozen_process_ends_the_others_and_is_named(data_dir, tmp_path, froze
 
 
 @pytest.mark.slow
-def test_a_killed_process_is_started_again_with_the_others_and_the_run_goes_on(data_dir, alone, tmp_path):
-    words = words_of(data_dir, "again", "--checkpoint_every_n_steps 2 --max_steps 12")
-    launcher = (*TORCHRUN, "--nproc_per_node=2", "--max_restarts=2", f"--rdzv_endpoint=127.0.0.1:{free_port()}")
-    agent = start(tmp_path, words, launcher=(*launcher, "--rdzv_backend=c10d"))
-    wait_for_step(tmp_path / "runs" / "again", 5, [agent])
-    children = psutil.Process(agent.pid).children(recursive=True)
-    workers = [child for child in children if "train_optimized" in " ".join(child.cmdline())]
-    workers[-1].kill()
-    (ended,) = ends([agent], timeout=120)
+def test_all_that_are_left_of_three_name_the_same_lost_process(data_dir, tmp_path):
+    port = free_port()
+    words = words_of(data_dir, "three", "--max_steps 100000 --batches_per_step 3").replace("--batches_per_step 4", "")
+    processes = [start(tmp_path, words, ranked(rank, 3, port)) for rank in range(3)]
+    wait_for_step(tmp_path / "runs" / "three", 3, processes)
+    since = time.monotonic()
+    processes[2].kill()
+    others = ends(processes[:2], timeout=60)
+    assert time.monotonic() - since < 30
+    ends(processes[2:])
+    assert [one.code for one in others] == [ExitCode.PROCESSES] * 2, others
+    for one in others:
+        assert "process 2 (" in one.errors
+        assert "did not answer any more" in one.errors
+
+
+# --- Started again by torchrun ------------------------------------------------------------------------------------------
+
+
+def test_a_killed_process_of_one_agent_is_started_again_with_that_of_the_other(data_dir, alone, tmp_path):
+    words = words_of(data_dir, "again", "--checkpoint_every_n_steps 2")
+    endpoint = f"127.0.0.1:{free_port()}"
+    folders = [tmp_path / name for name in ("a", "b")]
+    agents = [
+        start(folder, words, launcher=by_torchrun(2, endpoint, local=f"127.0.0.{number}", restarts=2))
+        for number, folder in enumerate(folders, start=1)
+    ]
+    first = folders[0] / "runs" / "again"  # on the agent whose address comes first
+    wait_for_step(first, 5, agents)
+    workers_of(agents[1])[0].kill()
+    assert [one.code for one in ends(agents, timeout=60)] == [0, 0]
+    assert events_of(first).count("resumed") == 1
+    assert not (folders[1] / "runs").exists()
+    assert_same_curve(first, alone)
+
+
+@pytest.mark.slow
+def test_where_a_whole_machine_is_lost_the_other_goes_on(data_dir, alone, tmp_path):
+    words = words_of(data_dir, "again", "--checkpoint_every_n_steps 2")
+    endpoint = f"127.0.0.1:{free_port()}"
+    folders = [tmp_path / name for name in ("a", "b")]
+    first, second = (
+        start(folder, words, launcher=by_torchrun("1:2", endpoint, local=f"127.0.0.{number}", restarts=2))
+        for number, folder in enumerate(folders, start=1)
+    )
+    run = folders[0] / "runs" / "again"
+    wait_for_step(run, 5, [first, second])
+    (worker,) = workers_of(second)
+    second.kill()
+    worker.kill()
+    (ended,) = ends([first], timeout=150)
+    ends([second])
     assert ended.code == 0, ended.errors
-    run = tmp_path / "runs" / "again"
-    assert "resumed" in events_of(run)
+    rows = read_rows(run / "events.jsonl")
+    assert [row["processes"] for row in rows if row["event"] in ("started", "resumed")] == [2, 1]
     assert_same_curve(run, alone)
 
 

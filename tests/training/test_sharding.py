@@ -250,9 +250,9 @@ def test_where_a_process_that_holds_a_share_freezes_the_other_ends_and_names_it(
 
 
 def test_a_network_is_shared_out_among_several_processes_alone():
-    assert isinstance(make_strategy("fsdp", Devices("cpu", 2, 1)), ShardedStrategy)
-    assert isinstance(make_strategy("fsdp2", Devices("cpu", 2, 1)), ShardedStrategy)
-    assert make_strategy("fsdp", Devices("cpu", 1, 1)) == "auto"
+    assert isinstance(make_strategy(ComputeSettings(strategy="fsdp"), Devices("cpu", 2, 1)), ShardedStrategy)
+    assert isinstance(make_strategy(ComputeSettings(strategy="fsdp2"), Devices("cpu", 2, 1)), ShardedStrategy)
+    assert make_strategy(ComputeSettings(strategy="fsdp"), Devices("cpu", 1, 1)) == "auto"
 
 
 def test_16_mixed_and_compiled_layers_are_refused():
@@ -271,7 +271,7 @@ def test_deepspeed_passes_where_it_is_installed(monkeypatch):
         refuse_strategy(settings, two)
     monkeypatch.setattr(distributed, "find_spec", lambda name: name)
     refuse_strategy(settings, two)
-    assert make_strategy(settings.strategy, two) == "deepspeed_stage_2"
+    assert make_strategy(settings, two) == "deepspeed_stage_2"
 
 
 @pytest.mark.parametrize("factor", [1, 2])

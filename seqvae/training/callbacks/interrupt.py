@@ -1,8 +1,8 @@
 """The ends of a run before its last step, where a checkpoint can be written: --max_time, validations that no longer get better,
-Ctrl-C and SIGTERM.
+Ctrl-C, SIGTERM and SIGUSR1.
 
 In: a clock, validations, or a signal. Out: the end of training, or `Stopped`, raised where nothing is lost; the command then ends
-with 130 or 143. A second signal ends the process at once.
+with 130, 143 or 138. A second signal ends the process at once.
 """
 
 import os
@@ -20,10 +20,9 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import early_stopping
 
-from seqvae.errors import Stopped
+from seqvae.errors import STOP_SIGNALS, Stopped
 from seqvae.training.callbacks.checkpoint import Checkpoints, is_between_steps
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SAME_SIGNAL_SECONDS = 1.0
 """A launcher passes on a signal that the process has already got from elsewhere; that is no second request."""
 
@@ -101,7 +100,7 @@ class EarlyStopping(early_stopping.EarlyStopping):
 @contextmanager
 def restore_signal_handlers() -> Iterator[None]:
     """Restore the handlers of signals at the end, whatever a training within does with them."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     try:
         yield
     finally:
@@ -111,7 +110,7 @@ def restore_signal_handlers() -> Iterator[None]:
 
 
 class StopOnSignal(Callback):
-    """Callback that ends a run at the first Ctrl-C or SIGTERM, when the optimizer step is saved.
+    """Callback that ends a run at the first Ctrl-C, SIGTERM or SIGUSR1, when the optimizer step is saved.
 
     It stands right before `checkpoints`, behind all callbacks whose state belongs into the file.
     From the first training step on it handles the signals in place of all others, Lightning included, whose own handler
@@ -132,7 +131,7 @@ class StopOnSignal(Callback):
         self._is_listening, self._is_first_process = True, trainer.is_global_zero
         # Other threads may not handle signals, which then do what they did before.
         if threading.current_thread() is threading.main_thread():
-            self._handlers_before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+            self._handlers_before = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if is_between_steps(trainer):
