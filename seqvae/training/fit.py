@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -105,6 +106,14 @@ def fit(
     brought comes without previews. `data`: from settings that `prepare_settings` has prepared. `trainer_arguments`: in place of
     `default_trainer_arguments`.
     """
+    if settings.compute.launcher == "ray" and data is None and find_launch() is None:
+        if callbacks is not None or network is not None or trainer_arguments is not None:
+            raise UsageError("--launcher ray trains with the recipe's own callbacks and network: leave yours out")
+        if find_spec("ray") is None:
+            raise UsageError("--launcher ray needs the extra 'ray': pip install -e '.[ray]'")
+        from seqvae.training.ray_launcher import fit_on_ray
+
+        return fit_on_ray(settings)
     is_foreign = network is not None and not isinstance(network, SequenceVAE)
     if is_foreign and data is None and settings.batches.pad_grid is None:  # it may not know sequences without steps
         settings = replace(settings, batches=replace(settings.batches, pad_grid=0))
