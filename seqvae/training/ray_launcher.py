@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import ray
+import ray.exceptions
 import ray.train
 import torch
 from lightning import Callback
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
-from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
+from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray.train.v2._internal.execution.failure_handling import FailureDecision
 from ray.train.v2._internal.execution.failure_handling.default import DefaultFailurePolicy
 from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy
@@ -52,6 +53,8 @@ Answer = TypeVar("Answer")
 
 REPORT_SECONDS = 5.0
 """Between two reports at least: Ray fetches them every 2 s, and the next one waits for that."""
+LOST_ONES = (WorkerHealthCheckFailedError, ray.exceptions.RayError, ProcessesError)
+"""What Ray reports of a process that has gone, and what the others then end with."""
 NOT_STORED = shutil.ignore_patterns("plots", "previous.ckpt", "healthy.ckpt", "*.lock", "*.new.ckpt")
 """What is not needed to go on elsewhere."""
 
@@ -244,15 +247,14 @@ def error_of_workers(failure: Exception) -> BaseException | None:
     """Return the error that the processes ended by; None: one of them was lost, and the others say so, if anything."""
     if not isinstance(failure, ray.train.WorkerGroupError):
         return None
-    found = [failure.worker_failures[rank] for rank in sorted(failure.worker_failures)]
-    own = [one._base_exc for one in found if isinstance(one, UserExceptionWithTraceback)]
+    found: list[Any] = [failure.worker_failures[rank] for rank in sorted(failure.worker_failures)]
     said = [
         one
-        for one in own
+        for one in found
         if isinstance(one, SeqVAEError | SystemExit | Stopped) and not isinstance(one, ProcessesError)
     ]
-    is_lost = len(own) < len(found) or any(isinstance(one, ProcessesError) or LOST.search(str(one)) for one in own)
-    return next(iter(said or ([] if is_lost else own)), None)
+    is_lost = any(isinstance(one, LOST_ONES) or LOST.search(str(one)) for one in found)
+    return next(iter(said or ([] if is_lost else found)), None)
 
 
 # --- A process ------------------------------------------------------------------------------------------------------------

@@ -45,7 +45,10 @@ def cluster(nodes: int) -> Iterator[Nodes]:
             assert address, (Path(folder) / "errors").read_text()
             yield Nodes(process, own | {"RAY_ADDRESS": address})
         finally:
-            process.communicate(timeout=60)
+            try:
+                process.communicate(timeout=60)
+            finally:
+                process.kill()
 
 
 def main() -> None:
