@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +17,7 @@ from lightning import Callback, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import nn
 
+from seqvae.clusters import refuse_without_ray
 from seqvae.config.run import RunSettings, duration_of
 from seqvae.config.training import RATE_TOKENS, TrainingSettings
 from seqvae.config.yaml_files import to_flat_dict, to_yaml
@@ -109,8 +109,7 @@ def fit(
     if settings.compute.launcher == "ray" and data is None and find_launch() is None:
         if callbacks is not None or network is not None or trainer_arguments is not None:
             raise UsageError("--launcher ray trains with the recipe's own callbacks and network: leave yours out")
-        if find_spec("ray") is None:
-            raise UsageError("--launcher ray needs the extra 'ray': pip install -e '.[ray]'")
+        refuse_without_ray("--launcher ray")
         from seqvae.training.ray_launcher import fit_on_ray
 
         return fit_on_ray(settings)

@@ -1,11 +1,10 @@
 """Ray as a launcher: `fit` in each of the processes that Ray Train starts, as many as there is room for, again where one is lost.
 
 In: the settings of a run. Out: what `fit` returns or raises in the first process. The run's directory is that of any run; without
-a shared disk `--storage_path` gets a copy. Also `run_on_ray`, for work that falls into pieces.
+a shared disk `--storage_path` gets a copy.
 """
 
 import asyncio
-import itertools
 import logging
 import os
 import shutil
@@ -14,13 +13,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import ray
 import ray.exceptions
@@ -34,6 +31,7 @@ from ray.train.v2._internal.execution.failure_handling import FailureDecision
 from ray.train.v2._internal.execution.failure_handling.default import DefaultFailurePolicy
 from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy
 
+from seqvae.clusters import connected
 from seqvae.config.run import duration_of
 from seqvae.config.training import TrainingSettings
 from seqvae.console import named_command, program, say, set_up_output
@@ -47,9 +45,6 @@ from seqvae.training.processes import LAUNCHER, LOST, decide_together
 from seqvae.training.run_directory.checkpoint_file import read_lazily
 from seqvae.training.run_directory.records import RunResult
 from seqvae.training.run_directory.resume import CONFIG, settings_it_began_with
-
-Item = TypeVar("Item")
-Answer = TypeVar("Answer")
 
 REPORT_SECONDS = 5.0
 """Between two reports at least: Ray fetches them every 2 s, and the next one waits for that."""
@@ -132,22 +127,6 @@ def worlds_within(fewest: int, most: int, batches_per_step: int) -> list[int]:
             "evenly. Give a multiple of one of these numbers, or other bounds"
         )
     return worlds
-
-
-@contextmanager
-def connected() -> Iterator[None]:
-    """Connect this process with Ray, unless it is, and disconnect it at the end."""
-    if ray.is_initialized():
-        yield
-        return
-    # No line of Ray's twice, no other directory than the command's, and nothing told to its makers.
-    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_TRAIN_ENABLE_PRINT_PATCH", "RAY_CHDIR_TO_TRIAL_DIR"):
-        os.environ.setdefault(name, "0")
-    ray.init(include_dashboard=False, logging_level=logging.WARNING)
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 def _wait_for(trainer: TorchTrainer, desk: Any) -> RunResult:
@@ -384,32 +363,3 @@ def _numbers_of(trainer: Any) -> dict[str, float]:
             read = monitor.reading._asdict()
             numbers |= {f"posterior_{name}": float(value) for name, value in read.items() if isinstance(value, Real)}
     return numbers | {"step": trainer.global_step}
-
-
-# --- Work in pieces -------------------------------------------------------------------------------------------------------
-
-
-def run_on_ray(
-    function: Callable[[Item], Answer], items: Iterable[Item], *, at_once: int | None = None
-) -> Iterator[Answer]:
-    """Return what the function returns of each item, in their order; tasks of Ray compute it, one core each.
-
-    At most `at_once` are under way or wait to be taken, by default two for each core of the cluster. A task whose process is lost
-    is run again; one that raises an error ends the others with it.
-    """
-    with connected():
-        task = ray.remote(function)
-        limit = at_once or max(1, int(2 * ray.cluster_resources().get("CPU", 1)))
-        rest, waiting = iter(items), deque[Any]()
-        try:
-            while True:
-                waiting.extend(task.remote(item) for item in itertools.islice(rest, limit - len(waiting)))
-                if not waiting:
-                    return
-                yield ray.get(waiting[0])
-                waiting.popleft()
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause from error
-        finally:
-            for one in waiting:
-                ray.cancel(one)

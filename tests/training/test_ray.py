@@ -67,7 +67,7 @@ def test_flags_that_do_not_go_together_are_refused(words, said):
 
 
 def test_without_the_extra_the_message_names_it(monkeypatch):
-    monkeypatch.setattr("seqvae.training.fit.find_spec", lambda name: None)
+    monkeypatch.setattr("seqvae.clusters.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"needs the extra 'ray': pip install -e '\.\[ray\]'"):
         seqvae.fit(launcher="ray", ray_workers="2")
 
@@ -295,7 +295,7 @@ def test_ctrl_c_saves_and_the_run_goes_on_without_ray(data_dir, alone, nodes, tm
 PIECES = """
 import os, time
 from seqvae.errors import DataError
-from seqvae.training.ray_launcher import run_on_ray
+from seqvae.clusters import run_on_ray
 
 taken = []
 def items():
