@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
@@ -30,6 +31,7 @@ from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray.train.v2._internal.execution.failure_handling import FailureDecision
 from ray.train.v2._internal.execution.failure_handling.default import DefaultFailurePolicy
 from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from seqvae.clusters import connected
 from seqvae.config.run import duration_of
@@ -93,7 +95,8 @@ def fit_on_ray(settings: TrainingSettings) -> RunResult:
             say(
                 f"Ray has room for {places} processes, waiting until it has for {worlds[0]} (--ray_workers {compute.ray_workers})"
             )
-        desk = ray.remote(num_cpus=0)(Desk).remote()
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        desk = ray.remote(num_cpus=0, scheduling_strategy=here)(Desk).remote()
         storage = compute.storage_path
         if storage is not None and "://" not in storage:
             storage = str(Path(storage).expanduser().absolute())
@@ -161,7 +164,7 @@ def _wait_for(trainer: TorchTrainer, desk: Any) -> RunResult:
 
 
 class Desk:
-    """An actor that the command and the processes of a run leave notes at, and that outlives these processes."""
+    """An actor that the command and the processes of a run leave notes at, and that outlives these processes, as it is where the command is."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -249,6 +252,9 @@ def work(config: dict[str, Any]) -> RunResult:
     set_up_output()
     logging.getLogger().setLevel(logging.WARNING)  # Ray's own reports of what it does
     logging.getLogger("seqvae").setLevel(logging.INFO)
+    logging.getLogger("ray.train.v2._internal.util").setLevel(
+        logging.CRITICAL
+    )  # tracebacks of errors that the command tells
     assert run.run_name is not None
     os.environ[LAUNCHER] = "Ray"
     _place_processes()
@@ -315,7 +321,8 @@ class Reports(Callback):
         threading.Thread(target=self._listen, name="seqvae-signals", daemon=True).start()
 
     def _listen(self) -> None:
-        self._number = ray.get(self.desk.wait_for_signal.remote())
+        with suppress(ray.exceptions.RayError):  # the command itself was lost
+            self._number = ray.get(self.desk.wait_for_signal.remote())
 
     def on_train_start(self, trainer: Any, *_: Any) -> None:
         if trainer.is_global_zero:
