@@ -69,7 +69,8 @@ def fit(
     from seqvae.training.fit import make_monitors
 
     with _errors_of_a_call(), library_output(), named_command("seqvae train --plain" if plain else "seqvae train"):
-        return Run(train(settings, [*make_monitors(settings), *callbacks]).directory)
+        watching = [*make_monitors(settings), *callbacks] if callbacks else None
+        return Run(train(settings, watching).directory)
 
 
 def _signature_with_flags() -> inspect.Signature:

@@ -47,6 +47,8 @@ MAX_SHOWN = 200
 """Characters of a refused value that a message repeats."""
 NEAR = 0.75
 """Share of letters that a misspelled name has in common with the one it is taken for; other tools' words reach 0.67 by chance."""
+BOUNDS = {"num_workers": "ray_workers"}
+"""Flags that take a number, and those that are meant where bounds stand behind them: `--num_workers 2:8`."""
 _EPILOG = (
     "Flags win over --config, --config over --preset, --preset over the defaults, wherever they stand on the line. "
     "Hyphens do as well as underscores (--batch-size=4), and null unsets a value (--batch_size null).\n\n"
@@ -274,6 +276,10 @@ class CommandLine(Generic[Settings]):
                     raise UsageError(f"--config {reason}")
                 layers += self._read_file(Path(one.text).expanduser(), one.text, ignored)
         layers += [one for one in flag_values if one.flag.name in self.flags]
+        for place, one in enumerate(layers):
+            meant = BOUNDS.get(one.flag.name, "")
+            if meant in self.flags and ":" in (one.text or ""):
+                layers[place] = one._replace(flag=self.flags[meant])
         values = {name: flag.default for name, flag in self.flags.items()}
         values |= {one.flag.name: self._converted(one) for one in layers}
         if "allow_remote" in self.flags:

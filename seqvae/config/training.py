@@ -5,6 +5,7 @@ The groups of the data are in `seqvae/config/data.py`, that of the model in `seq
 since `--help` imports it.
 """
 
+import re
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Literal
@@ -149,6 +150,21 @@ class ComputeSettings:
     num_nodes: int | None = None
     """Machines that train together; default: as a launcher says, or one."""
 
+    launcher: Literal["ray"] | None = None
+    """What starts the processes; ray: Ray, which needs the extra ray and --ray_workers; default: --devices, or what started this
+    command, as torchrun."""
+
+    ray_workers: str | None = None
+    """Processes that Ray starts, as 4, or the fewest and the most, as 2:8: as many as it has room for and as can share
+    --batches_per_step evenly. --num_workers 2:8 says the same."""
+
+    max_restarts: int = 10
+    """How often Ray starts the processes again where one was lost; then the run ends."""
+
+    storage_path: str | None = None
+    """Where Ray keeps a copy of the run and its last checkpoint, for machines without a shared disk: a path that all of them see,
+    or s3://bucket/folder and the like; default: nowhere."""
+
     distributed_timeout: str = "0:10:00"
     """Longest time that processes wait for one of them, as hours:minutes:seconds; then the run ends and names it."""
 
@@ -192,6 +208,19 @@ class ComputeSettings:
         if self.devices != "auto":
             refuse_below(1, self, "devices")
         refuse_below(1, self, "num_nodes")
+        refuse_below(0, self, "max_restarts")
+        if self.launcher is None and self.ray_workers is not None:
+            raise ValueError(f"--ray_workers {self.ray_workers} needs --launcher ray")
+        if self.launcher is None and self.storage_path is not None:
+            raise ValueError(f"--storage_path {self.storage_path} needs --launcher ray")
+        if self.launcher == "ray":
+            if not 1 <= self.ray_bounds[0] <= self.ray_bounds[1]:
+                raise ValueError(
+                    "--launcher ray needs --ray_workers, a number of processes as 4, or the fewest and the most as 2:8, got "
+                    f"{self.ray_workers}"
+                )
+            if self.devices is not None or self.num_nodes is not None:
+                raise ValueError("--launcher ray takes --ray_workers in place of --devices and --num_nodes")
         if not duration_of(self.distributed_timeout):
             raise ValueError(f"--distributed_timeout must be a time like 0:10:00, got {self.distributed_timeout!r}")
         if not 0 < self.initial_loss_scale < float("inf"):
@@ -211,6 +240,12 @@ class ComputeSettings:
                 f"--strategy {self.strategy}: processes that are spawned or forked by a running one are not supported. Give "
                 "--strategy ddp, which starts the command once for each of --devices, or start it with torchrun"
             )
+
+    @property
+    def ray_bounds(self) -> tuple[int, int]:
+        """Return the fewest and the most processes of --ray_workers; (0, 0) where it says no numbers."""
+        found = re.fullmatch(r"(\d{1,6})(?::(\d{1,6}))?", self.ray_workers or "", re.ASCII)
+        return (0, 0) if found is None else (int(found[1]), int(found[2] or found[1]))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,6 +82,10 @@ def resolve_devices(compute: ComputeSettings) -> Devices:
         raise
     if launch is not None:
         return _launched(launch, accelerator, compute)
+    if compute.launcher is not None:
+        raise UsageError(
+            f"--launcher {compute.launcher} is for `seqvae train` and `seqvae.fit`: give it to one of them"
+        )
     available = torch.cuda.device_count() if accelerator == "cuda" else 1
     requested = available if compute.devices == "auto" else compute.devices or 1
     if accelerator != "cpu" and requested > available:

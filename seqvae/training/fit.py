@@ -17,6 +17,7 @@ from lightning import Callback, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import nn
 
+from seqvae.clusters import refuse_without_ray
 from seqvae.config.run import RunSettings, duration_of
 from seqvae.config.training import RATE_TOKENS, TrainingSettings
 from seqvae.config.yaml_files import to_flat_dict, to_yaml
@@ -109,6 +110,13 @@ def fit(
     brought comes without previews. `data`: from settings that `prepare_settings` has prepared. `trainer_arguments`: in place of
     `default_trainer_arguments`.
     """
+    if settings.compute.launcher == "ray" and data is None and find_launch() is None:
+        if callbacks is not None or network is not None or trainer_arguments is not None:
+            raise UsageError("--launcher ray trains with the recipe's own callbacks and network: leave yours out")
+        refuse_without_ray("--launcher ray")
+        from seqvae.training.ray_launcher import fit_on_ray
+
+        return fit_on_ray(settings)
     is_foreign = network is not None and not isinstance(network, SequenceVAE)
     if is_foreign and data is None and settings.batches.pad_grid is None:  # it may not know sequences without steps
         settings = replace(settings, batches=replace(settings.batches, pad_grid=0))

@@ -35,6 +35,9 @@ Decision = TypeVar("Decision")
 DECISION = "SEQVAE_DECISION"
 """Variable of the environment that carries a decision to the processes that Lightning starts."""
 
+LAUNCHER = "SEQVAE_LAUNCHER"
+"""Variable of the environment that names a launcher which we start ourselves."""
+
 RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
 """Variables that launchers number processes with where none of them sets RANK."""
 
@@ -69,6 +72,8 @@ class Launch(NamedTuple):
 
 def find_launch() -> Launch | None:
     """Return what the environment says of a launcher; None: this command was typed, or started by Lightning."""
+    if LAUNCHER in os.environ:  # first, because Ray may itself run in a job of SLURM
+        return Launch(os.environ[LAUNCHER], TorchElasticEnvironment(), _number("LOCAL_WORLD_SIZE"))
     if TorchElasticEnvironment.detect():
         return Launch("torchrun", TorchElasticEnvironment(), _number("LOCAL_WORLD_SIZE"))
     if "SLURM_NTASKS" in os.environ and SLURMEnvironment.detect():

@@ -150,6 +150,11 @@ class Checkpoints(Checkpoint):
             return True
         return self._save(trainer, as_best=False, as_last=True)
 
+    @property
+    def saved_step(self) -> int | None:
+        """Return the step that this session saved last, in all processes alike."""
+        return None if self._saved is None else self._saved[0]
+
     def forget_best(self) -> None:
         """Search for the best again, as a rescue has changed what is trained: a dead latent often has the better ELBO."""
         self._best_elbo = None
