@@ -30,7 +30,9 @@ lint: check
 test: check
 	$(BIN)/pytest -n logical -m "not slow"
 
-test-slow: setup
+# With the extra ray, whose cluster takes seconds to start.
+test-slow:
+	$(MAKE) setup EXTRAS=ray,test,text
 	$(BIN)/pytest -n logical -m slow
 
 bench:

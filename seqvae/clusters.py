@@ -54,7 +54,7 @@ def run_on_ray(
     import ray
 
     with connected():
-        task: Any = ray.remote(function)
+        task: Any = ray.remote(lambda item: function(item))  # Ray takes no partial functions
         limit = at_once or max(1, int(2 * ray.cluster_resources().get("CPU", 1)))
         rest, waiting = iter(items), deque[Any]()
         try:
@@ -69,3 +69,11 @@ def run_on_ray(
         finally:
             for one in waiting:
                 ray.cancel(one)
+
+
+@contextmanager
+def tasks_of_ray() -> Iterator[Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]]:
+    """Yield `run_on_ray` for several calls over one connection."""
+    refuse_without_ray("--launcher ray")
+    with connected():
+        yield run_on_ray

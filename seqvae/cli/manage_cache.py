@@ -27,6 +27,7 @@ Convert Parquet into the cache that training reads, ahead of it and with all cor
 
     seqvae build-cache --data_dir my_data                     # into the cache directory that train uses, too
     seqvae build-cache --data_dir s3://bucket/data --workers 8 --cache_dir s3://bucket/caches
+    seqvae build-cache --data_dir my_data --cache_dir /shared/caches --launcher ray
 
 Flags about the data have to be those of the training, as for other ones it would build a cache of its own.
 """
@@ -81,14 +82,16 @@ def build(verb: str, words: Sequence[str]) -> None:
     settings = parse_command_line(BuildCache, words, prog=f"seqvae {verb}", description=_BUILDING, presets=None)
     set_up_output()
 
+    from seqvae.clusters import tasks_of_ray
     from seqvae.data.building.workers import side_by_side  # only now: pyarrow takes a while
     from seqvae.data.cache import prepare_cache
     from seqvae.data.dataset import read_meta
     from seqvae.data.stored_caches import size_of
     from seqvae.text import size, visible
 
-    workers = settings.building.workers
-    with side_by_side(os.cpu_count() or 1 if workers == "auto" else workers) as each:
+    building = settings.building
+    workers = (os.cpu_count() or 1) if building.workers == "auto" else building.workers
+    with tasks_of_ray() if building.launcher == "ray" else side_by_side(workers) as each:
         path = prepare_cache(settings.source, settings.building, each=each)
     meta = read_meta(path)
     sequences = ", ".join(f"{split['counts']['sequences']:,} {name}" for name, split in meta["splits"].items())

@@ -290,10 +290,17 @@ class BuildingSettings:
     workers: int | Literal["auto"] = "auto"
     """Processes that convert the data side by side; auto: one for each core. The cache is the same, however many."""
 
+    launcher: Literal["ray"] | None = None
+    """What starts them; ray: Ray, on all machines of a cluster that see the same directories; needs the extra ray."""
+
     def __post_init__(self) -> None:
         refuse_no_paths(self, remote="cache_dir")
         if self.workers != "auto":
             refuse_below(1, self, "workers")
+            if self.launcher == "ray":
+                raise ValueError(
+                    f"--workers {self.workers}: with --launcher ray there is one for each core of the cluster"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

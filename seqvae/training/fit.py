@@ -24,7 +24,7 @@ from seqvae.config.yaml_files import to_flat_dict, to_yaml
 from seqvae.console import program, shell_word
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.errors import DivergedError, ExitCode, Stopped, StorageError, UsageError, harmless
-from seqvae.files import replace_file
+from seqvae.files import is_remote, replace_file
 from seqvae.models.vae import SequenceVAE
 from seqvae.monitors import PosteriorMetricsMonitor, ThroughputMonitor
 from seqvae.reports.run_files import HEALTHY, command_line, environment, write_environment, write_facts
@@ -121,14 +121,12 @@ def fit(
     if is_foreign and data is None and settings.batches.pad_grid is None:  # it may not know sequences without steps
         settings = replace(settings, batches=replace(settings.batches, pad_grid=0))
     if data is not None:
-        _ = data.data
-        meet("training")  # however long one of them builds a cache
+        open_data(data)
     settings = prepare_settings(settings)
     devices = resolve_devices(settings.compute)
     if data is None:
         data = make_data(settings)
-        _ = data.data
-        meet("training")
+        open_data(data)
     plan = plan_run(settings, data, devices.world)
     split = data.split("train")
     origin = {
@@ -203,6 +201,20 @@ def fit(
             if not is_first_process():
                 sys.exit(0)  # another code would make the launcher kill the first process before its message
             raise
+
+
+def open_data(data: SequenceDataModule) -> None:
+    """Open the data in all processes, however long one of them builds a cache.
+
+    One that lies in a store is put there by the first process, before the others look for it.
+    """
+    is_shared = is_remote(data.cache.cache_dir or "")
+    if is_shared and not is_first_process():
+        meet("the cache was in its store")
+    _ = data.data
+    if is_shared and is_first_process():
+        meet("the cache was in its store")
+    meet("training")
 
 
 @dataclass

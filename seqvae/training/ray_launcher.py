@@ -164,7 +164,7 @@ def _wait_for(trainer: TorchTrainer, desk: Any) -> RunResult:
 
 
 class Desk:
-    """An actor that the command and the processes of a run leave notes at, and that outlives these processes, as it is where the command is."""
+    """An actor that the command and the processes of a run leave notes at. It is beside the command, and outlives the processes."""
 
     def __init__(self) -> None:
         self._number = 0

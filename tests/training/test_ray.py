@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import psutil
 import pytest
@@ -21,7 +22,8 @@ from seqvae.errors import DataError, ExitCode, ProcessesError, Stopped, UsageErr
 from seqvae.files import read_rows
 from seqvae.training.distributed import resolve_devices
 from seqvae.training.processes import LAUNCHER, find_launch
-from tests.support.launched import COLUMNS, SMALL, Ended, ends, environment, events_of, wait_for_step
+from tests.support.launched import COLUMNS, ROOT, SMALL, Ended, ends, environment, events_of, wait_for_step
+from tests.support.parquet_files import write
 from tests.support.ray_cluster import Nodes, cluster
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="the extra ray is not installed")
@@ -330,3 +332,40 @@ def test_work_in_pieces_comes_back_in_order_a_few_at_once_and_ends_by_its_own_er
         [sys.executable, "-c", PIECES], env=environment(nodes.variables), capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_cache_by_tasks_of_two_nodes_is_that_of_this_process(tmp_path):
+    random = np.random.default_rng(0)
+    for number in range(3):
+        lists = [random.integers(0, 300, random.integers(1, 40)).astype(np.int32) for _ in range(700)]
+        write(tmp_path / "data" / f"{number}.parquet", {"tokens": lists}, row_group_size=100)
+    program = (
+        "import sys; from seqvae.data.building import parts; parts.PART_BYTES = 20_000; "
+        "from seqvae.cli.manage_cache import build; build('build-cache', sys.argv[1:])"
+    )
+    found = []
+    with cluster(2) as nodes:
+        for more in (["--launcher", "ray"], ["--workers", "1"]):
+            folder = tmp_path / more[-1]
+            line = [
+                sys.executable,
+                "-c",
+                program,
+                "--data_dir",
+                str(tmp_path / "data"),
+                "--cache_dir",
+                str(folder),
+                *more,
+            ]
+            ended = subprocess.run(
+                line, env=environment(nodes.variables), capture_output=True, text=True, timeout=120, cwd=ROOT
+            )
+            assert ended.returncode == 0, ended.stderr
+            cache = Path(ended.stdout.splitlines()[-1])
+            assert cache.parent == folder
+            found.append(
+                {str(path.relative_to(cache)): path.read_bytes() for path in cache.rglob("*") if path.is_file()}
+            )
+    assert found[0] == found[1]
