@@ -135,18 +135,19 @@ def worlds_within(fewest: int, most: int, batches_per_step: int) -> list[int]:
 def _wait_for(trainer: TorchTrainer, desk: Any) -> RunResult:
     """Return the result of the first process. Ctrl-C and SIGTERM go to all of them, which save and end."""
     ended: list[Any] = []
+    is_over = threading.Event()  # a signal in Thread.join lets Python 3.11 think that the thread is over
 
     def run() -> None:  # not in the main thread, where Ray would take Ctrl-C to end the processes at once
         try:
             ended.append(trainer.fit().return_value)
         except Exception as error:
             ended.append(error)
+        is_over.set()
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    while thread.is_alive():
+    threading.Thread(target=run, name="seqvae-ray", daemon=True).start()
+    while not is_over.is_set():
         try:
-            thread.join(0.5)
+            is_over.wait()
         except (Stopped, KeyboardInterrupt) as stop:
             say("\nstopping after this step; a second signal ends the command at once")
             ray.get(desk.signal.remote(stop.number if isinstance(stop, Stopped) else 2))
@@ -164,7 +165,7 @@ def _wait_for(trainer: TorchTrainer, desk: Any) -> RunResult:
 
 
 class Desk:
-    """An actor that the command and the processes of a run leave notes at. It is beside the command, and outlives the processes."""
+    """An actor where the command is, which outlives the processes of a run: they and the command leave notes at it."""
 
     def __init__(self) -> None:
         self._number = 0

@@ -252,15 +252,16 @@ def test_a_run_whose_directory_was_lost_goes_on_from_its_storage_or_says_that_it
     if is_stored:
         assert ended.code == 0, ended.errors
         resumed = [row for row in read_rows(run / "events.jsonl") if row["event"] == "resumed"]
-        assert [row["step"] for row in resumed] == [10]
+        assert [row["step"] for row in resumed] in ([5], [10])  # what Ray had taken note of, every 2 s
         assert_same_curve(run, alone)
         shutil.rmtree(run)
         again = end(start(tmp_path, words, nodes))
         assert "nothing left to do" in again.output, again.errors
     else:
         assert ended.code == ExitCode.STORAGE
-        assert "Machines without a shared disk need --storage_path" in ended.errors
-        assert "Traceback" not in ended.output + ended.errors
+        *_, last = ended.errors.splitlines()
+        assert last.startswith("seqvae train: runs/run is not on ")
+        assert last.endswith("Machines without a shared disk need --storage_path")
 
 
 @needs_ray
