@@ -208,7 +208,7 @@ class Shelf:
         directory = Path(tempfile.mkdtemp(prefix=f".{cache.name}.building-", dir=cache.parent))
         try:
             self._store.download(f"{self._path}/{cache.name}", directory)
-            if reason := why_unusable(directory, verified_bytes=None):
+            if reason := why_unusable(directory, is_new=True):
                 raise DataError(
                     f"{self.url_of(cache.name)}: cannot be used ({reason}). Delete it there; the next run builds it again."
                 )
@@ -434,9 +434,9 @@ def read_bytes(folder: Path, name: str, begin: int, number: int) -> bytes:
         return file.read(number)
 
 
-def why_unusable(directory: Path, verified_bytes: int | None = VERIFIED_BYTES) -> str | None:
-    """Return what is wrong with a cache: its description, its format, the size of a file, or the content of all, where they come to
-    no more than `verified_bytes`; None: in any case."""
+def why_unusable(directory: Path, *, is_new: bool = False) -> str | None:
+    """Return what is wrong with a cache: its description, its format, the size of a file, or the content of a small one, and of any
+    that came from elsewhere just now."""
     if not directory.exists():
         return "there is none yet"
     try:
@@ -455,7 +455,7 @@ def why_unusable(directory: Path, verified_bytes: int | None = VERIFIED_BYTES) -
         for path, size, _ in files:
             if path.stat().st_size != size:
                 return f"{path.name} of {path.parent.name} has {path.stat().st_size} bytes instead of {size}"
-        if verified_bytes is None or sum(size for _, size, _ in files) <= verified_bytes:
+        if is_new or sum(size for _, size, _ in files) <= VERIFIED_BYTES:
             for path, _, checksum in files:
                 if checksum_of(path) != checksum:
                     return f"{path.name} of {path.parent.name} is damaged"

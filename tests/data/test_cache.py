@@ -291,8 +291,8 @@ import time
 from pathlib import Path
 from seqvae.data import cache
 build = cache.build
-def slow(data, source, directory, preprocessing):
-    built = build(data, source, directory, preprocessing)
+def slow(*arguments):
+    built = build(*arguments)
     with Path(sys.argv[2], "builds").open("a") as file:
         file.write("built ")
     Path(sys.argv[2], "started").touch()

@@ -12,6 +12,8 @@ from seqvae.data.dataset import Windows
 class FakeSequences:
     """Sequence i of length L holds the tokens i % 97, i % 97 + 1, ..."""
 
+    stream = None
+
     def __init__(self, lengths: np.ndarray, broken: int | None = None, owners: np.ndarray | None = None) -> None:
         self.lengths_N = np.asarray(lengths, dtype=np.int32)
         self.broken, self.owners_N = broken, owners
