@@ -53,6 +53,7 @@ FORMS = {
     "encoding": Form("speed", is_default=False),
     "evaluation_cost": Form("speed", is_default=False),
     "many_codes": Form("speed", is_default=False),
+    "processes": Form("speed", is_default=False),
     "collapse_zoo": Form("detection", short=("--half", "scored"), is_default=False),
     "threshold": Form("detection", short=("--closed",), is_default=False),
     "rescue": Form(

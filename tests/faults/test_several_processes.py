@@ -14,7 +14,7 @@ from seqvae.files import read_rows
 from tests.faults.runs import on_posix
 from tests.support.launched import COLUMNS, Ended, ends, events_of, free_port, ranked, start, wait_for_step
 
-pytestmark = on_posix
+pytestmark = [on_posix, pytest.mark.slow]
 
 SECONDS = 60
 """That two processes may take to end, on a busy machine."""
@@ -36,10 +36,9 @@ def both(folder: Path, words: str, *faults: Sequence[Mapping[str, Any]]) -> list
     return ends(processes, timeout=SECONDS)
 
 
-@pytest.mark.parametrize("to", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("to", [0, 1])
 @pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGUSR1, ExitCode.REQUEUE), pytest.param(signal.SIGTERM, ExitCode.TERMINATED, marks=pytest.mark.slow)],
+    ("number", "code"), [(signal.SIGUSR1, ExitCode.REQUEUE), (signal.SIGTERM, ExitCode.TERMINATED)]
 )
 def test_a_signal_to_either_stops_both_after_the_same_step(words, tmp_path, number, code, to):
     port = free_port()
@@ -52,14 +51,12 @@ def test_a_signal_to_either_stops_both_after_the_same_step(words, tmp_path, numb
     assert "which is saved. To go on:" in first.errors
 
 
-@pytest.mark.slow
 def test_the_time_that_was_given_ends_both(words, tmp_path):
     ended = both(tmp_path, f"{words} --max_steps 100000 --max_time 0:00:02", [], [])
     assert [one.code for one in ended] == [0, 0], ended
     assert read_rows(tmp_path / "runs" / "two" / "events.jsonl")[-1]["ended_by"] == "max_time"
 
 
-@pytest.mark.slow
 def test_steps_that_come_to_nan_in_one_process_take_both_back_as_they_take_one(words, tmp_path):
     """The first five are those of one process of two in five steps in a row."""
     nan = {"fault": "nan", "positions": [17, 21, 25, 29, 33]}
@@ -74,7 +71,6 @@ def test_steps_that_come_to_nan_in_one_process_take_both_back_as_they_take_one(w
     pd.testing.assert_frame_equal(*curves, rtol=1e-3, check_exact=False)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("faults", "codes", "said"),
     [

@@ -51,6 +51,7 @@ def cluster(tmp_path: Path) -> dict[str, str]:
 
 
 @on_posix
+@pytest.mark.slow
 def test_a_job_whose_time_is_nearly_over_is_saved_requeued_and_goes_on(tmp_path, cluster):
     data_dir = write_demo(tmp_path, "tokens", sequences=300, mean_length=20)
     words = [*SMALL.split(), "--data_dir", str(data_dir), "--cache_dir", "cache", "--run_name", "big"]
