@@ -54,6 +54,7 @@ FORMS = {
     "evaluation_cost": Form("speed", is_default=False),
     "many_codes": Form("speed", is_default=False),
     "processes": Form("speed", is_default=False),
+    "remote": Form("speed", is_default=False),
     "collapse_zoo": Form("detection", short=("--half", "scored"), is_default=False),
     "threshold": Form("detection", short=("--closed",), is_default=False),
     "rescue": Form(

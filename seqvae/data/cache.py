@@ -5,7 +5,6 @@ files and options or builds it, beside the others in --cache_dir, into a tempora
 Processes that start together wait for the one that builds.
 """
 
-import atexit
 import errno
 import hashlib
 import json
@@ -21,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from seqvae.config.data import CacheSettings, LengthSettings, SourceSettings
 from seqvae.data.building.builder import Built, build, hashed_shares, relabel
 from seqvae.data.building.parts import Each
@@ -29,10 +30,11 @@ from seqvae.data.demo import write_demo
 from seqvae.data.description import DataDescription, FittedPreprocessing
 from seqvae.data.flat_file import META, checksum_of, described
 from seqvae.data.parquet.discovery import DataFiles, Fingerprint, find_files, fingerprint, usable_files
-from seqvae.data.storage import DataFile, in_order, open_store, require_consent
-from seqvae.data.stream import GROUPS, Read, Stream
+from seqvae.data.shared_caches import SPLITS, Shelf, shelf_of
+from seqvae.data.storage import DataFile, in_order
+from seqvae.data.stream import GROUPS, Room, Stream, read_bytes
 from seqvae.errors import DataError, StorageError, UsageError
-from seqvae.files import DISK_FULL, is_in_use, is_remote, wait_for_lock
+from seqvae.files import DISK_FULL, is_in_use, is_remote, mark_in_use, wait_for_lock
 from seqvae.text import counted, size
 
 log = logging.getLogger(__name__)
@@ -55,8 +57,8 @@ ABOUT_COLUMNS = (
 SIDE_FILES = ("label_path", "params_map_path", "tokenizer")
 """Options that may be files whose content a cache depends on."""
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOLCK)
-STREAMED = "streamed"
-"""Beginning of the names of directories that hold what --stream has fetched."""
+FOOTER_BYTES, SAMPLES, SAMPLE_BYTES = 1 << 20, 32, 1 << 16
+"""Of a file that is known by its content: what is looked at, its end and pieces of it."""
 VERIFIED_BYTES = 256 << 20
 """Caches up to this size are compared with their checksums at every start, which takes a tenth of a second or two."""
 CUT = {
@@ -95,8 +97,8 @@ def default_cache_dir() -> Path:
 
 
 def cache_root(cache_dir: str | None) -> Path:
-    """Return the directory that caches lie in, which is made where it is not there."""
-    root = Path(cache_dir) if cache_dir else default_cache_dir()
+    """Return the directory that caches lie in, which is made where it is not there; of caches in a store, what was fetched."""
+    root = Path(cache_dir) if cache_dir and not is_remote(cache_dir) else default_cache_dir()
     try:
         root = root.expanduser()
         root.mkdir(parents=True, exist_ok=True)
@@ -118,8 +120,8 @@ def prepare_cache(
     With `preprocessing`, the data are read as a trained network knows such data, and no split has to be there. `each` works on the
     parts of a cache that is built. Where --cache_dir is in a store, the cache is fetched from there, or put there once it is built.
     """
-    shelf = _shelf_of(source, cache.cache_dir)
-    root = cache_root(None if shelf else cache.cache_dir)
+    shelf = shelf_of(cache.cache_dir, source.endpoint_url, source.allow_remote)
+    root = cache_root(cache.cache_dir)
     try:
         if source.data_dir is None:
             demo = write_demo(root / "demo", "tokens" if source.kind == "auto" else source.kind)
@@ -132,13 +134,15 @@ def prepare_cache(
             root / f".{path.name}.lock", lambda: log.info("waiting for the process that builds this cache")
         ):
             if (reason := why_unusable(path)) is not None:
-                older = [
-                    one for one in root.glob(f"{found.request}-*") if one != path
-                ]  # for an earlier state of the files
+                for leftover in root.glob(f".{path.name}.building-*"):  # of processes that were killed
+                    shutil.rmtree(leftover, ignore_errors=True)
                 if shelf is not None and shelf.has(path.name):
                     log.info("fetching the cache %s", shelf.url_of(path.name))
-                    shelf.fetch(path)
+                    _fetch_into(path, shelf)
                     return path
+                older = []  # for an earlier state of the files
+                if shelf is None:
+                    older = [one for one in root.glob(f"{found.request}-*") if one != path]
                 if path.exists():
                     log.warning("the cache %s cannot be used (%s): building it again", path, reason)
                 elif older:
@@ -184,54 +188,20 @@ def _look_at(source: SourceSettings, preprocessing: FittedPreprocessing | None, 
     return Found(data, fingerprints, request, f"{request}-{files}", content)
 
 
-class Shelf:
-    """A directory of caches in a store, which machines share."""
-
-    def __init__(self, url: str, endpoint_url: str | None) -> None:
-        self._store, self._path = open_store(url, endpoint_url)
-
-    def url_of(self, name: str) -> str:
-        return self._store.url_of(f"{self._path}/{name}")
-
-    def has(self, name: str) -> bool:
-        return self._store.exists(f"{self._path}/{name}/{META}")
-
-    def put(self, cache: Path) -> None:
-        """Put a cache there, its description last: without that, it is not there."""
-        path = f"{self._path}/{cache.name}"
-        for split in read_meta(cache)["splits"]:
-            self._store.upload(cache / split, f"{path}/{split}")
-        self._store.write(f"{path}/{META}", cache / META)
-
-    def fetch(self, cache: Path) -> None:
-        """Fetch a cache as a whole, and compare it with its checksums."""
-        directory = Path(tempfile.mkdtemp(prefix=f".{cache.name}.building-", dir=cache.parent))
-        try:
-            self._store.download(f"{self._path}/{cache.name}", directory)
-            if reason := why_unusable(directory, is_new=True):
-                raise DataError(
-                    f"{self.url_of(cache.name)}: cannot be used ({reason}). Delete it there; the next run builds it again."
-                )
-            directory.chmod(0o755)
-            remove_cache(cache)
-            directory.rename(cache)
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
-
-    def meta_of(self, name: str) -> bytes:
-        return self._store.read(f"{self._path}/{name}/{META}")
-
-    def ranges(self, name: str, split: str) -> Read:
-        """Return what reads parts of the files of a split."""
-        return self._store.ranges(f"{self._path}/{name}/{split}")
-
-
-def _shelf_of(source: SourceSettings, cache_dir: str | None) -> Shelf | None:
-    """Return the caches in a store that --cache_dir names; None: it is a directory."""
-    if cache_dir is None or not is_remote(cache_dir):
-        return None
-    require_consent(cache_dir, source.allow_remote)
-    return Shelf(cache_dir, source.endpoint_url)
+def _fetch_into(path: Path, shelf: Shelf) -> None:
+    """Fetch a cache beside its place, and move it there once it was compared with its checksums; the caller holds the lock."""
+    directory = Path(tempfile.mkdtemp(prefix=f".{path.name}.building-", dir=path.parent))
+    try:
+        shelf.fetch(path.name, directory)
+        if reason := why_unusable(directory, is_new=True):
+            raise DataError(
+                f"{shelf.url_of(path.name)}: cannot be used ({reason}). Delete it there; the next run builds it again."
+            )
+        directory.chmod(0o755)
+        remove_cache(path)
+        directory.rename(path)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _fingerprint_of_any(path: DataFile) -> Fingerprint:
@@ -251,16 +221,21 @@ def _name_parts(
 ) -> tuple[str, str, str]:
     """Return <readable part>-<hash of the request>, a hash of the files (a changed file changes it alone), and a hash of both
     without the options about labels and columns. `by_content`: files are known by their names in the data, their sizes and their
-    ends, where Parquet has its footer, and not by where they lie."""
+    contents (`sampled_digest`), or in a store by their ETags, and not by where they lie."""
     options = {key: value for key, value in asdict(source).items() if key not in NOT_IN_KEY}
     beside = [path for flag in SIDE_FILES if (path := getattr(source, flag)) and Path(path).is_file()]
-    files = [list(one) for one in fingerprints] + [list(fingerprint(Path(path))) for path in beside]
+    every = [*fingerprints, *(fingerprint(Path(path)) for path in beside)]
+    files: list[list[Any]] = [list(one) for one in every]
     splits = {split: [str(path) for path in paths] for split, paths in data.by_split.items()}
     whole = str(source.data_dir)
     whole = whole.rstrip("/") if is_remote(whole) else str(Path(whole).absolute())
     if by_content:
         base = os.path.commonpath([os.path.dirname(one) for of_split in splits.values() for one in of_split])  # noqa: PTH120
-        files = [[os.path.relpath(str(one[0]), base), one[1], *one[3:]] for one in files]
+        places = [os.path.relpath(one.path, base) for one in fingerprints] + [Path(path).name for path in beside]
+        files = [
+            [place, one.size, one.tail_digest if is_remote(one.path) else sampled_digest(Path(one.path), one.size)]
+            for place, one in zip(places, every, strict=True)
+        ]
         splits = {split: [os.path.relpath(one, base) for one in paths] for split, paths in splits.items()}
         whole = ""
     name = "" if by_content else Path(str(source.data_dir)).name
@@ -273,6 +248,18 @@ def _name_parts(
     return f"{readable}-{request}", _digest([files, splits]), content
 
 
+def sampled_digest(path: Path, size: int) -> str:
+    """Return a digest of the end of a file, as much as a footer of Parquet may take, and of pieces from all over it."""
+    digest = hashlib.sha256()
+    with suppress(OSError), path.open("rb") as file:  # what cannot be read has no digest, and the build says why
+        for begin in np.linspace(0, max(0, size - FOOTER_BYTES), SAMPLES).astype(np.int64).tolist():
+            file.seek(begin)
+            digest.update(file.read(SAMPLE_BYTES))
+        file.seek(max(0, size - FOOTER_BYTES))
+        digest.update(file.read())
+    return digest.hexdigest()[:16]
+
+
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -282,8 +269,6 @@ def _build_into(
 ) -> None:
     """Build a cache beside its place, and move it there once it is whole; the caller holds the lock."""
     data, fingerprints, content = found.data, found.fingerprints, found.content
-    for leftover in path.parent.glob(f".{path.name}.building-*"):  # of builders that were killed
-        shutil.rmtree(leftover, ignore_errors=True)
     directory = Path(tempfile.mkdtemp(prefix=f".{path.name}.building-", dir=path.parent))
     try:
         built = _relabelled(path, data, source, preprocessing, directory, content)
@@ -393,13 +378,7 @@ def stream_cache(
     preprocessing: FittedPreprocessing | None = None,
 ) -> SequenceData:
     """Open a cache that stays in --cache_dir, of which no more than --local_limit lies on this disk."""
-    shelf = _shelf_of(source, cache.cache_dir)
-    root = cache_root(None)
-    for left in root.glob(f"{STREAMED}-*"):  # of processes that were killed
-        if not any(map(is_in_use, left.glob("*/"))):
-            shutil.rmtree(left, ignore_errors=True)
-    directory = Path(tempfile.mkdtemp(prefix=f"{STREAMED}-", dir=root))
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    shelf = shelf_of(cache.cache_dir, source.endpoint_url, source.allow_remote)
     if shelf is not None:
         name = _look_at(source, preprocessing, by_content=True).name
         if not shelf.has(name):
@@ -407,15 +386,22 @@ def stream_cache(
                 f"{shelf.url_of(name)}: there is no cache of these data yet, and --stream builds none. Build it where there is "
                 f"room: seqvae build-cache with the same flags of the data, and --cache_dir {cache.cache_dir}."
             )
-        (directory / META).write_bytes(shelf.meta_of(name))
+        content = shelf.meta_of(name)
     else:
         origin = prepare_cache(source, cache, preprocessing)
-        shutil.copyfile(origin / META, directory / META)
+        content = (origin / META).read_bytes()
+    room = Room(cache_root(None))
+    (room.directory / META).write_bytes(content)
+    if reason := why_unusable(room.directory, has_files=False):
+        raise DataError(
+            f"{shelf.url_of(name) if shelf else origin}: cannot be used ({reason}). Delete it; it is built again."
+        )
     streams: dict[str, Stream] = {}
-    for split, parts in read_meta(directory)["splits"].items():
-        (directory / split).mkdir()
+    for split, parts in read_meta(room.directory)["splits"].items():
         read = shelf.ranges(name, split) if shelf is not None else partial(read_bytes, origin / split)
-        streams[split] = Stream(read, directory / split, parts["arrays"])
+        streams[split] = Stream(read, room, room.directory / split, parts)
+        if shelf is None:
+            mark_in_use(streams[split], origin / split)
     least = sum(stream.least_bytes for stream in streams.values())
     if least > cache.local_limit_bytes:
         raise UsageError(
@@ -423,20 +409,13 @@ def stream_cache(
             f"that each split is used in, and for the beginnings of all sequences"
         )
     for split, stream in streams.items():
-        stream.room = stream.least_bytes + (cache.local_limit_bytes - least if split == "train" else 0)
-    return open_cache(directory, lengths, streams=streams)
+        stream.room_bytes = stream.least_bytes + (cache.local_limit_bytes - least if split == "train" else 0)
+    return open_cache(room.directory, lengths, streams=streams)
 
 
-def read_bytes(folder: Path, name: str, begin: int, number: int) -> bytes:
-    """Return some bytes of a file."""
-    with (folder / name).open("rb") as file:
-        file.seek(begin)
-        return file.read(number)
-
-
-def why_unusable(directory: Path, *, is_new: bool = False) -> str | None:
+def why_unusable(directory: Path, *, is_new: bool = False, has_files: bool = True) -> str | None:
     """Return what is wrong with a cache: its description, its format, the size of a file, or the content of a small one, and of any
-    that came from elsewhere just now."""
+    that came from elsewhere just now (`is_new`). `has_files`: not only the description is there."""
     if not directory.exists():
         return "there is none yet"
     try:
@@ -446,12 +425,16 @@ def why_unusable(directory: Path, *, is_new: bool = False) -> str | None:
         if meta.pop("digest") != _digest(meta):
             return "meta.json is damaged"
         DataDescription(**meta["description"])
+        if unknown := set(meta["splits"]) - SPLITS:
+            return f"meta.json is damaged ({min(unknown)!r} is no split)"
         files = [
             (path, count * dtype.itemsize, entry["crc32"])
             for split, parts in meta["splits"].items()
             for entry in (parts["table"], *parts["arrays"].values())
             for path, dtype, count in [described(directory / split, entry)]
         ]
+        if not has_files:
+            return None
         for path, size, _ in files:
             if path.stat().st_size != size:
                 return f"{path.name} of {path.parent.name} has {path.stat().st_size} bytes instead of {size}"

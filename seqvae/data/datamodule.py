@@ -374,6 +374,8 @@ class SequenceDataModule(lightning.LightningDataModule):
         lengths_N = sequences.lengths_N
         limits = resolve_evaluation_limits(lengths_N, self.batches, self.lengths.max_sequence_length)
         if stage == "predict":
+            if sequences.stream is not None:
+                raise SettingsError("--stream is for training: leave it out to go through data in their order")
             plan = Plan(*sequences.share("plan", ("in order", limits), lambda: plan_in_order(lengths_N, limits)))
         else:
             grid, shapes = self._grid, self.batches.pad_grid
@@ -403,16 +405,24 @@ class SequenceDataModule(lightning.LightningDataModule):
         sequences, train = self.split(split), self.split("train").stream
         if sequences.stream is None or train is None or split in self._kept:
             return
-        self._kept.add(split)
-        stored_C = sequences.owners(np.asarray(chosen_C, np.int64))
-        train.room -= sequences.stream.bytes_of(stored_C)
-        if train.room < train.least_bytes:
+        stored_C = np.unique(sequences.owners(np.asarray(chosen_C, np.int64)))
+        needed = sequences.stream.bytes_of(stored_C)
+        if train.room_bytes - needed < train.least_bytes:
             raise SettingsError(
                 f"--local_limit {self.cache.local_limit}: the sequences to validate on do not fit beside two groups of those to "
                 "train on: lower --limit_val_batches, or raise it"
             )
+        self._kept.add(split)
+        train.room_bytes -= needed
         with sequences.stream.here(stored_C):
             pass
+
+    def close(self) -> None:
+        """Fetch nothing any more, where data are streamed."""
+        if "data" in vars(self):
+            for split in self.data.splits.values():
+                if split.stream is not None:
+                    split.stream.close()
 
     def _make_loader(
         self,

@@ -127,7 +127,8 @@ class SequenceSet:
     @cached_property
     def _table(self) -> pa.Table:
         """The stored sequences: their ids, and where they came from."""
-        return pa.ipc.open_file(pa.memory_map(str(self.directory / "sequences.arrow"))).read_all()
+        path = self.directory / "sequences.arrow" if self.stream is None else self.stream.table()
+        return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
     def share(self, name: str, key: Sequence[object], make: Callable[[], Sequence[np.ndarray]]) -> list[np.ndarray]:
         """Return the arrays of integers that `make` works out of these sequences' lengths and the key. Where sequences are many, a

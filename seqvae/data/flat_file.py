@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from seqvae.data.storage import DataFile
+from seqvae.errors import StorageError
 from seqvae.files import replace_file, wait_for_lock
 
 log = logging.getLogger(__name__)
@@ -90,6 +91,11 @@ class SplitFiles:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ = state
+        if self.table_entry and not self._table_path.exists():
+            raise StorageError(
+                f"{self.directory}: is not there in another process that works on the same cache. All machines have to see the "
+                "directory that caches are built in (--cache_dir, or of one in a store XDG_CACHE_HOME)"
+            )
         self.table = read_table(self._table_path)
 
     def new_writer(self, file: str, dtype: Any) -> FlatWriter:

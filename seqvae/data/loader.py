@@ -452,9 +452,10 @@ def _show_unless_of_system(kind: type[BaseException], error: BaseException, plac
 
 def _serve(make: MakeBatch, connection: Connection, parents_end: Connection) -> None:
     """Answer each request with its batch in shared memory, or with the error, which the parent raises."""
-    # Ctrl-C and SIGTERM reach a whole process group: the parent finishes its step, then ends its workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Signals reach a whole process group, or all of a job: the parent finishes its step, then ends its workers.
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
+        if hasattr(signal, name):  # Windows has no SIGUSR1
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     parents_end.close()  # a copy; with it, the pipe would not end with the parent
     torch.set_num_threads(1)
     sys.excepthook = _show_unless_of_system

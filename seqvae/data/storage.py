@@ -98,10 +98,15 @@ def readable(file: DataFile) -> Any:
 class Store:
     """The objects behind one kind of URL, at one endpoint."""
 
-    def __init__(self, files: "fs.FileSystem", base: str) -> None:
-        """`base`: what stands before bucket and key in a URL, `s3://`."""
+    def __init__(self, files: "fs.FileSystem", base: str, opened_by: tuple[str, str, str | None]) -> None:
+        """`base`: what stands before bucket and key in a URL, `s3://`. `opened_by`: the arguments of `_store`."""
         self.files = files
         self._base = base
+        self._opened_by = opened_by
+
+    def __reduce__(self) -> tuple[Any, tuple[str, str, str | None]]:
+        """Open it anew in another process: what pyarrow pickles would not repeat requests as often."""
+        return _store, self._opened_by
 
     def url_of(self, path: object) -> str:
         if "@" in self._base:  # abfss://container@account/: the container stands before the account
@@ -151,20 +156,6 @@ class Store:
                 with content.open("rb") as source:
                     while piece := source.read(SMALL_BYTES):
                         stream.write(piece)
-
-    def upload(self, folder: Path, path: str) -> None:
-        """Put all files below a folder of this machine below a path."""
-        from pyarrow import fs
-
-        with self._about(path):
-            fs.copy_files(str(folder), path, fs.LocalFileSystem(), self.files, chunk_size=SMALL_BYTES)
-
-    def download(self, path: str, folder: Path) -> None:
-        """Put all objects below a path below a folder of this machine."""
-        from pyarrow import fs
-
-        with self._about(path):
-            fs.copy_files(path, str(folder), self.files, fs.LocalFileSystem(), chunk_size=SMALL_BYTES)
 
     def ranges(self, path: str) -> Callable[[str, int, int], bytes]:
         """Return what reads bytes of the objects below a path: by name, first byte, and how many."""
@@ -233,6 +224,7 @@ def open_store(url: str, endpoint_url: str | None = None) -> tuple[Store, str]:
 def _store(scheme: str, authority: str, endpoint_url: str | None) -> Store:
     from pyarrow import fs
 
+    opened_by = (scheme, authority, endpoint_url)
     base = f"{scheme}://{f'@{authority}/' if scheme.startswith('abfs') and authority else ''}"
     protocol, _, host = (endpoint_url or "").rstrip("/").partition("://")
     with _Translated(f"{scheme}://{authority}"):
@@ -252,10 +244,11 @@ def _store(scheme: str, authority: str, endpoint_url: str | None) -> Store:
                     retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
                 ),
                 base,
+                opened_by,
             )
         if scheme == "gs":
             elsewhere = {"endpoint_override": host, "scheme": protocol} if endpoint_url else {}
-            return Store(fs.GcsFileSystem(retry_time_limit=timedelta(seconds=60), **elsewhere), base)
+            return Store(fs.GcsFileSystem(retry_time_limit=timedelta(seconds=60), **elsewhere), base, opened_by)
         if scheme in ("abfs", "abfss"):
             account = authority.partition(".")[0] or os.environ.get("AZURE_STORAGE_ACCOUNT")
             if not account:
@@ -266,12 +259,12 @@ def _store(scheme: str, authority: str, endpoint_url: str | None) -> Store:
             elsewhere = {"blob_storage_authority": host, "blob_storage_scheme": protocol} if endpoint_url else {}
             secrets = {"account_key": "AZURE_STORAGE_KEY", "sas_token": "AZURE_STORAGE_SAS_TOKEN"}
             found = {name: os.environ[variable] for name, variable in secrets.items() if variable in os.environ}
-            return Store(fs.AzureFileSystem(account, **found, **elsewhere), base)
+            return Store(fs.AzureFileSystem(account, **found, **elsewhere), base, opened_by)
         try:
             files, _ = fs.FileSystem.from_uri("hf://datasets")
         except ImportError as error:
             raise UsageError("hf:// needs huggingface_hub: pip install huggingface_hub") from error
-        return Store(files, base)
+        return Store(files, base, opened_by)
 
 
 def _listed(info: "fs.FileInfo") -> Listed:

@@ -14,26 +14,32 @@ Shapes: S sequences, G groups, H shards, H1 their bounds, T steps.
 
 import ctypes
 import os
+import shutil
+import tempfile
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import finalize
 
 import numpy as np
 
 from seqvae.data.batch import Batch, Gathers
 from seqvae.data.batching import Cut, Limits, Plan, cut_batches, plan_epoch
-from seqvae.data.flat_file import BEGINS, OFFSETS, described
-from seqvae.files import mark_in_use
+from seqvae.data.flat_file import BEGINS, OFFSETS, checksum_of, described
+from seqvae.errors import DataError, UsageError
+from seqvae.files import is_in_use, mark_in_use, replace_file, wait_for_lock
 
 GROUPS, GROUP_BYTES = 32, 1 << 30
 """A split has at least so many groups, each of at most so many bytes; whatever lies here at least is two of them."""
 SHARDS_PER_GROUP, SHARD_BYTES = 16, 1 << 20
 """A group is drawn as so many stretches, fewer where each would be shorter than so many bytes."""
+STREAMED = "streamed"
+"""Beginning of the names of directories that hold what was fetched."""
 READERS = 8
 """Requests that are under way at a time."""
 REQUEST_BYTES = 8 << 20
@@ -55,15 +61,34 @@ class Stretch(NamedTuple):
     behind: int
 
 
+class Room:
+    """A directory for what is fetched, which nobody else uses, and which goes with this object or with the program."""
+
+    def __init__(self, root: Path) -> None:
+        with wait_for_lock(root / f".{STREAMED}.lock", lambda: None):
+            for left in root.glob(f"{STREAMED}-*"):  # of processes that were killed
+                if not is_in_use(left):
+                    shutil.rmtree(left, ignore_errors=True)
+            self.directory = Path(tempfile.mkdtemp(prefix=f"{STREAMED}-", dir=root))
+            mark_in_use(self, self.directory)
+        finalize(self, shutil.rmtree, self.directory, ignore_errors=True)
+        refuse_without_holes(self.directory)
+
+
 class Stream:
     """The files of one split. Several threads may fetch; one at a time goes through groups."""
 
-    def __init__(self, read: Read, directory: Path, entries: dict[str, Any]) -> None:
-        """`entries`: the arrays, as the cache's meta.json has them."""
+    def __init__(self, read: Read, room: Room, directory: Path, parts: dict[str, Any]) -> None:
+        """`directory`: of the split, in the room. `parts`: the arrays and the table, as the cache's meta.json has them."""
+        self._room = room
         self._read = read
+        self._table, entries = parts["table"], parts["arrays"]
+        self._is_closed = False
+        self._given_up: deque[Future[None]] = deque()
         self._files: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
-        mark_in_use(self, directory)
+        directory.mkdir()
+        self._directory = directory
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="seqvae-fetch")
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="seqvae-ahead")
         self._lock = threading.RLock()
@@ -73,7 +98,13 @@ class Stream:
             self._sizes[name] = dtype.itemsize
             os.truncate(self._files[name], count * dtype.itemsize)
         self._names = {name: entry["file"] for name, entry in entries.items()}
-        self._fetch_items([(name, 0, entries[name]["count"]) for name in WHOLE if name in entries])
+        whole = [name for name in WHOLE if name in entries]
+        self._fetch_items([(name, 0, entries[name]["count"]) for name in whole])
+        for name in whole:
+            if checksum_of(path := directory / entries[name]["file"]) != entries[name]["crc32"]:
+                raise DataError(
+                    f"{directory.name}/{path.name} of the cache is damaged. Delete that cache; it is built again."
+                )
         self._offsets_S1 = np.memmap(directory / OFFSETS, np.int64, mode="r")
         steps = int(self._offsets_S1[-1])
         self._event_offsets = None
@@ -97,7 +128,7 @@ class Stream:
         self._order: list[int] = []
         self.least_bytes = self._whole_bytes + sum(sorted(map(self._bytes_of, self.groups))[-2:])
         """What has to lie here at a time: the largest two groups, and the arrays that are here as a whole."""
-        self.room = self.least_bytes
+        self.room_bytes = self.least_bytes
         """Bytes that may lie here: as long as there is room, groups stay."""
 
     def group_of(self, stored_B: np.ndarray) -> np.ndarray:
@@ -117,6 +148,8 @@ class Stream:
             coming = self._start(group, keep=group)
         try:
             coming.result()
+            while self._given_up and self._given_up[0].done():
+                self._given_up.popleft().result()
         except BaseException:
             with self._lock:
                 self._loaded.pop(group, None)  # another try fetches it again
@@ -128,11 +161,11 @@ class Stream:
     def _start(self, group: int, keep: int) -> "Future[None]":
         """Begin to fetch a group, unless that has begun; `keep` is the one in use."""
         if group not in self._loaded:
-            room = self.room - self._whole_bytes - self._bytes_of(self.groups[group])
+            room = self.room_bytes - self._whole_bytes - self._bytes_of(self.groups[group])
             for other in [*self._loaded]:
                 if other != keep and sum(self._bytes_of(self.groups[one]) for one in self._loaded) > room:
                     self._loaded.pop(other).cancel()
-                    self._ahead.submit(self._give_up, self.groups[other])
+                    self._given_up.append(self._ahead.submit(self._give_up, self.groups[other]))
             self._loaded[group] = self._ahead.submit(self._fetch_stretches, self.groups[group])
         self._loaded.move_to_end(group)
         return self._loaded[group]
@@ -184,9 +217,16 @@ class Stream:
 
     def _fetch_request(self, request: tuple[str, list[tuple[int, int]]]) -> None:
         """Read from the first of some neighbouring ranges to the last, and write what lies in them."""
+        if self._is_closed:
+            raise OSError("the program ends")
         name, ranges = request
-        start = ranges[0][0]
-        content = memoryview(self._read(self._names[name], start, ranges[-1][1] - start))
+        start, number = ranges[0][0], ranges[-1][1] - ranges[0][0]
+        content = memoryview(self._read(self._names[name], start, number))
+        if len(content) != number:
+            file = f"{self._directory.name}/{self._names[name]}"
+            raise DataError(
+                f"{file} of the cache ends after {start + len(content):,} bytes: it was changed while it was read"
+            )
         for begin, end in ranges:
             write_at(self._files[name], content[begin - start : end - start], begin)
 
@@ -208,12 +248,19 @@ class Stream:
         if end > begin:
             punch_hole(self._files[name], begin * self._sizes[name], (end - begin) * self._sizes[name])
 
+    def table(self) -> Path:
+        """Return where the table of sequences lies, which is fetched when it is first needed."""
+        path = self._directory / str(self._table["file"])
+        if not path.exists():
+            with replace_file(path) as partial:
+                partial.write_bytes(self._read(path.name, 0, int(self._table["count"])))
+        return path
+
     def close(self) -> None:
+        """Fetch nothing any more; the rest of a group may take long."""
+        self._is_closed = True
         for pool in (self._ahead, self._pool):
-            pool.shutdown(wait=True, cancel_futures=True)
-        for file in self._files.values():
-            os.close(file)
-        self._files = {}
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Followed:
@@ -319,6 +366,32 @@ def write_at(file: int, content: memoryview, position: int) -> None:
     while len(content):
         written = os.pwrite(file, content, position)
         content, position = content[written:], position + written
+
+
+def read_bytes(folder: Path, name: str, begin: int, number: int) -> bytes:
+    """Return some bytes of a file of this machine."""
+    with (folder / name).open("rb") as file:
+        file.seek(begin)
+        return file.read(number)
+
+
+def refuse_without_holes(directory: Path) -> None:
+    """Refuse a file system that cannot give back a part of a file, on which everything would stay."""
+    size = 1 << 20
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(bytes(size))
+            file.flush()
+            os.fsync(file.fileno())
+            punch_hole(file.fileno(), 0, size)
+            has_holes = os.fstat(file.fileno()).st_blocks * 512 < size
+    except (OSError, AttributeError, TypeError):  # the system has no such call
+        has_holes = False
+    if not has_holes:
+        raise UsageError(
+            f"--stream: {directory.parent} cannot give back parts of a file (Linux on ext4, xfs, btrfs or tmpfs can). Set "
+            "XDG_CACHE_HOME to a directory of such a disk"
+        )
 
 
 def punch_hole(file: int, position: int, size: int) -> None:

@@ -124,6 +124,7 @@ def fit(
         open_data(data)
     settings = prepare_settings(settings)
     devices = resolve_devices(settings.compute)
+    is_own = data is None
     if data is None:
         data = make_data(settings)
         open_data(data)
@@ -145,6 +146,8 @@ def fit(
         network = build_network(data, settings.model, settings.compute, devices.world)
         callbacks = [*callbacks, make_previews(data, settings.run.seed)]
     with restore_signal_handlers(), ExitStack() as held:
+        if is_own:
+            held.callback(data.close)
 
         def decide() -> dict[str, str | None]:
             directory, checkpoint = open_run(settings.run, data.description.kind, held)

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from seqvae.config.data import BatchSettings, CacheSettings, LengthSettings, LoadingSettings, SourceSettings
 from seqvae.data.batch import checksum_of
-from seqvae.data.cache import STREAMED
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.loader import BatchLoader
-from seqvae.data.stream import GROUPS, REQUEST_BYTES, draw_groups, joined_ranges, punch_hole
+from seqvae.data.stream import GROUPS, REQUEST_BYTES, STREAMED, draw_groups, joined_ranges, punch_hole
 from seqvae.errors import ExitCode, SettingsError, UsageError
 from tests.support.launched import COLUMNS, ends, start, wait_for_step
 from tests.support.parquet_files import write

@@ -247,6 +247,7 @@ def _final_numbers(vocabulary: Sequence[str], symbols: Sequence[str]) -> np.ndar
 def finish_vectors(second: SecondPass, layout: Layout) -> Finished:
     source, known, splits = second.source, second.known, second.splits
     width = max(part.width for part in second.parts)
+    assert all(part.width in (0, width) for part in second.parts), "every part was told the width"
     names = layout.features or tuple(f"{layout.sequence}[{place}]" for place in range(width))
     if known is not None:
         # Lists have no names of their own: theirs are made of the column's, which may be called otherwise.

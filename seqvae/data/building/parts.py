@@ -175,10 +175,11 @@ def read_parts(reading: Reading, requests: Sequence[Request], each: Each) -> lis
     if len(requests) > 1 and reading.layout.kind == "vectors" and not reading.layout.features:
         reader = make_reader(reading)
         encoder = make_encoder(reader, reading)
-        for block in reader(requests[0].stretches):
-            encoder(block)
-            break
         assert isinstance(encoder, VectorEncoder)
+        for block in reader([stretch for request in requests for stretch in request.stretches]):
+            encoder(block)
+            if encoder.width:
+                break
         reading = replace(reading, width=encoder.width)  # of the first vector: all others have to be as long
     return list(each(partial(read_part, reading), requests))
 
