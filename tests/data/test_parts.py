@@ -161,3 +161,16 @@ def test_the_command_builds_what_training_finds(tmp_path, capsys, monkeypatch):
     assert lines[-1] == str(found)
     assert "sequences" in lines[0]
     assert json.loads((found / "meta.json").read_text())["splits"]["train"]["counts"]["sequences"] > 700
+
+
+def test_vectors_of_another_length_are_refused_in_whichever_part_they_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts_module, "PART_BYTES", SMALL_PART)
+    monkeypatch.setattr("seqvae.data.parquet.reader.BLOCK_ROWS", 100)
+    empty: list[list[list[float]]] = [[] for _ in range(300)]
+    write(tmp_path / "data" / "0.parquet", {"values": empty + [[[1.0, 2.0]]] * 300}, row_group_size=100)
+    for number in (1, 2):
+        write(tmp_path / "data" / f"{number}.parquet", {"values": [[[1.0, 2.0, 3.0]]] * 600}, row_group_size=100)
+    source = SourceSettings(data_dir=str(tmp_path / "data"), bad_values="drop")
+    for workers in (1, 2):
+        with pytest.raises(DataError, match=r"1\.parquet: row 0: column 'values' holds a vector of 3 values"):
+            built(source, tmp_path / "cache", workers)

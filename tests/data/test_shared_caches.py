@@ -1,19 +1,26 @@
 """Caches in an object store: built by one machine, found by the others, and trained on part by part."""
 
+import json
+import pickle
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
 from seqvae.config.data import BatchSettings, CacheSettings, SourceSettings
 from seqvae.config.flags import CommandLine
 from seqvae.config.training import OptimizedSettings
+from seqvae.data import cache as cache_module
 from seqvae.data import storage
 from seqvae.data.cache import prepare_cache
 from seqvae.data.datamodule import SequenceDataModule
+from seqvae.data.dataset import read_meta
 from seqvae.data.demo import write_demo
+from seqvae.data.frames import path_of
 from seqvae.errors import DataError, ExitCode, UsageError
 from tests.support.launched import ends, start
 from tests.support.object_store import ENVIRONMENT, ObjectStore, object_store
@@ -108,6 +115,72 @@ def test_a_cache_that_was_cut_off_on_its_way_is_not_there_and_a_damaged_one_is_n
     with pytest.raises(DataError, match=r"tokens.bin of train is damaged.*Delete it there"):
         prepare_cache(*settings(data_dir, store, shelf))
     assert not [path for path in (tmp_path / "three" / "seqvae").iterdir() if path.is_dir()]
+
+
+def test_files_of_the_same_size_with_other_values_get_caches_of_their_own(store, shelf, tmp_path, monkeypatch):
+    """Also where the last bytes of the files, which describe a data frame, are the same."""
+    on_machine("one", tmp_path, monkeypatch)
+    random = np.random.default_rng(0)
+    found = []
+    for factor in (1.0, 10.0):
+        names = [f"feature_with_a_long_name_{number}" for number in range(30)]
+        frame = pd.DataFrame(factor * random.normal(size=(400, 30)), columns=names)
+        frame.insert(0, "id", np.repeat(np.arange(40), 10))
+        folder = tmp_path / f"times {factor}"
+        folder.mkdir()
+        frame.to_parquet(folder / "all.parquet", use_dictionary=False, compression=None, write_statistics=False)
+        found.append((folder / "all.parquet").read_bytes())
+    assert len(found[0]) == len(found[1])
+    assert found[0][-4096:] == found[1][-4096:]
+    paths = [prepare_cache(*settings(tmp_path / f"times {factor}", store, shelf)) for factor in (1.0, 10.0)]
+    assert paths[0].name != paths[1].name
+    assert paths[0].exists()  # it is of other data, not of an older state of these
+
+
+@pytest.mark.parametrize("way", ["fetched", "streamed"])
+@pytest.mark.parametrize(
+    ("hostile", "said"),
+    [
+        ("split", "is no split"),
+        ("file", "is not the name of a file"),
+        ("objects", "not numbers"),
+        ("count", "ends after"),
+    ],
+)
+def test_a_cache_in_a_store_leads_nowhere_else(way, hostile, said, data_dir, store, shelf, tmp_path, monkeypatch):
+    on_machine("one", tmp_path, monkeypatch)
+    built = prepare_cache(*settings(data_dir, store, shelf))
+    meta = read_meta(built)
+    del meta["digest"]
+    labels = {"file": "autostart.sh", "dtype": "|u1", "count": 4, "crc32": 0}
+    if hostile == "split":
+        meta["splits"]["../../escaped"] = {**meta["splits"]["train"], "arrays": {"labels": labels}}
+    elif hostile == "file":
+        meta["splits"]["train"]["arrays"]["labels"] = labels | {"file": "../../../escaped"}
+    elif hostile == "objects":
+        meta["splits"]["train"]["arrays"]["offsets"]["dtype"] = "|O"
+    else:
+        meta["splits"]["train"]["arrays"]["tokens"]["count"] *= 3
+    text = json.dumps(meta | {"digest": cache_module._digest(json.loads(json.dumps(meta)))})
+    store.write(f"{shelf[5:]}/{built.name}/meta.json", text.encode())
+    store.write(f"{shelf[5:]}/{built.name}/../../escaped/autostart.sh", b"evil")
+    on_machine("two", tmp_path, monkeypatch)
+    before = {path for path in tmp_path.rglob("*") if "two" not in path.parts}
+    source, cache = settings(data_dir, store, shelf, stream=way == "streamed", local_limit="200kB")
+    with pytest.raises(DataError, match=said):
+        list(SequenceDataModule(source, cache=cache).train_dataloader())
+    assert {path for path in tmp_path.rglob("*") if "two" not in path.parts} == before
+
+
+def test_data_in_memory_do_not_care_where_caches_lie(tmp_path, monkeypatch):
+    on_machine("one", tmp_path, monkeypatch)
+    path = path_of(pd.DataFrame({"tokens": [[1, 2], [3]]}), "s3://bucket/caches")
+    assert Path(path).is_relative_to(tmp_path / "one")
+
+
+def test_another_process_repeats_requests_as_often(store):
+    opened, _ = storage.open_store("s3://bucket/x", store.url)
+    assert pickle.loads(pickle.dumps(opened)) is opened
 
 
 def test_streaming_from_a_store_gives_the_sequences_of_the_cache(data_dir, store, shelf, tmp_path, monkeypatch):

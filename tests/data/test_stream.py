@@ -12,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqvae.config.data import BatchSettings, CacheSettings, LengthSettings, LoadingSettings, SourceSettings
+from seqvae.data import stream as stream_module
 from seqvae.data.batch import checksum_of
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.loader import BatchLoader
+from seqvae.data.stored_caches import clear_caches
 from seqvae.data.stream import GROUPS, REQUEST_BYTES, STREAMED, draw_groups, joined_ranges, punch_hole
-from seqvae.errors import ExitCode, SettingsError, UsageError
+from seqvae.errors import DataError, ExitCode, SettingsError, UsageError
 from tests.support.launched import COLUMNS, ends, start, wait_for_step
 from tests.support.parquet_files import write
 
@@ -171,10 +173,66 @@ def test_a_part_that_cannot_be_fetched_is_named_and_comes_when_it_can(tmp_path, 
     assert all("the server went away" in trouble for trouble in troubles)
 
 
+def test_a_file_that_is_shorter_than_it_was_is_no_zeros(tmp_path, scratch):
+    data = module(write_data(tmp_path / "data", "tokens"), tmp_path / "cache", limit="200kB")
+    loader = data.train_dataloader()
+    (file,) = (tmp_path / "cache").glob("*/train/tokens.bin")
+    os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises(DataError, match=r"train/tokens\.bin of the cache ends after"):
+        for _ in loader:
+            pass
+
+
+def test_damaged_beginnings_of_sequences_are_refused(tmp_path, scratch, monkeypatch):
+    data_dir = write_data(tmp_path / "data", "tokens")
+    _ = module(data_dir, tmp_path / "cache", limit=None).data
+    (file,) = (tmp_path / "cache").glob("*/train/offsets.bin")
+    flipped = bytearray(file.read_bytes())
+    flipped[800] ^= 1
+    read = stream_module.read_bytes
+
+    def damaged(folder: Path, name: str, begin: int, number: int) -> bytes:
+        content = read(folder, name, begin, number)
+        return bytes(flipped[begin : begin + number]) if name == file.name and folder == file.parent else content
+
+    monkeypatch.setattr("seqvae.data.cache.read_bytes", damaged)
+    data = module(data_dir, tmp_path / "cache", limit="200kB")
+    with pytest.raises(DataError, match=r"train/offsets\.bin of the cache is damaged"):
+        _ = data.data
+
+
+def test_a_disk_that_keeps_all_is_refused(tmp_path, scratch, monkeypatch):
+    data = module(write_data(tmp_path / "data", "tokens"), tmp_path / "cache", limit="200kB")
+    monkeypatch.setattr(stream_module, "punch_hole", lambda *_: None)
+    with pytest.raises(UsageError, match=r"cannot give back parts of a file.*XDG_CACHE_HOME"):
+        _ = data.data
+
+
+def test_a_cache_that_is_streamed_is_not_cleared(tmp_path, scratch):
+    data = module(write_data(tmp_path / "data", "tokens"), tmp_path / "cache", limit="200kB")
+    _ = data.data
+    removed, left = clear_caches(tmp_path / "cache")
+    assert (len(removed), len(left)) == (0, 1)
+
+
+def test_windows_of_a_sequence_to_validate_on_are_counted_once(tmp_path, scratch):
+    data_dir = write_data(tmp_path / "data", "tokens")
+    cache = CacheSettings(cache_dir=str(tmp_path / "cache"), stream=True, local_limit="150kB")
+    windows = LengthSettings(max_sequence_length=20, long_sequences="split")
+    data = SequenceDataModule(SourceSettings(data_dir=str(data_dir)), windows, cache, limit_val_batches=0.2)
+    assert sum(len(batch.sequences_B) for batch in data.val_dataloader()) > 200
+
+
+def test_ids_are_fetched_when_they_are_asked_for(tmp_path, scratch):
+    data_dir = write_data(tmp_path / "data", "tokens")
+    splits = [module(data_dir, tmp_path / "cache", limit=limit).split("valid") for limit in (None, "200kB")]
+    assert splits[0].ids(np.arange(50)) == splits[1].ids(np.arange(50))
+
+
 def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path, scratch):
     left = scratch / f"{STREAMED}-left" / "train"
     left.mkdir(parents=True)
-    (left / ".in-use-1-2.lock").touch()
+    (left.parent / ".in-use-1-2.lock").touch()
     data = module(write_data(tmp_path / "data", "tokens"), tmp_path / "cache", limit="200kB")
     _ = data.data
     assert not left.exists()
