@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from seqvae.cli.inspect_data import InspectSettings
 from seqvae.cli.profile import ProfileOptimized
 from seqvae.cli.use_model import ACTIONS
-from seqvae.config.data import ManageCache
+from seqvae.config.data import BuildCache, ManageCache
 from seqvae.config.flags import PRESETS_DIR, CommandLine
 from seqvae.config.inference import Evaluate
 from seqvae.config.training import OptimizedSettings, ReferenceSettings
@@ -44,6 +44,7 @@ COMMANDS = (
     Command("seqvae inspect", InspectSettings, "what Parquet files hold"),
     Command("seqvae evaluate", Evaluate, "what a trained model is worth", takes_words=True),
     *(Command(f"seqvae {name}", action.settings, action.summary, takes_words=True) for name, action in ACTIONS.items()),
+    Command("seqvae build-cache", BuildCache, "convert data before they are used, by several processes"),
     Command(
         "seqvae cache", ManageCache, "what the cache of converted data holds, and how to empty it", takes_words=True
     ),

@@ -62,6 +62,14 @@ TABLES: dict[str, tuple[Table, ...]] = {
         Table("Exponents", "exponents"),
     ),
     "planning": (Table("A start with many sequences, in two processes of a machine and in one on its own", "rows"),),
+    "processes": (
+        Table("Two cores, in turns", "threads"),
+        Table("Two machines with a slow cable between them, in turns", "cable"),
+    ),
+    "remote": (
+        Table("Building a cache, in turns", "builds"),
+        Table("Training on it, in turns", "trainings"),
+    ),
     "loading": (
         Table("Cache: built once (peak memory of the whole process), then only opened", "build"),
         Table("Random batches of 64, padded; real tokens only, the same rows", "against_hf.rows"),

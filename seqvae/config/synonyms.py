@@ -127,7 +127,7 @@ ANSWERS = {
         "nproc_per_node num_processes world_size"
     ),
     "--num_nodes": "nodes nnodes n_nodes",
-    "--strategy": "ddp use_ddp fsdp deepspeed distributed distributed_backend distributed_strategy dist_backend launcher",
+    "--strategy": "ddp use_ddp fsdp deepspeed distributed distributed_backend distributed_strategy dist_backend",
     "--sync_batchnorm": "sync_bn syncbn use_sync_bn",
     "--compile_model": "compile use_compile torch_compile use_torch_compile",
     "--compile_mode": "torch_compile_mode",

@@ -21,6 +21,7 @@ from seqvae.config.monitoring import (
     Watch,
 )
 from seqvae.config.run import RunSettings, ValidationSettings, duration_of, refuse_below
+from seqvae.files import refuse_no_paths
 
 RATE_TOKENS = 8_000
 """Tokens of an optimizer step that the default rate is for."""
@@ -211,6 +212,7 @@ class ComputeSettings:
         refuse_below(0, self, "max_restarts")
         if self.launcher is None and self.ray_workers is not None:
             raise ValueError(f"--ray_workers {self.ray_workers} needs --launcher ray")
+        refuse_no_paths(self, remote="storage_path")
         if self.launcher is None and self.storage_path is not None:
             raise ValueError(f"--storage_path {self.storage_path} needs --launcher ray")
         if self.launcher == "ray":

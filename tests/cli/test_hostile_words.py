@@ -30,12 +30,12 @@ URLS = (
 
 PLACES = {
     *("data_dir", "tokenizer", "label_path", "params_map_path", "variable_embeddings_path", "cache_dir", "output_dir"),
-    *("resume", "init_from", "log_dir", "output", "plot_path"),
+    *("resume", "init_from", "log_dir", "output", "plot_path", "storage_path"),
 }
 NO_PLACES = {
     *("sequence_column", "id_column", "time_column", "variable_column", "value_column", "label_column", "run_name"),
     *("feature_columns", "missing_values", "endpoint_url"),
-    *("strategy", "max_time", "distributed_timeout", "compare", "memory_limit"),
+    *("strategy", "max_time", "distributed_timeout", "compare", "memory_limit", "local_limit", "ray_workers"),
 }
 
 
@@ -64,7 +64,7 @@ def test_a_url_is_refused_before_anything_is_done_with_it(flag, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     for url in URLS:
         message = "is a URL, and URLs are not fetched: copy it to this machine, and give the path of the copy"
-        if not (flag == "data_dir" and is_remote(url)):
+        if not (flag in ("data_dir", "cache_dir", "storage_path") and is_remote(url)):
             assert refusal([f"--{flag}", url]) == f"--{flag} {url} {message}"
     assert list(tmp_path.iterdir()) == []
 

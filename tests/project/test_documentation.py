@@ -40,6 +40,7 @@ OF_TORCHRUN = {
     "master_addr",
     "master_port",
     "max_restarts",
+    "rdzv_conf",
     "rdzv_backend",
     "rdzv_endpoint",
 }
