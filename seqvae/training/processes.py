@@ -43,6 +43,8 @@ RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
 
 BEAT_SECONDS = 2.0
 """Between two signs of life of a process."""
+ENDING_SECONDS = 5.0
+"""For the last one, when the process ends; the store may not answer any more."""
 POLL_SECONDS = 0.2
 JOIN_SECONDS = 0.05
 """Between two looks whether the other processes have come."""
@@ -207,7 +209,10 @@ def connect(backend: str, timeout: timedelta, per_node: int) -> None:
     _connection = Connection(PrefixStore(place, base), rank, world, timeout)
     # A store that waits for a key would keep the process from giving signs of life.
     own = _connection._replace(store=PrefixStore(place, PrefixStore("seqvae", server.clone())))
-    threading.Thread(target=_beat, args=(own,), name="seqvae-beat", daemon=True).start()
+    ends = threading.Event()
+    beating = threading.Thread(target=_beat, args=(own, ends), name="seqvae-beat", daemon=True)
+    beating.start()
+    atexit.register(_stop_beating, beating, ends)
     if not torch.distributed.is_initialized():  # Ray has done that
         group = PrefixStore("group", _connection.store)
         torch.distributed.init_process_group(backend, store=group, rank=rank, world_size=world, timeout=timeout)
@@ -254,11 +259,11 @@ def join(store: Store, rank: int, world: int, timeout: timedelta, launcher: str)
     )
 
 
-def _beat(connection: Connection) -> None:
+def _beat(connection: Connection, ends: threading.Event) -> None:
     """Give a sign of life again and again, which a process that is stopped does not; and learn who is lost, while that is told."""
     global _lost
     number = 0
-    while True:
+    while not ends.is_set():
         try:
             connection.store.set(f"beat_{connection.rank}", str(number))
             if connection.store.check(["lost"]):
@@ -266,7 +271,13 @@ def _beat(connection: Connection) -> None:
         except RuntimeError:  # the first process has ended, and the store with it
             return
         number += 1
-        time.sleep(BEAT_SECONDS)
+        ends.wait(BEAT_SECONDS)
+
+
+def _stop_beating(beating: threading.Thread, ends: threading.Event) -> None:
+    """End the signs of life before the interpreter ends: within a call of the store that would abort the process."""
+    ends.set()
+    beating.join(ENDING_SECONDS)
 
 
 def meet(place: str) -> None:

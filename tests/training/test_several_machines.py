@@ -2,6 +2,8 @@
 
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from tests.support.launched import (
     COLUMNS,
     by_torchrun,
     ends,
+    environment,
     events_of,
     free_port,
     ranked,
@@ -310,3 +313,25 @@ def test_a_run_without_a_name_is_refused_where_it_would_be_started_again(data_di
     (ended,) = ends([start(tmp_path, f"--data_dir {data_dir}", variables)])
     assert ended.code == ExitCode.USAGE
     assert "only a run with --run_name goes on then" in ended.errors
+
+
+@pytest.mark.slow
+def test_processes_that_give_signs_of_life_all_the_time_end_without_being_aborted(tmp_path):
+    """Within a call of the store, the end of the interpreter aborts a process: most often of those that call it all the time."""
+    program = (
+        "from datetime import timedelta; from seqvae.training import processes; processes.BEAT_SECONDS = 0.0; "
+        "processes.connect('gloo', timedelta(seconds=30), 2); processes.meet('the end')"
+    )
+    for _ in range(8):
+        port = free_port()
+        both = [
+            subprocess.Popen(
+                [sys.executable, "-c", program],
+                env=environment(ranked(rank, 2, port)),
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        errors = [process.communicate(timeout=60)[1] for process in both]
+        assert [process.returncode for process in both] == [0, 0], errors
