@@ -324,14 +324,8 @@ def test_processes_that_give_signs_of_life_all_the_time_end_without_being_aborte
     )
     for _ in range(8):
         port = free_port()
-        both = [
-            subprocess.Popen(
-                [sys.executable, "-c", program],
-                env=environment(ranked(rank, 2, port)),
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(2)
-        ]
+        line = [sys.executable, "-c", program]
+        places = [environment(ranked(rank, 2, port)) for rank in range(2)]
+        both = [subprocess.Popen(line, env=place, stderr=subprocess.PIPE, text=True) for place in places]
         errors = [process.communicate(timeout=60)[1] for process in both]
         assert [process.returncode for process in both] == [0, 0], errors
