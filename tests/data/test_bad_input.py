@@ -137,6 +137,7 @@ def test_no_flipped_bit_in_a_footer_ends_in_a_traceback(tmp_path, load, seed):
 UNPRIVILEGED = 65534
 TRY_TO_LOAD = """
 import os, sys
+import filelock  # imported when it is needed, which may be a place that somebody else cannot read
 from seqvae.data.cache import prepare_cache
 from seqvae.errors import DataError, StorageError
 from seqvae.config.data import CacheSettings, SourceSettings
