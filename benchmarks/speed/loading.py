@@ -9,7 +9,6 @@ and reports the peak memory; it takes a few minutes and the disk space twice.
 import argparse
 import json
 import os
-import resource
 import shutil
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from benchmarks.measure import (
     machine,
     make_parser,
     median,
+    peak_mb,
     print_table,
     run_in_own_process,
     spread,
@@ -104,19 +104,18 @@ def report_builds(directory: Path, data: Path, large_gb: float) -> list[dict[str
 
 
 def build_once(path: str, cache: str, tokenizer: str = "") -> dict[str, Any]:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_mb()
     start = time.perf_counter()
     source = SourceSettings(data_dir=path, tokenizer=tokenizer or None)
     data = open_cache(prepare_cache(source, CacheSettings(cache_dir=cache)), LengthSettings())
     seconds = time.perf_counter() - start
     items = sum(counts.get("events", counts["steps"]) for counts in data.counts.values())
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "seconds": round(seconds, 3),
         "M items": round(items / 1e6, 1),
         "M items/s": round(items / seconds / 1e6, 1),
-        "peak MB": round(peak / 1024),
-        "of it before the build": round(before / 1024),
+        "peak MB": round(peak_mb()),
+        "of it before the build": round(before),
     }
 
 
