@@ -29,7 +29,7 @@ from tests.support.object_store import ENVIRONMENT, ObjectStore, object_store
 ROOT = Path(__file__).parent.parent.parent
 DELAY = 0.05
 FIRST_STEP = 10
-TRAINING_SEQUENCES = 60_000
+TRAINING_SEQUENCES = 40_000
 """So few that a short training goes through several of their 32 groups; of more it would fetch as many bytes for each token."""
 TRAINING = (
     "--disable_metrics_monitoring --log_every_n_steps 1 --val_check_interval 100000 --limit_val_batches 0.02 --precision 32 "
@@ -41,7 +41,7 @@ def main() -> None:
     parser = make_parser("benchmarks.speed.remote", __doc__)
     parser.add_argument("--sequences", type=int, default=600_000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=250, help="of each training")
+    parser.add_argument("--steps", type=int, default=150, help="of each training")
     parser.add_argument("--short", action="store_true", help="one round of 20,000 sequences")
     options = parser.parse_args()
     rounds, sequences = (1, 20_000) if options.short else (options.rounds, options.sequences)
