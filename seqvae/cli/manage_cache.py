@@ -83,7 +83,7 @@ def build(verb: str, words: Sequence[str]) -> None:
     set_up_output()
 
     from seqvae.clusters import tasks_of_ray
-    from seqvae.data.building.workers import side_by_side  # only now: pyarrow takes a while
+    from seqvae.data.building.parts import side_by_side  # only now: pyarrow takes a while
     from seqvae.data.cache import prepare_cache
     from seqvae.data.dataset import read_meta
     from seqvae.data.stored_caches import size_of

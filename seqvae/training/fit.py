@@ -135,11 +135,7 @@ def fit(
         "description": asdict(data.description),
         "data": identity_of(split.lengths_N, split.content),
     }
-    valid = data.split("valid")
-    refuse_differences("data", origin["data"] | {"validation": (len(valid), valid.content)}, "files")
-    names = (*MUST_BE_THE_SAME, "max_steps", "max_epochs", "bucket_megabytes", "compress_gradients")
-    compared = {name: origin["settings"].get(name) for name in names}
-    refuse_differences("settings", compared, "flags")
+    refuse_other_data_or_settings(data, origin)
     torch.manual_seed(settings.run.seed)
     callbacks = make_monitors(settings) if callbacks is None else callbacks
     if network is None:
@@ -187,16 +183,15 @@ def fit(
         report = RunReport(events, every_n_steps=settings.run.log_every_n_steps)
         held.enter_context(report)
         held.enter_context(losses_named())  # within, so that the report says it
-        # Where machines share no disk, only the first has the file; there, what was typed goes on.
-        again = f"{program()} --config {shell_word(start.directory / CONFIG)}"
-        again += " --allow_remote" if settings.source.allow_remote else ""
-        if devices.nodes > 1:
-            again = command_line(sys.argv)
-            again += "" if settings.run.run_name else f" --run_name {shell_word(start.directory.name)}"
-        resume_command = launched(devices, again)
         run = _Run(
             *(settings, data, devices, network, origin, [*callbacks, report], trainer_arguments, events),
-            *(start.directory, start.checkpoint, plan, compiler_remark, resume_command),
+            *(
+                start.directory,
+                start.checkpoint,
+                plan,
+                compiler_remark,
+                command_to_go_on(settings, devices, start.directory),
+            ),
         )
         try:
             return run.train()
@@ -204,6 +199,25 @@ def fit(
             if not is_first_process():
                 sys.exit(0)  # another code would make the launcher kill the first process before its message
             raise
+
+
+def refuse_other_data_or_settings(data: SequenceDataModule, origin: Mapping[str, Any]) -> None:
+    """Refuse to train where other processes found other data, or were given other flags that have to be the same."""
+    valid = data.split("valid")
+    refuse_differences("data", origin["data"] | {"validation": (len(valid), valid.content)}, "files")
+    names = (*MUST_BE_THE_SAME, "max_steps", "max_epochs", "bucket_megabytes", "compress_gradients")
+    refuse_differences("settings", {name: origin["settings"].get(name) for name in names}, "flags")
+
+
+def command_to_go_on(settings: TrainingSettings, devices: Devices, directory: Path) -> str:
+    """Return what to type to go on with a run. Where machines share no disk, only the first has its settings file; there, what was
+    typed goes on."""
+    again = f"{program()} --config {shell_word(directory / CONFIG)}"
+    again += " --allow_remote" if settings.source.allow_remote else ""
+    if devices.nodes > 1:
+        again = command_line(sys.argv)
+        again += "" if settings.run.run_name else f" --run_name {shell_word(directory.name)}"
+    return launched(devices, again)
 
 
 def open_data(data: SequenceDataModule) -> None:

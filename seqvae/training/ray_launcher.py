@@ -57,7 +57,7 @@ NOT_STORED = shutil.ignore_patterns("plots", "previous.ckpt", "healthy.ckpt", "*
 
 
 class Order(NamedTuple):
-    """What a process gets from the command that was typed."""
+    """The order that each process gets from the command that was typed."""
 
     settings: TrainingSettings
     words: list[str]

@@ -15,8 +15,7 @@ import pytest
 
 from seqvae.config.data import CacheSettings, SourceSettings
 from seqvae.data.building import parts as parts_module
-from seqvae.data.building.parts import PARTS, Each, Part, Reading, Request
-from seqvae.data.building.workers import side_by_side
+from seqvae.data.building.parts import PARTS, Each, Part, Reading, Request, side_by_side
 from seqvae.data.cache import prepare_cache
 from seqvae.data.dataset import read_meta
 from seqvae.errors import DataError, StorageError

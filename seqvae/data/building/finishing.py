@@ -71,7 +71,7 @@ class GapMoments(NamedTuple):
 
 @dataclass
 class Written:
-    """What was counted while the final arrays of a part, or of several, were written."""
+    """The counts taken while the final arrays of a part, or of several, were written."""
 
     counts: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Per split: numbers, and numbers of each name [V], which add up over parts."""
@@ -92,7 +92,7 @@ class Written:
 
 @dataclass(frozen=True)
 class SecondPass:
-    """What the second pass works on."""
+    """The parts that were read, and all that the second pass needs beside them."""
 
     parts: Sequence[Part]
     splits: dict[str, SplitFiles]

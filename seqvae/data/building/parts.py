@@ -9,9 +9,12 @@ Shapes: R rows of a block, S sequences of a block.
 """
 
 import logging
+import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,7 +42,7 @@ from seqvae.data.parquet.reader import (
 from seqvae.data.parquet.schema import Layout, RowGroup
 from seqvae.data.parquet.side_tables import ids_as_text, label_names
 from seqvae.data.storage import DataFile
-from seqvae.errors import DataError
+from seqvae.errors import DataError, StorageError
 
 log = logging.getLogger(__name__)
 PART_BYTES = 128 << 20
@@ -55,7 +58,7 @@ Pieces = Iterator[tuple[np.ndarray, np.ndarray]]
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What the reading of every part has in common."""
+    """The settings and the files that the readings of all parts share."""
 
     layout: Layout
     source: SourceSettings
@@ -324,3 +327,26 @@ def _assign(
         masks[split] = (place_S >= start) & (place_S < start + share)
         start += share
     return table, {"train": place_S >= start} | masks
+
+
+# --- Side by side ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def side_by_side(workers: int) -> Iterator[Each]:
+    """Yield what works on so many parts at a time; of the errors of several, that of the first part is raised."""
+    if workers == 1:
+        yield map
+        return
+    context = multiprocessing.get_context("spawn")  # a fork would copy the locks of pyarrow's threads, held or not
+    with ProcessPoolExecutor(workers, context, pa.set_cpu_count, (1,)) as pool:
+
+        def each(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+            try:
+                yield from pool.map(function, items)
+            except BrokenProcessPool as error:
+                raise StorageError(
+                    f"one of {workers} processes that build the cache was killed, most often as memory ran out: lower --workers"
+                ) from error
+
+        yield each
