@@ -33,6 +33,13 @@ class ModelSettings:
     latent_scope: Literal["sequence", "step"] = "sequence"
     """One latent for a whole sequence, or one for each of its steps."""
 
+    prior: Literal["standard", "mixture"] = "standard"
+    """What latents are held against, and where new sequences come from: the standard normal distribution, or a mixture of learned
+    Gaussians."""
+
+    prior_components: int = 32
+    """Gaussians of --prior mixture."""
+
     posterior: Literal["gaussian", "batch_norm"] = "gaussian"
     """batch_norm: the posterior means are normalised over each batch, which keeps the KL above a floor."""
 
@@ -51,7 +58,7 @@ class ModelSettings:
         return 6.0 * self.width * len(attending) / sum(attending) if any(attending) else None
 
     def __post_init__(self) -> None:
-        refuse_below(1, self, "width", "depth", "heads", "latent_size")
+        refuse_below(1, self, "width", "depth", "heads", "latent_size", "prior_components")
         if self.width % 2:
             raise ValueError(f"--width must be an even number, got {self.width}")
         if {self.encoder, self.decoder} & {"transformer", "parallel"} and self.width % (2 * self.heads):

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from seqvae.data.batch import Batch
 from seqvae.inference.streaming import Pairs, evaluating
-from seqvae.models.vae import Posterior, VAEOutput, draw
+from seqvae.models.posteriors import log_density
+from seqvae.models.vae import Posterior, VAEOutput, latents_of
 from seqvae.monitors.decoder_use import repeated
-from seqvae.monitors.formulas import count_active, gaussian_kl, logmeanexp, mutual_information
+from seqvae.monitors.formulas import count_active, gaussian_kl, kl_to_moments, logmeanexp, mutual_information
 
 MOST_POSTERIORS = 16_384
 """Posteriors that the mutual information is estimated from, as it compares each with each; it then reads at most 9.7 nats."""
@@ -94,9 +95,10 @@ class PosteriorStatistics(NamedTuple):
     """-log p(x | z) per sequence, with one z each."""
     nll_per_step: Estimate
     rate: Estimate
-    """KL per sequence."""
+    """KL per sequence; where it has no closed form, the mean of one draw for each posterior."""
     kl_per_dim: tuple[float, ...]
-    """Means over sequences; they add up to the rate."""
+    """Means over sequences; they add up to the rate. Where only the KL of all dimensions together is known, each is that to a
+    Gaussian with the moments of all posteriors: what a dimension can tell at most."""
     active_units: int
     mutual_information: float
     """At most log `posteriors`, where it saturates."""
@@ -135,23 +137,25 @@ def importance_weighted_nll(
     before. `autocast` computes the decoder in that type.
     """
     assert isinstance(network, nn.Module)
+    family, prior = latents_of(network)
     parts = []
     with evaluating(network, autocast) as device:
         torch.manual_seed(seed)
         for batch in batches:
             batch = move_data_to_device(batch, device)
             output = network(batch)
-            posterior = Posterior(output.posterior_mean, output.posterior_logvar, output.posterior_mask)
+            posterior = output.posterior
+            wide = Posterior(posterior.mean.double(), posterior.logvar.double(), posterior.mask)
             # Each round draws one z for every sequence of a full batch: as good a use of the machine as several z for fewer
             # sequences, without a copy of the batch.
-            mean, logvar = posterior.mean.double(), posterior.logvar.double()
             real_B = batch.lengths_B > 0
             rounds: list[Tensor] = []
             while len(rounds) < samples:
-                z = draw(posterior)
-                log_p_over_q = 0.5 * (logvar + (z.double() - mean).square() * torch.exp(-logvar) - z.double().square())
-                log_p_over_q_B = (log_p_over_q * posterior.mask[..., None]).flatten(start_dim=1).sum(dim=1)
-                rounds.append(log_p_over_q_B - network.nll_given_z(batch, z).double())
+                drawn = family.draw(posterior)
+                exact = drawn.double()
+                log_p_over_q = torch.where(posterior.mask, prior.log_density(exact.z) - log_density(wide, exact), 0.0)
+                log_p_over_q_B = log_p_over_q.sum(dim=1) if log_p_over_q.dim() == 2 else log_p_over_q
+                rounds.append(log_p_over_q_B - network.nll_given_z(batch, drawn.z).double())
                 is_looked_at = len(rounds) >= LEAST_SAMPLES and len(rounds).bit_count() == 1  # 16, 32, 64 ...
                 if within is not None and is_looked_at and error_bar(torch.stack(rounds)[:, real_B]) <= within:
                     break
@@ -191,23 +195,27 @@ def posterior_statistics(
     `nats_of_units`: what the NLL of each sequence of a batch rises by in the data's own units.
     """
     assert isinstance(network, nn.Module)
+    family, prior = latents_of(network)
     posteriors, parts, owners = AllPosteriors(MOST_POSTERIORS, seed), [], []
     with evaluating(network, autocast) as device:
         torch.manual_seed(seed)
         for part, others, has_other in pairs:
             batch, has_other_B = move_data_to_device(part.batch, device), torch.from_numpy(has_other).to(device)
             output = network(batch)
-            posterior = Posterior(output.posterior_mean, output.posterior_logvar, output.posterior_mask)
-            z = draw(posterior)
+            posterior = output.posterior
+            drawn = family.draw(posterior)
+            z = drawn.z
             nll_B = network.nll_given_z(batch, z).double()
             real_B = batch.lengths_B > 0
             of_others = network.encode(move_data_to_device(others, device))
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-                other_z = draw(of_others)  # the other readings do not depend on it
+                other_z = family.draw(of_others).z  # the other readings do not depend on it
             if other_z.dim() == 3:
                 other_z = repeated(other_z, of_others.mask, z.shape[1])
             lost_B = network.nll_given_z(batch, other_z).double() - nll_B
-            kl = gaussian_kl(posterior.mean, posterior.logvar).double() * posterior.mask[..., None]
+            kl = prior.kl(posterior, drawn)
+            kl = gaussian_kl(posterior.mean, posterior.logvar) if kl is None else kl
+            kl = torch.where(posterior.mask[..., None], kl.double(), 0.0)
             kl_BZ = kl.flatten(start_dim=1, end_dim=-2).sum(dim=1) if kl.dim() == 3 else kl
             posteriors.add(posterior.mean[posterior.mask].cpu(), posterior.logvar[posterior.mask].cpu())
             units_B = torch.zeros_like(nll_B) if nats_of_units is None else nats_of_units(batch)
@@ -222,6 +230,9 @@ def posterior_statistics(
     nll_N, kl_N, steps_N = (tensor.numpy() for tensor in (all_nll_N, kl_NZ.sum(dim=1), all_steps_N))
     owners_N, exchanged_N = np.concatenate(owners), has_other_N.numpy()
     use = mean_of(lost_N.numpy()[exchanged_N], owners_N=owners_N[exchanged_N]) if exchanged_N.any() else None
+    kl_Z = kl_NZ.mean(dim=0)
+    if len(kl_Z) < mean_RZ.shape[1]:
+        kl_Z = kl_to_moments(mean_RZ, logvar_RZ) * posteriors.count / len(nll_N)
     own_units = None
     if nats_of_units is not None:
         own_N = nll_N + units_N.numpy()
@@ -238,7 +249,7 @@ def posterior_statistics(
         nll=mean_of(nll_N, owners_N=owners_N),
         nll_per_step=mean_of(nll_N, steps_N, owners_N),
         rate=mean_of(kl_N, owners_N=owners_N),
-        kl_per_dim=tuple(kl_NZ.mean(dim=0).tolist()),
+        kl_per_dim=tuple(kl_Z.tolist()),
         active_units=int(count_active(posteriors.variance_of_means_Z)),
         mutual_information=float(information),
         posteriors=len(mean_RZ),
@@ -294,6 +305,10 @@ class AllPosteriors:
         self._kept_R2Z: Tensor | None = None
         self._count = 0
         self._center_Z = self._squares_Z = torch.zeros(())
+
+    @property
+    def count(self) -> int:
+        return self._count
 
     @property
     def variance_of_means_Z(self) -> Tensor:

@@ -41,7 +41,7 @@ from seqvae.inference.estimates import (
 from seqvae.inference.probe import probe, refuse_no_probe, sums_by_variable
 from seqvae.inference.streaming import Part, evaluating, joined_batches, paired_batches, shares
 from seqvae.models.likelihoods import EventLikelihood, TokenLikelihood, VectorLikelihood
-from seqvae.models.vae import SequenceVAE, draw
+from seqvae.models.vae import SequenceVAE
 from seqvae.reports.__main__ import write_report
 from seqvae.reports.run_files import REPORT, command_line, utc_now
 from seqvae.text import counted
@@ -308,7 +308,7 @@ def _row_of_known(
             batch = move_data_to_device(part.batch, device)
             owners.append(part.owners_B)
             steps_BTW = network.embedding(batch)
-            hidden_BSW = network.decode_hidden(steps_BTW, draw(network.encode(batch, steps_BTW)))
+            hidden_BSW = network.decode_hidden(steps_BTW, network.posterior.draw(network.encode(batch, steps_BTW)).z)
             known_steps_B = predicted_steps(batch)
             if isinstance(batch, TokenBatch):
                 assert isinstance(likelihood, TokenLikelihood)

@@ -136,7 +136,7 @@ def interpolate(
     """
     with evaluating(model.network, model.autocast) as device:
         ends = [move_data_to_device(_sequence_with_id(data, splits, one), device) for one in ids]
-        means = [model.network.encode(batch).mean for batch in ends]
+        means = [model.network.latent_at_mean(batch) for batch in ends]
         if means[0].dim() == 3:
             raise UsageError("interpolate needs one latent per sequence, but this model has one for each step")
         share_N = torch.linspace(0, 1, path.steps, device=device)

@@ -77,9 +77,8 @@ def predictions(
     """Yield for each latent mean and variance of all features or variables at each step."""
     likelihood, steps_BTW, posterior = network.likelihood, network.embedding(batch), network.encode(batch)
     for _ in range(max(draws, 1)):
-        z = posterior.mean
-        if draws:
-            z = z + torch.exp(0.5 * posterior.logvar) * noise.normal(z.shape)
+        shape = posterior.mean.shape
+        z = network.posterior.draw(posterior, noise.normal(shape) if draws else torch.zeros_like(posterior.mean)).z
         hidden_BTW = network.decode_hidden(steps_BTW, z)
         if isinstance(likelihood, VectorLikelihood) and isinstance(batch, VectorBatch):
             mean_BTD, logvar_BTD = likelihood.predict(hidden_BTW)

@@ -1,8 +1,12 @@
-"""The posterior q(z | x): the encoder's vectors in, a diagonal Gaussian in float32 out.
+"""The posterior q(z | x): the encoder's vectors in, a diagonal Gaussian in float32 out, and latents drawn from it.
+
+A family of posteriors is a `PosteriorFamily`: `forward` makes the Gaussians, and `draw` latents of them. Where it moves what was
+drawn from the Gaussian, it says by how much that stretches space.
 
 Shapes: B sequences, S steps, W width, Z latent dimensions; `hidden` is (B, W) or (B, S, W), and so is what comes out.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -34,13 +38,36 @@ class Posterior(NamedTuple):
     """bool, (B,) or (B, S): what belongs to something real. The sequence of length 0 of an empty batch does not."""
 
 
-class GaussianPosterior(nn.Module):
-    """Mean and log-variance are linear in the encoder's vectors."""
+class Draw(NamedTuple):
+    """One latent of each posterior."""
+
+    z: Tensor
+    """What the decoder gets, (B, Z) or (B, S, Z)."""
+    base: Tensor
+    """The draw from the Gaussian that z was made of; z itself, where the posterior is Gaussian."""
+    log_det: Tensor | None = None
+    """log |dz / dbase| of each posterior, (B,) or (B, S); None: 0, as z is the base."""
+
+    def double(self) -> "Draw":
+        return Draw(self.z.double(), self.base.double(), None if self.log_det is None else self.log_det.double())
+
+
+class PosteriorFamily(nn.Module):
+    """What the families have in common: by itself, diagonal Gaussians that somebody else makes."""
 
     least_sequences = 1
     """How many real sequences a training batch must hold."""
     synchronised = False
-    """Nothing depends on the rest of the batch, so there is nothing to share among processes."""
+    """Whether a batch's statistics are shared among processes; False where nothing depends on the rest of the batch."""
+
+    def draw(self, posterior: Posterior, noise: Tensor | None = None) -> Draw:
+        """Draw a latent of each posterior; `noise` is standard normal, of the mean's shape: zeros give the latent at the mean."""
+        base = draw(posterior, noise)
+        return Draw(base, base)
+
+
+class GaussianPosterior(PosteriorFamily):
+    """Mean and log-variance are linear in the encoder's vectors."""
 
     def __init__(self, width: int, latent_size: int) -> None:
         super().__init__()
@@ -51,7 +78,7 @@ class GaussianPosterior(nn.Module):
         return Posterior(mean, bounded(raw_logvar, POSTERIOR_LOGVAR_LIMIT), mask)
 
 
-class BatchNormPosterior(nn.Module):
+class BatchNormPosterior(PosteriorFamily):
     """Means of mean 0 and deviation DEVIATION over the batch in each dimension, whatever the encoder does (Zhu et al. 2020).
 
     The mean KL of a batch is then Z * DEVIATION^2 / 2 or more. The paper adds a learned shift; here there is none: the decoder has
@@ -59,8 +86,6 @@ class BatchNormPosterior(nn.Module):
     """
 
     least_sequences = 2
-    synchronised = False
-    """Whether the statistics are those of all processes' batches together."""
 
     mean_Z: Tensor
     variance_Z: Tensor
@@ -100,9 +125,23 @@ class BatchNormPosterior(nn.Module):
         return mean_Z, variance_Z
 
 
-def draw(posterior: Posterior) -> Tensor:
-    """Draw z = mean + deviation * noise, so that gradients reach mean and deviation."""
-    return posterior.mean + torch.exp(0.5 * posterior.logvar) * torch.randn_like(posterior.mean)
+def draw(posterior: Posterior, noise: Tensor | None = None) -> Tensor:
+    """Draw z = mean + deviation * noise of the Gaussian, so that gradients reach mean and deviation."""
+    noise = torch.randn_like(posterior.mean) if noise is None else noise
+    return posterior.mean + torch.exp(0.5 * posterior.logvar) * noise
+
+
+def log_density(posterior: Posterior, drawn: Draw) -> Tensor:
+    """Return log q(z | x) of each posterior, (B,) or (B, S)."""
+    distance = (drawn.base - posterior.mean).square() * torch.exp(-posterior.logvar)
+    log_q = -0.5 * (distance + posterior.logvar + math.log(2 * math.pi)).sum(dim=-1)
+    return log_q if drawn.log_det is None else log_q - drawn.log_det
+
+
+def entropy(posterior: Posterior, drawn: Draw) -> Tensor:
+    """Return the entropy of each posterior, (B,) or (B, S): exact of a Gaussian, else with the draw for its change of volume."""
+    own = 0.5 * (posterior.logvar + math.log(2 * math.pi * math.e)).sum(dim=-1)
+    return own if drawn.log_det is None else own + drawn.log_det
 
 
 def bounded(raw: Tensor, limit: float) -> Tensor:

@@ -119,7 +119,7 @@ def reconstruct(
     and a reconstruction at temperature 0 has few of them.
     """
     with evaluating(network):
-        z = network.encode(batch).mean
+        z = network.latent_at_mean(batch)
     lengths_B = batch.lengths_B
     if isinstance(batch, TokenBatch) and not network.latent_per_step:
         lengths_B = torch.where(end_marks(batch), 2 * lengths_B + ROOM_TO_END, lengths_B)
@@ -129,9 +129,9 @@ def reconstruct(
 
 @torch.no_grad()
 def sample_prior(network: SequenceVAE, lengths_B: Tensor, *, temperature: float = 1.0, noise: Noise) -> Batch:
-    """Draw sequences from latents that are drawn from the standard normal distribution, whatever the temperature."""
+    """Draw sequences from latents that are drawn from the prior itself, whatever the temperature."""
     steps = (int(lengths_B.max()) + network.likelihood.extra_steps,) if network.latent_per_step else ()
-    z = noise.normal((len(lengths_B), *steps, network.decoder.latent.in_features))
+    z = network.prior.sample((len(lengths_B), *steps, network.decoder.latent.in_features), noise)
     return sample(network, z, lengths_B, temperature=temperature, noise=noise)
 
 

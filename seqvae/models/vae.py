@@ -23,9 +23,10 @@ from seqvae.models.backbones import Decoder, Encoder
 from seqvae.models.cpu_kernels import Dropout, HasCpuKernel
 from seqvae.models.embeddings import EventEmbedding, PretrainedVectors, TokenEmbedding, VectorEmbedding
 from seqvae.models.likelihoods import EventLikelihood, TokenLikelihood, VectorLikelihood, real_steps
-from seqvae.models.posteriors import BatchNormPosterior, GaussianPosterior, Posterior, draw
+from seqvae.models.posteriors import BatchNormPosterior, GaussianPosterior, Posterior, PosteriorFamily, draw
+from seqvae.models.priors import Prior, make_prior
 
-__all__ = ["Posterior", "SequenceVAE", "VAEOutput", "draw"]
+__all__ = ["Posterior", "SequenceVAE", "VAEOutput", "draw", "latents_of"]
 
 
 class VAEOutput(NamedTuple):
@@ -41,6 +42,12 @@ class VAEOutput(NamedTuple):
     """How many steps were predicted: the sequence's length, and 1 for its end mark if it has one."""
     class_scores_BC: Tensor | None = None
     """Logits of the supervised head, where the data have labels."""
+    kl: Tensor | None = None
+    """The KL of each posterior as its prior has it (`Prior.kl`); None: that to N(0, I)."""
+
+    @property
+    def posterior(self) -> Posterior:
+        return Posterior(self.posterior_mean, self.posterior_logvar, self.posterior_mask)
 
 
 class SequenceVAE(nn.Module):
@@ -73,6 +80,7 @@ class SequenceVAE(nn.Module):
         self.encoder = Encoder(settings)
         make_posterior = GaussianPosterior if settings.posterior == "gaussian" else BatchNormPosterior
         self.posterior = make_posterior(width, settings.latent_size)
+        self.prior = make_prior(settings)
         self.decoder = Decoder(settings)
         self.classifier = nn.Linear(settings.latent_size, len(description.classes)) if description.classes else None
         # A decoder that does not look at its inputs has no use for hiding them. Vectors that nothing looks at do not train: the
@@ -99,17 +107,23 @@ class SequenceVAE(nn.Module):
         steps_BTW = self.embedding(batch)
         # Not by `encode`, which is an entrance from outside: where weights are shared out, it frees them at its end.
         posterior: Posterior = self.posterior(*self.features(batch, steps_BTW))
-        z = posterior.mean if at_mean else draw(posterior)
-        nll_B = self.likelihood(self.decode_hidden(steps_BTW, z), batch).sum(dim=1)
+        drawn = self.posterior.draw(posterior, torch.zeros_like(posterior.mean) if at_mean else None)
+        nll_B = self.likelihood(self.decode_hidden(steps_BTW, drawn.z), batch).sum(dim=1)
         class_scores_BC = None
         if self.classifier is not None:
             mean = posterior.mean
             class_scores_BC = self.classifier(mean_over_steps(mean, posterior.mask) if self.latent_per_step else mean)
-        return VAEOutput(*posterior, nll_B, predicted_steps(batch), class_scores_BC)
+        kl = self.prior.kl(posterior, drawn)
+        return VAEOutput(*posterior, nll_B, predicted_steps(batch), class_scores_BC, kl)
 
     def encode(self, batch: Batch, steps_BTW: Tensor | None = None) -> Posterior:
         """Return the posterior of each sequence or step; `steps_BTW` are the embedded steps, where they are known already."""
         return self.posterior(*self.features(batch, self.embedding(batch) if steps_BTW is None else steps_BTW))
+
+    def latent_at_mean(self, batch: Batch) -> Tensor:
+        """Return the latent at the mean of each posterior: what stands for a sequence where nothing is drawn."""
+        posterior = self.encode(batch)
+        return self.posterior.draw(posterior, torch.zeros_like(posterior.mean)).z
 
     def features(self, batch: Batch, steps_BTW: Tensor) -> tuple[Tensor, Tensor]:
         """Return what the posterior is computed from, (B, W) or (B, S, W), and what of it is real."""
@@ -191,6 +205,13 @@ class SequenceVAE(nn.Module):
         """Compile the layers in place, so that weights keep their names."""
         self.encoder.blocks.compile_each(mode)
         self.decoder.blocks.compile_each(mode)
+
+
+def latents_of(network: nn.Module) -> tuple[PosteriorFamily, Prior]:
+    """Return a network's family of posteriors and its prior; of another kind than ours, Gaussians and N(0, I)."""
+    if isinstance(network, SequenceVAE):
+        return network.posterior, network.prior
+    return PosteriorFamily(), Prior()
 
 
 def _gradient(log_p: Tensor, added_B1M: Tensor) -> Tensor:

@@ -221,7 +221,9 @@ class PosteriorMetricsMonitor(Callback):
         if not outputs and (pl_module.automatic_optimization or self._window.rows() is not None):
             return  # training_step left this batch out
         step_outputs = check_step_outputs(pl_module, self.read_outputs(pl_module, outputs, batch))
-        self._window.push(*seen_from_prior(step_outputs), step_outputs.posterior_mask, step_outputs.nll)
+        self._window.push(
+            *seen_from_prior(step_outputs), step_outputs.posterior_mask, step_outputs.nll, step_outputs.kl
+        )
         step = steps_done(trainer)
         if not is_due(step, self._step_read, self._every_n_steps, self._last_step):
             return
@@ -235,7 +237,11 @@ class PosteriorMetricsMonitor(Callback):
                 whole = loss * trainer.accumulate_grad_batches  # Lightning has divided it
                 if (doubt := describe_loss(whole, step_outputs)) is not None:
                     self._publisher.remark(f"{name}: {doubt}", step)
-            if step_outputs.prior_mean is None and not self._detector.points and self._loaded is None:
+            if (
+                step_outputs.prior_mean is step_outputs.kl is None
+                and not self._detector.points
+                and self._loaded is None
+            ):
                 self._publisher.assumed(f"{name} hands over no prior_mean: the prior is taken to be N(0, I)")
         gather, nth = partial(gathered, trainer=trainer), self.probe_every_n_readings
         probes_now = self._probes and (

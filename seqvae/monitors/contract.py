@@ -30,6 +30,9 @@ class StepOutputs(NamedTuple):
     """Where the prior is not N(0, I): its mean for each posterior, of the posterior's shape."""
     prior_logvar: Tensor | None = None
     """The same shape."""
+    kl: Tensor | None = None
+    """Where the KL does not follow from these: that of each posterior in nats, by dimension, of the mean's shape, or in all, with
+    a 1 in place of Z. It may be an estimate from draws."""
 
 
 class Counts(NamedTuple):
@@ -55,7 +58,8 @@ Let training_step return a dict with
     "posterior_mask" (optional): bool, (B,) or (B, S), false for padding
     "nll" (optional): (B,), the reconstruction's -log p(x|z) of each sequence in nats, summed over its steps
     "kl_weight" (optional): a number, the weight of the KL in this step's loss
-    "prior_mean" and "prior_logvar" (optional): as the posterior's, of a prior that is learned; else N(0, I) is assumed
+    "prior_mean" and "prior_logvar" (optional): as the posterior's, of a Gaussian prior that is learned; else N(0, I) is assumed
+    "kl" (optional): the KL of each posterior where prior or posterior is no Gaussian, of the mean's shape or with 1 in place of Z
 or give the monitor read_outputs=f, where f(module, outputs, batch) returns seqvae.monitors.StepOutputs."""
 
 COUNTS_HELP = """\
@@ -84,7 +88,7 @@ def check_step_outputs(module: object, outputs: StepOutputs) -> StepOutputs:
     """Refuse what is no posterior."""
     if not isinstance(outputs, StepOutputs):
         raise ValueError(f"read_outputs returned a {type(outputs).__name__}: let it return seqvae.monitors.StepOutputs")
-    mean, logvar, mask, nll, kl_weight, prior_mean, prior_logvar = outputs
+    mean, logvar, mask, nll, kl_weight, prior_mean, prior_logvar, kl = outputs
     # What most outputs are, found out in a third of the time that it takes to look for faults: this is checked at every step.
     if not (
         type(mean) is type(logvar) is type(mask) is type(nll) is Tensor
@@ -97,7 +101,7 @@ def check_step_outputs(module: object, outputs: StepOutputs) -> StepOutputs:
         and logvar.dtype.is_floating_point
         and nll.dtype.is_floating_point
         and type(kl_weight) is float
-        and prior_mean is prior_logvar is None
+        and prior_mean is prior_logvar is kl is None
     ) and (fault := fault_of(outputs)):
         raise _refusal(module, fault, STEP_OUTPUTS_HELP)
     return outputs
@@ -121,7 +125,7 @@ def describe_loss(loss: Tensor, outputs: StepOutputs) -> str | None:
     The loss is compared with NLL + weight * KL on the mean of the micro-batch, and with what that would be if `posterior_logvar`
     held standard deviations. Other terms make a loss larger, and are no fault.
     """
-    if outputs.nll is None or outputs.kl_weight is None or loss.dim():
+    if outputs.nll is None or outputs.kl_weight is None or outputs.kl is not None or loss.dim():
         return None
     mean, logvar = (part.detach().cpu().double() for part in seen_from_prior(outputs))
     whole = torch.ones(mean.shape[:-1], dtype=torch.bool)
@@ -170,7 +174,7 @@ def check_counts(module: object, counts: Counts) -> Counts:
 
 def fault_of(outputs: StepOutputs) -> str | None:
     """Return what is wrong in words, the worst of it; None: nothing is."""
-    mean, logvar, mask, nll, kl_weight, prior_mean, prior_logvar = outputs
+    mean, logvar, mask, nll, kl_weight, prior_mean, prior_logvar, kl = outputs
     for name, value in outputs._asdict().items():
         if name == "kl_weight" or (value is None and name in StepOutputs._field_defaults):
             continue
@@ -187,6 +191,8 @@ def fault_of(outputs: StepOutputs) -> str | None:
     for name, value in (("prior_mean", prior_mean), ("prior_logvar", prior_logvar)):
         if value is not None and value.shape != mean.shape:
             return f"a {name} of shape {tuple(value.shape)} where {tuple(mean.shape)} is required"
+    if kl is not None and kl.shape not in (mean.shape, (*mean.shape[:-1], 1)):
+        return f"a kl of shape {tuple(kl.shape)} where {tuple(mean.shape)} is required, or 1 for its last dimension"
     for name, value, shape in (("posterior_mask", mask, mean.shape[:-1]), ("nll", nll, mean.shape[:1])):
         if value is not None and value.shape != shape:
             return f"a {name} of shape {tuple(value.shape)} where {tuple(shape)} is required"

@@ -213,7 +213,7 @@ def why_unreadable(module: LightningModule, posterior: StepOutputs) -> str | Non
     name = type(module).__name__
     if posterior.posterior_mean.dim() == 3:
         return "a latent of each step has no such threshold so far"
-    if posterior.prior_mean is not None or posterior.prior_logvar is not None:
+    if not posterior.prior_mean is posterior.prior_logvar is posterior.kl is None:
         return "it is defined for the prior N(0, I)"
     if isinstance(module, OffersScores):
         return None

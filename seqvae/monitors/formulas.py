@@ -64,6 +64,16 @@ def count_active(variance_of_means_Z: Tensor, threshold: float = ACTIVE_VARIANCE
     return (variance_of_means_Z >= threshold).sum()
 
 
+def kl_to_moments(mean_NZ: Tensor, logvar_NZ: Tensor) -> Tensor:
+    """Return each dimension's mean KL to the Gaussian with the moments of all posteriors together: what it can tell at most.
+
+    >>> kl_to_moments(torch.tensor([[1.0], [-1.0]]), torch.zeros(2, 1))
+    tensor([0.3466])
+    """
+    moments_Z = mean_NZ.var(dim=0, correction=0) + logvar_NZ.exp().mean(dim=0)
+    return 0.5 * (moments_Z.log() - logvar_NZ.mean(dim=0))
+
+
 def effective_dimensions(kl_Z: Tensor) -> Tensor:
     """Return how many dimensions carry the rate: its participation ratio (sum KL)^2 / sum KL^2.
 

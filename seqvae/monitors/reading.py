@@ -29,6 +29,8 @@ class Reading(NamedTuple):
     """How many the reading is made of: the N of the mutual information."""
     rate: float
     kl_per_dim: tuple[float, ...]
+    """They add up to the rate; where that is estimated of all dimensions together, each is the KL to a Gaussian with the moments of
+    all posteriors: what a dimension tells at most."""
     active_units: int | None
     """None: fewer than two posteriors, or a NaN among them."""
     mutual_information: float
@@ -57,6 +59,8 @@ class Reading(NamedTuple):
     ideal_escape_threshold: float | None = None
     """The same for an encoder that could tell the decoder anything: what it could become at best."""
     ideal_escape_threshold_error: float | None = None
+    rate_error: float | None = None
+    """Standard error of a rate that is estimated, one draw for each posterior; None: it is computed from mean and variance."""
     decoder_use_wins: float | None = None
     """Share of the comparisons in which a sequence's own z gave it the lower NLL; 0.5 is chance. A few sequences that lose or gain
     very much do not move it."""
@@ -77,7 +81,7 @@ def describe_reading(reading: Reading) -> str:
     """Describe a reading in one line."""
     parts = [
         f"step {reading.step:,}",
-        f"rate {reading.rate:.2f}",
+        f"rate {reading.rate:.2f}{'' if reading.rate_error is None else f' ± {reading.rate_error:.2f}'}",
         f"MI {reading.mutual_information:.2f} of at most {reading.mutual_information_cap:.2f}",
         f"active units {'?' if reading.active_units is None else reading.active_units}/{len(reading.kl_per_dim)}",
     ]

@@ -84,15 +84,26 @@ class PosteriorWindow:
         self.capacity = capacity
         self.scope: Scope = "sequence"
         self._posteriors, self._nll = LastRows(capacity), LastRows(capacity)
-        self._waiting: list[tuple[tuple[Tensor, Tensor, Tensor | None, Tensor | None], list[int]]] = []
+        self._kl_columns = 0
+        """Numbers of a posterior's KL that are handed over: none, Z, or 1 in all."""
+        self._waiting: list[tuple[tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None], list[int]]] = []
         """Micro-batches as they were handed over, with the versions of their tensors, which grow when these change in place."""
         self._most = max(1, capacity // MICRO_BATCHES)
         self._pushes = 0
 
-    def push(self, mean: Tensor, logvar: Tensor, mask: Tensor | None = None, nll_B: Tensor | None = None) -> None:
-        """Take in (B, Z), or (B, S, Z); `mask`, (B,) or (B, S), is true for what is real."""
+    def push(
+        self,
+        mean: Tensor,
+        logvar: Tensor,
+        mask: Tensor | None = None,
+        nll_B: Tensor | None = None,
+        kl: Tensor | None = None,
+    ) -> None:
+        """Take in (B, Z), or (B, S, Z); `mask`, (B,) or (B, S), is true for what is real. `kl` as in `StepOutputs`."""
         self.scope = "sequence" if mean.dim() == 2 else "step"
-        batch = (mean.detach(), logvar.detach(), mask, None if nll_B is None else nll_B.detach())
+        self._kl_columns = 0 if kl is None else kl.shape[-1]
+        nll_B, kl = (None if part is None else part.detach() for part in (nll_B, kl))
+        batch = (mean.detach(), logvar.detach(), mask, nll_B, kl)
         self._waiting.append((batch, [part._version for part in batch if part is not None]))
         # A GPU may use the memory of a batch again for the next one (CUDA graphs).
         may_wait = mean.device.type == "cpu" and mean.numel() <= MOST_NUMBERS_WAITING
@@ -104,10 +115,11 @@ class PosteriorWindow:
         for batch, versions in waiting:
             if [part._version for part in batch if part is not None] != versions:
                 raise ValueError("training_step returned a posterior that was changed in place later: return a copy")
-            mean, logvar, mask, nll_B = batch
+            mean, logvar, mask, nll_B, kl = batch
             if mask is None:
                 mask = torch.ones(mean.shape[:-1], dtype=torch.bool, device=mean.device)
-            parts = [self._share_of(part.flatten(0, -2)) for part in (mean, logvar, mask[..., None])]
+            columns = (mean, logvar, mask[..., None]) if kl is None else (mean, logvar, kl, mask[..., None])
+            parts = [self._share_of(part.flatten(0, -2)) for part in columns]
             self._posteriors.push(torch.cat(parts, dim=1))
             if nll_B is not None:
                 real_B = mask if mask.dim() == 1 else mask.any(dim=1)
@@ -122,8 +134,8 @@ class PosteriorWindow:
     def rows(self) -> tuple[Tensor, Tensor] | None:
         """Return the last rows of posteriors and of NLLs; None before the first push.
 
-        A posterior's row is Z means, Z log-variances, and 1 or 0 for real or padding; that of an NLL is nats, and 1 or 0. A module
-        that does not return its NLL has none of these.
+        A posterior's row is Z means, Z log-variances, its KL if that was handed over, and 1 or 0 for real or padding; that of an
+        NLL is nats, and 1 or 0. A module that does not return its NLL has none of these.
         """
         self._take_in_waiting()
         posteriors_CW, nll_CW = self._posteriors.rows_CW, self._nll.rows_CW
@@ -135,8 +147,14 @@ class PosteriorWindow:
         """Return means and log-variances, (N, Z), on the CPU. A window that nothing was pushed to has none."""
         rows = self.rows()
         assert rows is not None, "nothing was pushed"
-        mean_NZ, logvar_NZ = real_rows(rows[0].cpu()).chunk(2, dim=1)  # sync: at drawings and at a run's end
+        mean_NZ, logvar_NZ, _ = self.columns_of(real_rows(rows[0].cpu()))  # sync: at drawings and at a run's end
         return mean_NZ, logvar_NZ
+
+    def columns_of(self, rows_NW: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return means and log-variances, (N, Z), and the KL, (N, Z) or (N, 1), of rows without their last number."""
+        size = (rows_NW.shape[1] - self._kl_columns) // 2
+        mean_NZ, logvar_NZ, kl_NK = rows_NW.split((size, size, self._kl_columns), dim=1)
+        return mean_NZ, logvar_NZ, kl_NK if self._kl_columns else None
 
     def is_finite(self) -> bool:
         """Return whether no posterior holds NaN or infinity."""
@@ -147,7 +165,7 @@ class PosteriorWindow:
         rows = self.rows()
         if rows is None:
             return {}
-        numbers = torch.tensor((self._pushes, int(self.scope == "step")))
+        numbers = torch.tensor((self._pushes, int(self.scope == "step"), self._kl_columns))
         return {"posteriors": rows[0], "nll": rows[1], "numbers": numbers}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -157,7 +175,8 @@ class PosteriorWindow:
         self._posteriors.push(state["posteriors"])
         if len(state["nll"]):
             self._nll.push(state["nll"])
-        self._pushes, by_step = state["numbers"].tolist()
+        self._pushes, by_step, *kl_columns = state["numbers"].tolist()
+        self._kl_columns = kl_columns[0] if kl_columns else 0  # earlier versions knew of none
         self.scope = "step" if by_step else "sequence"
 
 
@@ -187,10 +206,10 @@ def take_reading(
     everything = gather(torch.cat(parts)).cpu()  # sync: the only one, once a reading
     sizes = [part.numel() for part in parts]
     posteriors_RP, nll_RP, extras_RE = everything.reshape(-1, sum(sizes)).split(sizes, dim=1)
-    mean_NZ, logvar_NZ = real_rows(posteriors_RP.reshape(-1, posteriors_CW.shape[1])).chunk(2, dim=1)
+    mean_NZ, logvar_NZ, kl_NK = window.columns_of(real_rows(posteriors_RP.reshape(-1, posteriors_CW.shape[1])))
     nll_N = real_rows(nll_RP.reshape(-1, 2))[:, 0]
     return _with_sums(
-        read(mean_NZ, logvar_NZ, step, epoch, window.scope)._replace(
+        read(mean_NZ, logvar_NZ, step, epoch, window.scope, kl_NK)._replace(
             kl_weight=None if kl_weight is None else _rounded(extras_RE[0, 0]),
             nll=_rounded(nll_N.double().mean()) if len(nll_N) else None,
         ),
@@ -226,13 +245,30 @@ def _with_sums(reading: Reading, sums_RU: Tensor) -> Reading:
     )
 
 
-def read(mean_NZ: Tensor, logvar_NZ: Tensor, step: int, epoch: int, scope: Scope = "sequence") -> Reading:
-    """Apply the formulas to real posteriors on the CPU. The step seeds the noise, so that the same input reads the same."""
+def read(
+    mean_NZ: Tensor,
+    logvar_NZ: Tensor,
+    step: int,
+    epoch: int,
+    scope: Scope = "sequence",
+    kl_NK: Tensor | None = None,
+) -> Reading:
+    """Apply the formulas to real posteriors on the CPU. The step seeds the noise, so that the same input reads the same.
+
+    A KL that is handed over, by dimension or in all, stands in place of that to N(0, I).
+    """
     most = max(1, math.isqrt(MOST_PRODUCTS // mean_NZ.shape[1]))
     every = max(1, -(-len(mean_NZ) // most))
     mean_NZ, logvar_NZ = mean_NZ[::every].double(), logvar_NZ[::every].double()
-    kl_Z = formulas.kl_per_dim(mean_NZ, logvar_NZ)
-    rate = kl_Z.sum()
+    rate_error = None
+    if kl_NK is None:
+        kl_Z = formulas.kl_per_dim(mean_NZ, logvar_NZ)
+        rate = kl_Z.sum()
+    else:
+        kl_NK = kl_NK[::every].double()
+        kl_Z = kl_NK.mean(dim=0) if kl_NK.shape[1] == mean_NZ.shape[1] else formulas.kl_to_moments(mean_NZ, logvar_NZ)
+        rate = kl_NK.sum(dim=1).mean()
+        rate_error = _rounded(kl_NK.sum(dim=1).std() / math.sqrt(len(kl_NK)))
     information = formulas.mutual_information(
         mean_NZ,
         logvar_NZ,
@@ -254,6 +290,7 @@ def read(mean_NZ: Tensor, logvar_NZ: Tensor, step: int, epoch: int, scope: Scope
         variance_of_means=tuple(map(_rounded, variance_Z.tolist())),
         mean_of_variances=tuple(map(_rounded, formulas.mean_of_variances(logvar_NZ).tolist())),
         effective_dimensions=_rounded(formulas.effective_dimensions(kl_Z)),
+        rate_error=rate_error,
     )
 
 

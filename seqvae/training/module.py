@@ -22,7 +22,7 @@ from torchmetrics.classification import MulticlassAUROC, MulticlassAveragePrecis
 
 from seqvae.config.training import RATE_TOKENS, ObjectiveSettings, OptimizerSettings
 from seqvae.data.batch import Batch, padded_steps
-from seqvae.models.vae import Posterior, SequenceVAE, VAEOutput
+from seqvae.models.vae import Posterior, SequenceVAE, VAEOutput, latents_of
 from seqvae.training.callbacks.nonfinite import StepJudge, scaler_of
 from seqvae.training.micro_batches import MicroBatches
 from seqvae.training.objective import (
@@ -168,6 +168,7 @@ class TrainingModule(lightning.LightningModule):
             "posterior_logvar": output.posterior_logvar.detach(),
             "posterior_mask": posterior_mask,
             "nll": output.nll_B.detach(),
+            **({} if output.kl is None else {"kl": output.kl.detach()}),
             "steps_B": output.steps_B,
             "real_steps": sums.real_steps,
             "padded_steps": padded_steps(batch),
@@ -183,14 +184,11 @@ class TrainingModule(lightning.LightningModule):
         if resolve_free_bits(self.objective, "sequence") == 0:  # then there are none for a latent of each step, either
             return None
         with torch.no_grad(), unchanged_buffers(self.network):
-            posteriors = []
+            outputs = []
             for number, part in enumerate(parts):
                 seed_noise(self.seed, TRAINING, part.position, number, device=part.lengths_B.device)
-                if isinstance(self.network, Probeable):
-                    posteriors.append(self.network.encode(part))
-                else:
-                    posteriors.append(Posterior(*self.network(part)[: len(Posterior._fields)]))
-            return find_above_floor(posteriors, self._free_bits(posteriors[0].mean))
+                outputs.append(posterior_output(self.network, part))
+            return find_above_floor(outputs, self._free_bits(outputs[0].posterior_mean))
 
     def _free_bits(self, posterior_mean: Tensor) -> float:
         return resolve_free_bits(self.objective, "step" if posterior_mean.dim() == 3 else "sequence")
@@ -292,6 +290,16 @@ class TrainingModule(lightning.LightningModule):
         longest = self.optimizer.gradient_clip or float("inf")
         self.gradient_norm = whole(nn.utils.clip_grad_norm_(self.network.parameters(), longest))
         self.judge.refuse_if_spoilt(optimizer, self.gradient_norm, self.trainer)
+
+
+def posterior_output(network: nn.Module, batch: Batch) -> VAEOutput:
+    """Return what a network says of a batch's posteriors, without decoding where it can; the NLL is then 0."""
+    if not isinstance(network, Probeable):
+        output: VAEOutput = network(batch)
+        return output
+    posterior, (family, prior) = network.encode(batch), latents_of(network)
+    none_B = torch.zeros_like(batch.lengths_B)
+    return VAEOutput(*posterior, none_B, none_B, kl=prior.kl(posterior, family.draw(posterior)))
 
 
 def make_optimizer(network: nn.Module, settings: OptimizerSettings) -> AdamW:

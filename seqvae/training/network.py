@@ -21,7 +21,14 @@ from seqvae.models.likelihoods import EventLikelihood, TokenLikelihood
 from seqvae.models.vae import SequenceVAE
 from seqvae.text import some
 from seqvae.training.callbacks.compile import remark_on_compiling
-from seqvae.training.run_directory.checkpoint_file import damage_of, misfits, other_meanings, plain, read_lazily
+from seqvae.training.run_directory.checkpoint_file import (
+    ADDED_LATER,
+    damage_of,
+    misfits,
+    other_meanings,
+    plain,
+    read_lazily,
+)
 
 _WEIGHTS = "network."
 """Prefix of the network's weights in a checkpoint."""
@@ -75,7 +82,8 @@ class StoredNetwork(NamedTuple):
 
     @property
     def model(self) -> ModelSettings:
-        return ModelSettings(**{each.name: self.settings[each.name] for each in fields(ModelSettings)})
+        settings = ADDED_LATER | self.settings
+        return ModelSettings(**{each.name: settings[each.name] for each in fields(ModelSettings)})
 
 
 def read_network(path: Path, flag: str = "checkpoint") -> StoredNetwork:

@@ -1,6 +1,7 @@
 """The negative evidence lower bound, in nats: what the model returns for a batch in, what is minimised out.
 
-Shapes: B sequences, P posteriors (one for each sequence, or for each step of each), Z latent dimensions, C classes.
+Shapes: B sequences, P posteriors (one for each sequence, or for each step of each), Z latent dimensions (1 where the KL is that of
+all of them together), C classes.
 """
 
 from collections.abc import Iterable
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from seqvae.config.training import ObjectiveSettings
-from seqvae.models.vae import Posterior, VAEOutput
+from seqvae.models.vae import VAEOutput
 from seqvae.monitors.formulas import gaussian_kl
 
 NO_LABEL = -1
@@ -38,13 +39,13 @@ def negative_elbo(
 
     The mean is over the real posteriors of this micro-batch, and the floor is paid once for each of them. Of few
     sequences the mean is noisy, and that is right as it stands: a dimension is pushed down only in batches where it is
-    above its floor, whichever sequences they hold. A batch of one makes the floor one for each sequence instead of one for
-    their mean, and a noisy mean is something in between; no batch ever pushes a dimension that it finds below its floor.
+    above its floor, whichever sequences they hold. A KL of all dimensions together has the free bits of all of them.
+    A batch of one makes the floor one for each sequence instead of one for their mean, and a noisy mean is something in
+    between; no batch ever pushes a dimension that it finds below its floor.
     Of a part of a micro-batch, `above_floor_Z` says what the whole finds (`find_above_floor`): then the losses of the parts, and
     their gradients, add up to those of the whole.
     """
-    posterior = Posterior(output.posterior_mean, output.posterior_logvar, output.posterior_mask)
-    kl_Z, floor = kl_and_floor(posterior, free_bits)
+    kl_Z, floor = kl_and_floor(output, free_bits)
     nll = output.nll_B.sum()
     if above_floor_Z is None:
         above_floor_Z = kl_Z > floor
@@ -52,16 +53,22 @@ def negative_elbo(
     return Objective(nll + kl_weight * paid_kl, nll, kl_Z.sum(), kl_weight)
 
 
-def kl_and_floor(posterior: Posterior, free_bits: float) -> tuple[Tensor, Tensor]:
+def kl_of(output: VAEOutput) -> Tensor:
+    """Return the KL of each posterior, (B, Z) or (B, S, Z), with 1 in place of Z where it is that of all dimensions together."""
+    return gaussian_kl(output.posterior_mean, output.posterior_logvar) if output.kl is None else output.kl
+
+
+def kl_and_floor(output: VAEOutput, free_bits: float) -> tuple[Tensor, Tensor]:
     """Return the KL of each dimension, (Z,), and the least that is paid for one, summed over the real posteriors."""
-    real_P = posterior.mask.flatten()
-    kl_PZ = gaussian_kl(posterior.mean, posterior.logvar).flatten(0, -2) * real_P[:, None]
-    return kl_PZ.sum(dim=0), free_bits * real_P.sum()
+    real_P = output.posterior_mask.flatten()
+    kl_PZ = torch.where(real_P[:, None], kl_of(output).flatten(0, -2), 0.0)
+    free = free_bits * output.posterior_mean.shape[-1] / kl_PZ.shape[1]
+    return kl_PZ.sum(dim=0), free * real_P.sum()
 
 
-def find_above_floor(parts: Iterable[Posterior], free_bits: float) -> Tensor:
+def find_above_floor(parts: Iterable[VAEOutput], free_bits: float) -> Tensor:
     """Return which dimensions cost more than their free bits over all parts of a micro-batch together, (Z,)."""
-    kls, floors = zip(*(kl_and_floor(posterior, free_bits) for posterior in parts), strict=True)
+    kls, floors = zip(*(kl_and_floor(output, free_bits) for output in parts), strict=True)
     return torch.stack(kls).sum(dim=0) > torch.stack(floors).sum()
 
 

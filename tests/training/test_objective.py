@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from seqvae.config.training import ObjectiveSettings
-from seqvae.models.vae import Posterior, VAEOutput
+from seqvae.models.vae import VAEOutput
 from seqvae.monitors.formulas import gaussian_kl
 from seqvae.training.objective import (
     FREE_BITS,
@@ -79,7 +79,7 @@ def test_losses_and_gradients_of_parts_that_know_the_whole_add_up_to_the_whole()
     whole = negative_elbo(output_of(mean_BZ, nll_B), kl_weight=0.7, free_bits=0.5)
     bounds = [(0, 1), (1, 2), (2, 4)]
     outputs = [output_of(mean_BZ[first:last], nll_B[first:last]) for first, last in bounds]
-    posteriors = [Posterior(*output[:3]) for output in outputs]
+    posteriors = outputs
     above_floor_Z = find_above_floor(posteriors, 0.5)
     assert above_floor_Z.tolist() == [True, False]
     parts = torch.stack([negative_elbo(output, 0.7, 0.5, above_floor_Z).loss for output in outputs]).sum()

@@ -29,13 +29,26 @@ REPLACED = "replaced.ckpt"
 """The last.ckpt from before --resume named another one."""
 
 MUST_BE_THE_SAME = (
-    *("encoder", "decoder", "width", "depth", "heads", "latent_size", "latent_scope", "posterior"),
+    *(
+        "encoder",
+        "decoder",
+        "width",
+        "depth",
+        "heads",
+        "latent_size",
+        "latent_scope",
+        "prior",
+        "prior_components",
+        "posterior",
+    ),
     *("max_sequence_length", "long_sequences", "window_stride"),
     *("batch_size", "tokens_per_batch", "use_dynamic_padding", "bucketing", "drop_last", "level_cost", "pad_grid"),
     *("batches_per_step", "seed", "stream"),
 )
 """The network's shape, and what goes into which batch. All else may be changed on purpose when a run goes on."""
 ADDED_LATER: dict[str, Any] = {
+    "prior": "standard",
+    "prior_components": 32,
     "stream": False,
     "level_cost": False,
     "pad_grid": 0,
