@@ -17,7 +17,7 @@ from seqvae.data.demo import LengthLaw, VectorTruth
 from seqvae.data.description import DataDescription
 from seqvae.models.imputation import Imputed, impute, mixture
 from seqvae.models.noise import Noise
-from seqvae.models.posteriors import Posterior
+from seqvae.models.posteriors import Posterior, PosteriorFamily
 from seqvae.models.vae import SequenceVAE
 from tests.support.small_models import make_batch, make_vae
 
@@ -125,7 +125,7 @@ class Repeats(nn.Module):
         return torch.nn.functional.pad(z_BZ, (0, 13))[:, None].expand(inputs_BTW.shape)
 
 
-class Fixed(nn.Module):
+class Fixed(PosteriorFamily):
     """A posterior of mean 2 and deviation 0.5 in each dimension."""
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Posterior:

@@ -168,7 +168,7 @@ def tight(positions: set[int], on_the_way: str) -> TrainingModule:
 def test_the_first_or_second_batch_of_a_step_in_parts_gives_the_gradients_of_the_whole(
     on_the_way, position, objective, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("seqvae.models.vae.draw", lambda posterior: posterior.mean)
+    monkeypatch.setattr("seqvae.models.posteriors.draw", lambda posterior, noise: posterior.mean)
     monkeypatch.setattr("tests.support.short_runs.MODEL", MODEL_WITHOUT_NOISE)
     options: dict[str, Any] = {"max_steps": 4, "limit_val_batches": 0}
     module = tight({position}, on_the_way)
