@@ -217,7 +217,7 @@ class Store:
     def delete_folder(self, path: str) -> None:
         """Delete all objects below a path."""
         with self._about(path):
-            self.files.delete_dir_contents(path, missing_dir_ok=True)
+            self.files.delete_dir(path)
 
     def _about(self, path: str) -> "_Translated":
         return _Translated(self.url_of(path))
@@ -306,6 +306,7 @@ def _store(scheme: str, authority: str, endpoint_url: str | None) -> Store:
                     endpoint_override=endpoint,
                     connect_timeout=CONNECT_SECONDS,
                     request_timeout=SILENT_SECONDS,
+                    allow_delayed_open=True,  # one request for a small object, not three
                     retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
                 ),
                 base,
