@@ -29,6 +29,9 @@ Convert Parquet into the cache that training reads, ahead of it and with all cor
     seqvae build-cache --data_dir my_data                     # into the cache directory that train uses, too
     seqvae build-cache --data_dir s3://bucket/data --workers 8 --cache_dir s3://bucket/caches
     seqvae build-cache --data_dir my_data --cache_dir /shared/caches --launcher ray
+    seqvae build-cache --data_dir s3://bucket/data --cache_dir s3://bucket/caches --launcher ray   # no disk holds it
+
+With the last one, a build that was interrupted goes on when the same command is given again.
 
 Flags about the data have to be those of the training, as for other ones it would build a cache of its own.
 """

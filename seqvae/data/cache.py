@@ -14,7 +14,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -170,8 +170,6 @@ def prepare_cache(
 def build_in_store(source: SourceSettings, cache: HasCacheDir, each: Each) -> tuple[str, dict[str, Any]]:
     """Return URL and description of the cache for these data in a store. Where it is not there it is built there, by machines that
     see the data and the store and share nothing else; none holds more of it on a disk than the tables of sequences.
-
-    An interrupted build leaves the parts that it has read in the store, and the next one goes on from them.
     """
     if source.data_dir is None:
         raise UsageError("--data_dir is missing: made data are on one machine alone")
@@ -181,16 +179,10 @@ def build_in_store(source: SourceSettings, cache: HasCacheDir, each: Each) -> tu
     place = shelf.place_of(found.name)
     if not shelf.has(found.name):
         log.info("building the cache %s (once)", place)
-        with ExitStack() as stack:
-            stack.callback(
-                log.warning,
-                "%s keeps what was read so far: the same command goes on from there; else delete it",
-                place / PARTS,
-            )
-            built = build(found.data, source, place, each=each)
-            place.store.write(str((place / META).path), _description(built, found).encode())
-            stack.pop_all()
-        place.store.delete_folder(str((place / PARTS).path))
+        built = build(found.data, source, place, each=each)
+        place.store.write(str((place / META).path), _description(built, found).encode())
+    if place.store.exists(parts := str((place / PARTS).path)):
+        place.store.delete_folder(parts)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / META).write_bytes(shelf.meta_of(found.name))
         if reason := why_unusable(Path(folder), has_files=False):

@@ -3,8 +3,8 @@
 A part is written straight into the store, as is all that later rounds make of it: no machine needs a disk for it. The description
 of a part is put there last, and says of which rows it is. So a build that was interrupted begins with the parts that are there.
 
-In: the parts to read. Out: all of them, of which those that were there have not been read. What lies in a store was written by
-anyone: a description is JSON that names numbers and text, and one that is not as ours are counts as none.
+In: the parts to read. Out: all of them; those that were there were not read again. What lies in a store was written by anyone: a
+description is JSON, and a part whose description could not be ours is read again.
 """
 
 import hashlib
@@ -35,10 +35,11 @@ def read_missing_parts(reading: Reading, requests: Sequence[Request], each: Each
     there = _parts_there(reading, requests)
     known = [part for part in there if part is not None]
     missing = [request for request, part in zip(requests, there, strict=True) if part is None]
+    log.info(
+        "reading %s into the store; if that is interrupted, the same command goes on", counted(len(missing), "part")
+    )
     if known:
-        log.info(
-            "%s of %s are there from a build that was interrupted", f"{len(known):,}", counted(len(requests), "part")
-        )
+        log.info("%s are there, from a build that was interrupted", counted(len(known), "part"))
         reading = replace(reading, width=max(part.width for part in known))
 
     def each_kept(read: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
