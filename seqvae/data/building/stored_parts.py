@@ -35,9 +35,9 @@ def read_missing_parts(reading: Reading, requests: Sequence[Request], each: Each
     there = _parts_there(reading, requests)
     known = [part for part in there if part is not None]
     missing = [request for request, part in zip(requests, there, strict=True) if part is None]
-    log.info(
-        "reading %s into the store; if that is interrupted, the same command goes on", counted(len(missing), "part")
-    )
+    if missing:
+        how_many = counted(len(missing), "part")
+        log.info("reading %s into the store; if that is interrupted, the same command goes on", how_many)
     if known:
         log.info("%s are there, from a build that was interrupted", counted(len(known), "part"))
         reading = replace(reading, width=max(part.width for part in known))
