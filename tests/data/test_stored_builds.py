@@ -140,6 +140,7 @@ def test_real_data_make_the_local_cache_in_a_store_that_is_late_and_fails(name, 
     with side_by_side(2) as each:
         shelf = f"s3://caches/{tmp_path.name}/stored"
         there = built_there(source, shelf, lambda function, items: each(partial(elsewhere, function), items))
+    assert store.failures > 0
     store.misbehave()
     assert store.content(there) == expected
 
