@@ -12,7 +12,7 @@ import logging
 import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -345,11 +345,17 @@ def side_by_side(workers: int) -> Iterator[Each]:
     with ProcessPoolExecutor(workers, context, pa.set_cpu_count, (1,)) as pool:
 
         def each(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+            futures = [pool.submit(function, item) for item in items]
             try:
-                yield from pool.map(function, items)
+                for future in futures:
+                    yield future.result()
             except BrokenProcessPool as error:
                 raise StorageError(
                     f"one of {workers} processes that build the cache was killed, most often as memory ran out: lower --workers"
                 ) from error
+            finally:  # after an error no part is written any more, so that its directory can be removed
+                for future in futures:
+                    future.cancel()
+                wait(futures)
 
         yield each
