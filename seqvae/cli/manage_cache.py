@@ -9,6 +9,7 @@ from seqvae.cli.command_line import INFORMATION_FLAGS, parse_command_line
 from seqvae.config.data import BuildCache, ManageCache
 from seqvae.console import program, set_up_output
 from seqvae.errors import UsageError, did_you_mean
+from seqvae.files import is_remote
 
 ACTIONS = ("list", "clear")
 _ABOUT = """\
@@ -28,6 +29,9 @@ Convert Parquet into the cache that training reads, ahead of it and with all cor
     seqvae build-cache --data_dir my_data                     # into the cache directory that train uses, too
     seqvae build-cache --data_dir s3://bucket/data --workers 8 --cache_dir s3://bucket/caches
     seqvae build-cache --data_dir my_data --cache_dir /shared/caches --launcher ray
+    seqvae build-cache --data_dir s3://bucket/data --cache_dir s3://bucket/caches --launcher ray   # no disk holds it
+
+With the last one, a build that was interrupted goes on when the same command is given again.
 
 Flags about the data have to be those of the training, as for other ones it would build a cache of its own.
 """
@@ -84,18 +88,23 @@ def build(verb: str, words: Sequence[str]) -> None:
 
     from seqvae.clusters import tasks_of_ray
     from seqvae.data.building.parts import side_by_side  # only now: pyarrow takes a while
-    from seqvae.data.cache import prepare_cache
+    from seqvae.data.cache import build_in_store, prepare_cache
     from seqvae.data.dataset import read_meta
-    from seqvae.data.stored_caches import size_of
+    from seqvae.data.shared_caches import files_of
     from seqvae.text import size, visible
 
     building = settings.building
     workers = (os.cpu_count() or 1) if building.workers == "auto" else building.workers
     with tasks_of_ray() if building.launcher == "ray" else side_by_side(workers) as each:
-        path = prepare_cache(settings.source, settings.building, each=each)
-    meta = read_meta(path)
+        if building.launcher == "ray" and is_remote(building.cache_dir or ""):
+            place, meta = build_in_store(settings.source, building, each)
+        else:
+            place = str(path := prepare_cache(settings.source, building, each=each))
+            meta = read_meta(path)
     sequences = ", ".join(f"{split['counts']['sequences']:,} {name}" for name, split in meta["splits"].items())
-    print(visible(f"{meta['layout']}: {sequences} sequences, {size(size_of(path))}"))
+    print(
+        visible(f"{meta['layout']}: {sequences} sequences, {size(sum(of for *_, of in files_of(Path(place), meta)))}")
+    )
     for note in meta["notes"]:
         print(visible(note if note.startswith("warning: ") else f"note: {note}"))
-    print(visible(f"{path}"))
+    print(visible(place))

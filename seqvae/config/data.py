@@ -291,7 +291,8 @@ class BuildingSettings:
     """Processes that convert the data side by side; auto: one for each core. The cache is the same, however many."""
 
     launcher: Literal["ray"] | None = None
-    """What starts them; ray: Ray, on all machines of a cluster that see the same directories; needs the extra ray."""
+    """What starts them; ray: Ray, on all machines of a cluster. These have to see the same directories; with --cache_dir in a store
+    the cache is built there, and they need no disk in common. Needs the extra ray."""
 
     def __post_init__(self) -> None:
         refuse_no_paths(self, remote="cache_dir")

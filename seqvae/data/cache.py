@@ -24,13 +24,13 @@ import numpy as np
 
 from seqvae.config.data import CacheSettings, LengthSettings, SourceSettings
 from seqvae.data.building.builder import Built, build, hashed_shares, relabel
-from seqvae.data.building.parts import Each
+from seqvae.data.building.parts import PARTS, Each
 from seqvae.data.dataset import SequenceSet, read_meta
 from seqvae.data.demo import write_demo
 from seqvae.data.description import DataDescription, FittedPreprocessing
-from seqvae.data.flat_file import META, checksum_of, described
+from seqvae.data.flat_file import META, SPLITS, checksum_of, described
 from seqvae.data.parquet.discovery import DataFiles, Fingerprint, find_files, fingerprint, usable_files
-from seqvae.data.shared_caches import SPLITS, Shelf, shelf_of
+from seqvae.data.shared_caches import Shelf, shelf_of
 from seqvae.data.storage import DataFile, in_order
 from seqvae.data.stream import GROUPS, Room, Stream, read_bytes
 from seqvae.errors import DataError, StorageError, UsageError
@@ -167,6 +167,29 @@ def prepare_cache(
         raise
 
 
+def build_in_store(source: SourceSettings, cache: HasCacheDir, each: Each) -> tuple[str, dict[str, Any]]:
+    """Return URL and description of the cache for these data in a store. Where it is not there it is built there, by machines that
+    see the data and the store and share nothing else; none holds more of it on a disk than the tables of sequences.
+    """
+    if source.data_dir is None:
+        raise UsageError("--data_dir is missing: made data are on one machine alone")
+    shelf = shelf_of(cache.cache_dir, source.endpoint_url, source.allow_remote)
+    assert shelf is not None
+    found = _look_at(source, None, by_content=True)
+    place = shelf.place_of(found.name)
+    if not shelf.has(found.name):
+        log.info("building the cache %s (once)", place)
+        built = build(found.data, source, place, each=each)
+        place.store.write(str((place / META).path), _description(built, found).encode())
+    if place.store.exists(parts := str((place / PARTS).path)):
+        place.store.delete_folder(parts)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / META).write_bytes(shelf.meta_of(found.name))
+        if reason := why_unusable(Path(folder), has_files=False):
+            raise DataError(f"{place}: cannot be used ({reason}). Delete it there; it is built again.")
+        return str(place), read_meta(Path(folder))
+
+
 class Found(NamedTuple):
     """The files of some data, and the name of the cache of exactly these."""
 
@@ -268,36 +291,39 @@ def _build_into(
     path: Path, found: Found, source: SourceSettings, preprocessing: FittedPreprocessing | None, each: Each
 ) -> None:
     """Build a cache beside its place, and move it there once it is whole; the caller holds the lock."""
-    data, fingerprints, content = found.data, found.fingerprints, found.content
     directory = Path(tempfile.mkdtemp(prefix=f".{path.name}.building-", dir=path.parent))
     try:
-        built = _relabelled(path, data, source, preprocessing, directory, content)
+        built = _relabelled(path, found.data, source, preprocessing, directory, found.content)
         if built is None:
-            built = build(data, source, directory, preprocessing, each)
-        number_of = {one.path: number for number, one in enumerate(fingerprints)}
-        meta = {
-            "format": FORMAT,
-            "layout": built.layout.describe(),
-            "roles": asdict(built.layout),
-            "content": content,
-            "columns": [column._asdict() for column in built.columns],
-            "description": asdict(built.description),
-            "splits": built.splits,
-            "notes": built.notes,
-            "lasting_notes": built.lasting_notes,
-            "bad_files": built.bad_files,
-            "files": [one._asdict() for one in fingerprints],
-            # Which of these the tables of sequences mean by 0, 1, ...
-            "sources": [number_of[str(file)] for file in built.files],
-        }
-        meta = json.loads(json.dumps(meta))  # tuples become lists, so that the digest is that of what is read back
-        text = json.dumps(meta | {"digest": _digest(meta)}, indent=1)
-        (directory / META).write_text(text, encoding="utf-8")
+            built = build(found.data, source, directory, preprocessing, each)
+        (directory / META).write_text(_description(built, found), encoding="utf-8")
         directory.chmod(0o755)
         remove_cache(path)
         directory.rename(path)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _description(built: Built, found: Found) -> str:
+    """Return the content of meta.json."""
+    number_of = {one.path: number for number, one in enumerate(found.fingerprints)}
+    meta = {
+        "format": FORMAT,
+        "layout": built.layout.describe(),
+        "roles": asdict(built.layout),
+        "content": found.content,
+        "columns": [column._asdict() for column in built.columns],
+        "description": asdict(built.description),
+        "splits": built.splits,
+        "notes": built.notes,
+        "lasting_notes": built.lasting_notes,
+        "bad_files": built.bad_files,
+        "files": [one._asdict() for one in found.fingerprints],
+        # Which of these the tables of sequences mean by 0, 1, ...
+        "sources": [number_of[str(file)] for file in built.files],
+    }
+    meta = json.loads(json.dumps(meta))  # tuples become lists, so that the digest is that of what is read back
+    return json.dumps(meta | {"digest": _digest(meta)}, indent=1)
 
 
 def _relabelled(

@@ -8,28 +8,33 @@ Shapes: S sequences, T steps of all sequences, S1 the beginnings of the sequence
 
 import hashlib
 import logging
+import mmap
 import os
 import shutil
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
+from functools import cached_property
+from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 
-from seqvae.data.storage import DataFile
-from seqvae.errors import StorageError
+from seqvae.data.storage import SMALL_BYTES, DataFile, StoredPlace, Upload
+from seqvae.errors import DataError, StorageError
 from seqvae.files import replace_file, wait_for_lock
 
 log = logging.getLogger(__name__)
 META = "meta.json"
 """Name of the file beside the splits' folders that describes what lies in them."""
+SPLITS = frozenset({"train", "valid", "test", "pool"})
 OFFSETS = "offsets.bin"
 """Name of the file of each split that says where its sequences begin and end."""
 BEGINS = (OFFSETS, "event_offsets.bin")
 """Names of the files that say where sequences, and where the events of a step, begin."""
+TABLE = "sequences.arrow"
 PIECE_ITEMS = 1 << 21
 SHARED_FILES_KEPT = 2
 """Files of one name that are kept: of this epoch and the last one, or of two runs at once."""
@@ -40,35 +45,47 @@ RAW_TYPES = {"tokens": np.int32, "values": np.float64, "variables": np.int32}
 FINAL_TYPES = {"gaps": np.float32}
 AS_READ = "values_as_read"
 """The array of values in the data's own units, where they are kept beside the normalised ones."""
+Place = Path | StoredPlace
+"""A file or a folder of a cache that is being built, on this machine or in a store."""
 
 
 class FlatWriter:
     """A file that arrays are appended to, with the number of its items and their checksum."""
 
-    def __init__(self, path: Path, dtype: Any) -> None:
-        self.path = path
+    closed = False
+    """pyarrow asks before it writes a table."""
+
+    def __init__(self, path: Place, dtype: Any) -> None:
+        self.name = path.name
         self.dtype = np.dtype(dtype)
         self.count = 0
         self.checksum = 0
-        self.file: BinaryIO = path.open("wb", buffering=1 << 20)
+        self.file: BinaryIO | Upload
+        if isinstance(path, StoredPlace):
+            self.file = path.store.create(str(path.path))
+        else:
+            self.file = path.open("wb", buffering=1 << 20)
 
     def append(self, array: np.ndarray) -> None:
         """Write an array after the previous ones."""
-        data = np.ascontiguousarray(array, dtype=self.dtype).reshape(-1)
-        self.file.write(data.data)
-        self.checksum = zlib.crc32(data.data, self.checksum)
-        self.count += data.size
+        self.write(np.ascontiguousarray(array, dtype=self.dtype).reshape(-1).data)
+
+    def write(self, content: Any) -> None:
+        """Write the bytes of some items."""
+        self.file.write(content)
+        self.checksum = zlib.crc32(content, self.checksum)
+        self.count += memoryview(content).nbytes // self.dtype.itemsize
 
     def close(self) -> dict[str, Any]:
         """Close the file and return its entry, which `map_flat` reads, as JSON."""
         self.file.close()
-        return {"file": self.path.name, "dtype": self.dtype.str, "count": self.count, "crc32": self.checksum}
+        return {"file": self.name, "dtype": self.dtype.str, "count": self.count, "crc32": self.checksum}
 
 
 class SplitFiles:
     """One split of a cache while it is being built: flat files that grow, and a table of its sequences."""
 
-    def __init__(self, directory: Path, sources: Sequence[DataFile], *, keeps_values: bool = False) -> None:
+    def __init__(self, directory: Place, sources: Sequence[DataFile], *, keeps_values: bool = False) -> None:
         directory.mkdir(parents=True)
         self.directory = directory
         self.keeps_values = keeps_values
@@ -77,26 +94,29 @@ class SplitFiles:
         self.sequences = self.steps = 0
         self.entries: dict[str, dict[str, Any]] = {}
         """Finished files, as `map_flat` reads them."""
-        self.table = pa.table({})
-        """id, file, row (and label, where the data have one) of each sequence; mapped, and only after `close`."""
         self.table_entry: dict[str, Any] = {}
-        self._table_path = directory / "sequences.arrow"
         self._table_writer: pa.RecordBatchFileWriter | None = None
         self._writers: dict[str, FlatWriter] = {}
         self._ends: dict[str, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what is open: a closed split goes from process to process by its names."""
-        return self.__dict__ | {"table": None, "_writers": {}, "_table_writer": None}
+        state = self.__dict__ | {"_writers": {}, "_table_writer": None}
+        state.pop("table", None)
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ = state
-        if self.table_entry and not self._table_path.exists():
+        if self.table_entry and isinstance(self.directory, Path) and not (self.directory / TABLE).exists():
             raise StorageError(
                 f"{self.directory}: is not there in another process that works on the same cache. All machines have to see the "
-                "directory that caches are built in (--cache_dir, or of one in a store XDG_CACHE_HOME)"
+                "directory that caches are built in (--cache_dir)"
             )
-        self.table = read_table(self._table_path)
+
+    @cached_property
+    def table(self) -> pa.Table:
+        """Return id, file, row (and label, where the data have one) of each sequence; mapped, and only after `close`."""
+        return read_table(self.directory / TABLE)
 
     def new_writer(self, file: str, dtype: Any) -> FlatWriter:
         writer = self._writers[file] = FlatWriter(self.directory / file, dtype)
@@ -125,29 +145,33 @@ class SplitFiles:
             if file not in self._writers:
                 self.new_writer(file, FINAL_TYPES[name] if is_final else RAW_TYPES[name])
             self._writers[file].append(array)
+        self._append_rows(table)
+
+    def _append_rows(self, table: pa.Table) -> None:
         if self._table_writer is None:
-            self._table_writer = pa.ipc.new_file(str(self._table_path), table.schema)
+            file = pa.PythonFile(self.new_writer(TABLE, np.uint8), mode="w")
+            self._table_writer = pa.ipc.new_file(file, table.schema)
         self._table_writer.write_table(table)
 
     def close(self) -> None:
         """Flush everything; the raw arrays still wait for their final form."""
-        for writer in self._writers.values():
-            entry = writer.close()
-            if writer.path.suffix == ".bin":
-                self.entries[writer.path.stem] = entry
         if self._table_writer is not None:
             self._table_writer.close()
             self._table_writer = None
-            path = self._table_path
-            checksum = checksum_of(path)
-            self.table_entry = {"file": path.name, "dtype": "|u1", "count": path.stat().st_size, "crc32": checksum}
-            self.table = read_table(path)
+            self.__dict__.pop("table", None)
+        for name, writer in self._writers.items():
+            entry = writer.close()
+            if name == TABLE:
+                self.table_entry = entry
+            elif name.endswith(".bin"):
+                self.entries[PurePath(name).stem] = entry
 
     def adopt(self, other: Path, entry: dict[str, Any], *, with_table: bool) -> None:
         """Take over the files of the same sequences from another cache, all but labels; as links where the file system has them.
 
         `entry`: what its meta.json says of the split. Without its table, `write_table` has to follow.
         """
+        assert isinstance(self.directory, Path)
         self.sequences, self.steps = entry["counts"]["sequences"], entry["counts"]["steps"]
         self.entries = {name: one for name, one in entry["arrays"].items() if name != "labels"}
         self.table_entry = entry["table"]
@@ -158,13 +182,13 @@ class SplitFiles:
                 raise
             except OSError:
                 shutil.copyfile(other / one["file"], self.directory / one["file"])
-        self.table = read_table((self.directory if with_table else other) / self.table_entry["file"])
+        if not with_table:
+            self.table = read_table(other / TABLE)
 
     def join_rows(self, part: "SplitFiles") -> None:
         """Add the sequences of a closed part behind those that are there: their rows of the table, and how many there are."""
-        if self._table_writer is None:
-            self._table_writer = pa.ipc.new_file(str(self._table_path), part.table.schema)
-        self._table_writer.write_table(part.table)
+        self._append_rows(part.table)
+        part.release()  # of a store, it takes room on the disk
         self.sequences += part.sequences
         self.steps += part.steps
 
@@ -174,28 +198,33 @@ class SplitFiles:
             file, path = entry["file"], part.directory / entry["file"]
             known = self._ends.get(file)
             writer = self._writers.get(file) or self.new_writer(file, entry["dtype"])
-            for number, piece in enumerate(read_pieces(path, entry["dtype"])):
+            for number, piece in enumerate(read_pieces(path, np.dtype(entry["dtype"]))):
                 if file in BEGINS:
                     piece = piece[number == 0 and known is not None :] + (known or 0)
                     self._ends[file] = int(piece[-1]) if len(piece) else known or 0
                 writer.append(piece)
-            path.unlink()
+            if isinstance(path, Path):
+                path.unlink()
 
     def write_table(self, table: pa.Table) -> None:
         """Write the table of all sequences at once."""
-        self._table_writer = pa.ipc.new_file(str(self._table_path), table.schema)
-        self._table_writer.write_table(table)
+        self._append_rows(table)
         self.close()
 
-    def raw(self, name: str) -> tuple[Path, Any]:
+    def raw(self, name: str) -> tuple[Place, Any]:
         """Return path and type of an array that waits for its final form."""
         return self.directory / f"{name}.raw", RAW_TYPES[name]
 
     def finish(self, writer: FlatWriter) -> None:
-        """Note a final array, which `writer` has written, and remove the raw one that it replaces, or keep it by another name."""
-        name = writer.path.stem
+        """Note a final array, which `writer` has written, and remove the raw one that it replaces, or keep it by another name.
+
+        In a store the raw one stays, so that a build can begin with it again.
+        """
+        name = PurePath(writer.name).stem
         self.entries[name] = writer.close()
-        raw = writer.path.with_suffix(".raw")
+        raw = self.directory / f"{name}.raw"
+        if isinstance(raw, StoredPlace):
+            return
         if name == "values" and self.keeps_values:
             kept, dtype = raw.rename(raw.with_name(f"{AS_READ}.bin")), np.dtype(RAW_TYPES[name])
             count = kept.stat().st_size // dtype.itemsize
@@ -209,26 +238,34 @@ class SplitFiles:
 
     def place_of_step(self, step: int) -> str:
         """Return file and row where the sequence of a step begins."""
-        offsets_S1 = np.fromfile(self.directory / OFFSETS, np.int64)
-        return self.place_of(int(np.searchsorted(offsets_S1, step, side="right")) - 1)
+        return self.place_of(int(np.searchsorted(self.offsets(), step, side="right")) - 1)
+
+    def offsets(self) -> np.ndarray:
+        """Return where the sequences begin and end, int64 [S1]."""
+        return np.concatenate([*read_pieces(self.directory / OFFSETS, np.int64)])
 
     def release(self) -> None:
         """Leave no file open, also after an error: what is still unwritten may not fit the disk."""
-        for writer in self._writers.values():
-            with suppress(OSError):
-                writer.file.close()
         if self._table_writer is not None:
-            with suppress(OSError, pa.ArrowException):
+            with suppress(OSError, StorageError, DataError, pa.ArrowException):
                 self._table_writer.close()
-        self.table = pa.table({})  # Windows renames no directory with a mapped file in it
+        for writer in self._writers.values():
+            with suppress(OSError, StorageError, DataError):
+                writer.file.close()
+        self.__dict__.pop("table", None)  # Windows renames no directory with a mapped file in it
 
 
-def read_table(path: Path) -> pa.Table:
-    """Return a table of sequences, mapped; an empty one where the file is not there yet."""
-    if not path.exists():
-        return pa.table({})
-    with pa.memory_map(str(path)) as source:
-        return pa.ipc.open_file(source).read_all()
+def read_table(path: Place) -> pa.Table:
+    """Return a table of sequences, mapped; one of a store lies without a name on this disk as long as it is used."""
+    if isinstance(path, Path):
+        with pa.memory_map(str(path)) as source:
+            return pa.ipc.open_file(source).read_all()
+    with tempfile.TemporaryFile() as file:
+        for piece in path.store.pieces(str(path.path), SMALL_BYTES):
+            file.write(piece)
+        file.flush()
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return pa.ipc.open_file(pa.py_buffer(mapped)).read_all()
 
 
 def checksum_of(path: Path) -> int:
@@ -258,8 +295,12 @@ def map_flat(directory: Path, entry: dict[str, Any], in_memory: bool = False) ->
     return np.memmap(path, dtype, mode="r", shape=(count,)).view(np.ndarray)  # plain arrays index 15 % faster
 
 
-def read_pieces(path: Path, dtype: Any, items: int = PIECE_ITEMS) -> Iterator[np.ndarray]:
+def read_pieces(path: Place, dtype: Any, items: int = PIECE_ITEMS) -> Iterator[np.ndarray]:
     """Yield the file from its beginning to its end, a piece at a time: plain reads, so that it never counts as our memory."""
+    if isinstance(path, StoredPlace):
+        for content in path.store.pieces(str(path.path), items * np.dtype(dtype).itemsize):
+            yield np.frombuffer(content, dtype)
+        return
     with path.open("rb") as file:
         while len(piece := np.fromfile(file, dtype, items)):
             yield piece

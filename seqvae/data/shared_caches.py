@@ -7,16 +7,14 @@ there. What comes from a store was written by anyone: names lead nowhere else, a
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from seqvae.data.flat_file import META, described
-from seqvae.data.storage import SMALL_BYTES, THREADS, open_store, require_consent
+from seqvae.data.flat_file import META, SPLITS, described
+from seqvae.data.storage import SMALL_BYTES, THREADS, StoredPlace, open_store, require_consent
 from seqvae.data.stream import Read, write_at
 from seqvae.errors import DataError
 from seqvae.files import is_remote
-
-SPLITS = frozenset({"train", "valid", "test", "pool"})
 
 
 class Shelf:
@@ -27,6 +25,10 @@ class Shelf:
 
     def url_of(self, name: str) -> str:
         return self._store.url_of(f"{self._path}/{name}")
+
+    def place_of(self, name: str) -> StoredPlace:
+        """Return where to build a cache."""
+        return StoredPlace(PurePosixPath(self._path, name), self._store)
 
     def has(self, name: str) -> bool:
         return self._store.exists(f"{self._path}/{name}/{META}")

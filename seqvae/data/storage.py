@@ -86,6 +86,28 @@ class RemoteFile:
         return self.store.etag(str(self.path)) or str(self.modified_ns)
 
 
+@dataclass(frozen=True)
+class StoredPlace:
+    """A folder or an object in a store that a cache is built in, with what its builder asks of a Path."""
+
+    path: PurePosixPath
+    """Its bucket and key."""
+    store: "Store" = field(repr=False)
+
+    def __str__(self) -> str:
+        return self.store.url_of(self.path)
+
+    def __truediv__(self, name: str) -> "StoredPlace":
+        return StoredPlace(self.path / name, self.store)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def mkdir(self, *, parents: bool) -> None:
+        """Do nothing: where there is an object, there is its folder."""
+
+
 DataFile = Path | RemoteFile
 """A file of data, on this machine or in a store."""
 
@@ -157,6 +179,27 @@ class Store:
                     while piece := source.read(SMALL_BYTES):
                         stream.write(piece)
 
+    def create(self, path: str) -> "Upload":
+        """Return an object to write from its beginning to its end; as much as was written is there once it is closed."""
+        return Upload(self, path)
+
+    def pieces(self, path: str, size: int) -> Iterator[bytes]:
+        """Yield the content of an object, so many bytes at a time, some of them ahead."""
+        file = self.open(path)
+
+        def read(begin: int) -> bytes:
+            with self._about(path):
+                piece = bytes(file.read_at(size, begin))
+            if len(piece) != (wanted := min(size, length - begin)):
+                raise StorageError(
+                    f"{self.url_of(path)}: {wanted:,} bytes at {begin:,} were {len(piece):,}. Start again."
+                )
+            return piece
+
+        with self._about(path):
+            length = file.size()
+        yield from ahead((size, partial(read, begin)) for begin in range(0, length, size))
+
     def ranges(self, path: str) -> Callable[[str, int, int], bytes]:
         """Return what reads bytes of the objects below a path: by name, first byte, and how many."""
         opened = cache(lambda name: self.open(f"{path}/{name}"))
@@ -171,8 +214,30 @@ class Store:
         with self._about(path):
             self.files.delete_file(path)
 
+    def delete_folder(self, path: str) -> None:
+        """Delete all objects below a path."""
+        with self._about(path):
+            self.files.delete_dir(path)
+
     def _about(self, path: str) -> "_Translated":
         return _Translated(self.url_of(path))
+
+
+class Upload:
+    """An object that is being written."""
+
+    def __init__(self, store: Store, path: str) -> None:
+        self._about = _Translated(store.url_of(path))
+        with self._about:
+            self._stream = store.files.open_output_stream(path)
+
+    def write(self, content: Any) -> None:
+        with self._about:
+            self._stream.write(content)
+
+    def close(self) -> None:
+        with self._about:
+            self._stream.close()
 
 
 class _Translated:
@@ -241,6 +306,7 @@ def _store(scheme: str, authority: str, endpoint_url: str | None) -> Store:
                     endpoint_override=endpoint,
                     connect_timeout=CONNECT_SECONDS,
                     request_timeout=SILENT_SECONDS,
+                    allow_delayed_open=True,  # one request for a small object, not three
                     retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
                 ),
                 base,

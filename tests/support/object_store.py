@@ -57,6 +57,12 @@ class ObjectStore:
         with self._files.open_output_stream(place) as file:
             file.write(content)
 
+    def content(self, place: str) -> dict[str, bytes]:
+        """Return the objects below `bucket/prefix`, by what follows that in their keys."""
+        found = self._files.get_file_info(fs.FileSelector(place, recursive=True, allow_not_found=True))
+        files = [info.path for info in found if info.type == fs.FileType.File]
+        return {path.removeprefix(f"{place}/"): self._files.open_input_file(path).read() for path in files}
+
     def remove(self, place: str) -> None:
         self._files.delete_file(place)
 
@@ -68,6 +74,11 @@ class ObjectStore:
     def requests(self) -> dict[str, int]:
         """The requests by method since the last call of `misbehave`."""
         return dict(self._control()["requests"])
+
+    @property
+    def reads(self) -> dict[str, int]:
+        """The GET requests by object, as bucket and key."""
+        return dict(self._control()["reads"])
 
     @property
     def failures(self) -> int:
@@ -109,6 +120,7 @@ class Misbehaving:
         self.rules = {"delay": 0.0, "failing": 0.0, "after": -1.0, "denied": 0.0, **rules}
         self._random = random.Random(int(self.rules.get("seed", 0)))
         self.requests: dict[str, int] = {}
+        self.reads: dict[str, int] = {}
         self.failures = 0
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -117,6 +129,9 @@ class Misbehaving:
         with self._lock:
             method = environ["REQUEST_METHOD"]
             self.requests[method] = self.requests.get(method, 0) + 1
+            if method == "GET":
+                place = environ["PATH_INFO"].strip("/")
+                self.reads[place] = self.reads.get(place, 0) + 1
             dead = 0 <= self.rules["after"] < sum(self.requests.values())
             fails, kind = dead or self._random.random() < self.rules["failing"], self._random.randrange(3)
             self.failures += fails
@@ -144,7 +159,7 @@ class Misbehaving:
     def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] == "POST":
             self._set(json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))))
-        body = json.dumps({"requests": self.requests, "failures": self.failures}).encode()
+        body = json.dumps({"requests": self.requests, "reads": self.reads, "failures": self.failures}).encode()
         start_response("200 OK", [("Content-Length", str(len(body)))])
         return [body]
 

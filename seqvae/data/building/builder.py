@@ -35,8 +35,9 @@ from seqvae.data.building.parts import (
     plan_parts,
     read_parts,
 )
+from seqvae.data.building.stored_parts import read_missing_parts
 from seqvae.data.description import DataDescription, FittedPreprocessing
-from seqvae.data.flat_file import SplitFiles
+from seqvae.data.flat_file import Place, SplitFiles
 from seqvae.data.parquet.discovery import POOL, ColumnRow, DataFiles, UsableFiles, usable_files
 from seqvae.data.parquet.reader import BlockReader, hash_ids, whole_files
 from seqvae.data.parquet.schema import Layout
@@ -70,13 +71,14 @@ class Built(NamedTuple):
 def build(
     data: DataFiles,
     source: SourceSettings,
-    directory: Path,
+    directory: Place,
     preprocessing: FittedPreprocessing | None = None,
     each: Each = map,
 ) -> Built:
     """Write the files of a cache; with `preprocessing`, data are read as a trained network understands them.
 
-    `each` calls functions with parts of the data: one after the other, or side by side. The files come out the same.
+    `each` calls functions with parts of the data: one after the other, or side by side. The files come out the same. The parts
+    of a cache in a store stay there.
     """
     usable = usable_files(data, source)
     layout = usable.layout
@@ -92,7 +94,8 @@ def build(
     )
     encoder = make_encoder(make_reader(reading), reading)  # refuses flags that change nothing before anything is read
     with ExitStack() as stack:
-        parts = read_parts(reading, plan_parts(usable, source, directory), each)
+        read = read_parts if isinstance(directory, Path) else read_missing_parts
+        parts = read(reading, plan_parts(usable, source, directory), each)
         repairs = sum((part.repairs for part in parts), Counter[tuple[str, str]]())
         splits = join_rows(parts, directory, reading)
         for files in (*splits.values(), *(files for part in parts for files in part.splits.values())):
@@ -112,7 +115,8 @@ def build(
         else:
             finished = finish_events(second, layout.time_unit)
         classes, label_notes = finish_labels(splits, layout, source)
-    shutil.rmtree(directory / PARTS, ignore_errors=True)
+    if isinstance(directory, Path):
+        shutil.rmtree(directory / PARTS, ignore_errors=True)
     whole = "pool" if POOL in data.by_split else "training split"
     notes = [f"{split}: {share:.0%} of the {whole}, by a hash of the sequence's id" for split, share in shares.items()]
     notes += [f"{counted(count, noun)} {what}" for (noun, what), count in repairs.items()]

@@ -27,7 +27,7 @@ from seqvae.data.building.encoders import Tokenizer, number_texts
 from seqvae.data.building.parts import Each, Part, Pieces
 from seqvae.data.building.tails import OUTER, measure_tails
 from seqvae.data.description import UNKNOWN, DataDescription
-from seqvae.data.flat_file import FINAL_TYPES, OFFSETS, PIECE_ITEMS, SplitFiles, read_pieces
+from seqvae.data.flat_file import FINAL_TYPES, PIECE_ITEMS, SplitFiles, read_pieces
 from seqvae.data.parquet.schema import Layout
 from seqvae.data.parquet.side_tables import ids_as_text, read_labels, read_params_map
 from seqvae.errors import DataError
@@ -107,7 +107,7 @@ class SecondPass:
         for part, written in self.each(write_part, self.parts):
             total.add(written)
             for split, files in part.splits.items():
-                if len(self.parts) == 1:
+                if files.directory == self.splits[split].directory:  # a single part
                     self.splits[split].entries = files.entries
                 else:
                     self.splits[split].join_arrays(files)
@@ -357,8 +357,7 @@ def _later_gaps(part: Part) -> Iterator[np.ndarray]:
     if "train" not in part.splits:
         return
     files = part.splits["train"]
-    starts_S = np.fromfile(files.directory / OFFSETS, np.int64)
-    done = 0
+    starts_S, done = files.offsets(), 0
     for gaps_T in read_pieces(files.directory / files.entries["gaps"]["file"], FINAL_TYPES["gaps"]):
         first, behind = np.searchsorted(starts_S, (done, done + len(gaps_T)))
         yield np.delete(gaps_T, starts_S[first:behind] - done)

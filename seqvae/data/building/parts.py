@@ -12,12 +12,13 @@ import logging
 import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ import pyarrow as pa
 from seqvae.config.data import SourceSettings
 from seqvae.data.building.encoders import EventEncoder, TokenEncoder, VectorEncoder, make_tokenizer
 from seqvae.data.description import DataDescription
-from seqvae.data.flat_file import SplitFiles
+from seqvae.data.flat_file import Place, SplitFiles
 from seqvae.data.parquet.discovery import POOL, UsableFiles
 from seqvae.data.parquet.reader import (
     Block,
@@ -78,7 +79,7 @@ class Reading:
 class Request(NamedTuple):
     """A part to read."""
 
-    directory: Path
+    directory: Place
     group: str
     """The split of its files, or the pool."""
     stretches: Sequence[Stretch]
@@ -105,7 +106,7 @@ class Part(NamedTuple):
 # --- Cutting into parts -------------------------------------------------------------------------------------------------
 
 
-def plan_parts(usable: UsableFiles, source: SourceSettings, directory: Path) -> list[Request]:
+def plan_parts(usable: UsableFiles, source: SourceSettings, directory: Place) -> list[Request]:
     """Return the parts that the files are read in: of each split, or the pool, one or more."""
     requests: list[Request] = []
     for group, paths in usable.by_split.items():
@@ -122,7 +123,7 @@ def plan_parts(usable: UsableFiles, source: SourceSettings, directory: Path) -> 
             is_scattered = place is not None
             cuts = _merged(cuts, set() if is_scattered else beginnings)
         requests += [Request(directory, group, *cut, is_scattered) for cut in cuts]
-    if len(requests) == 1:
+    if len(requests) == 1 and isinstance(directory, Path):
         return requests
     return [one._replace(directory=directory / PARTS / f"{number:06}") for number, one in enumerate(requests)]
 
@@ -175,7 +176,7 @@ def _merged(cuts: Sequence[tuple[list[Stretch], int]], beginnings: set[DataFile]
 
 def read_parts(reading: Reading, requests: Sequence[Request], each: Each) -> list[Part]:
     """Read all parts."""
-    if len(requests) > 1 and reading.layout.kind == "vectors" and not reading.layout.features:
+    if len(requests) > 1 and reading.layout.kind == "vectors" and not reading.layout.features and not reading.width:
         reader = make_reader(reading)
         encoder = make_encoder(reader, reading)
         assert isinstance(encoder, VectorEncoder)
@@ -194,7 +195,9 @@ def read_part(reading: Reading, request: Request) -> Part:
     blocks = reader(request.stretches)
     if request.is_scattered:
         reader.repairs["row", "brought together by id, as rows of one sequence lay apart"] += request.rows
-        blocks = bring_together(blocks, request.rows, request.directory / "spill")
+        here = request.directory
+        spill = here / "spill" if isinstance(here, Path) else Path(mkdtemp(prefix="seqvae-"))
+        blocks = bring_together(blocks, request.rows, spill)
     if reading.layout.form != "rows":
         blocks = ordered_sequences(reader, blocks, reading.source.unsorted)
     shares = reading.shares if request.group in (POOL, "train") else {}
@@ -227,9 +230,9 @@ def read_part(reading: Reading, request: Request) -> Part:
     return Part(splits, tuple(symbols), reader.repairs, *of_vectors)
 
 
-def join_rows(parts: Sequence[Part], directory: Path, reading: Reading) -> dict[str, SplitFiles]:
+def join_rows(parts: Sequence[Part], directory: Place, reading: Reading) -> dict[str, SplitFiles]:
     """Return the splits of all parts together, so far without arrays; those of a single part as they are."""
-    if len(parts) == 1:
+    if len(parts) == 1 and isinstance(directory, Path):
         return parts[0].splits
     splits: dict[str, SplitFiles] = {}
     for part in parts:
@@ -342,11 +345,17 @@ def side_by_side(workers: int) -> Iterator[Each]:
     with ProcessPoolExecutor(workers, context, pa.set_cpu_count, (1,)) as pool:
 
         def each(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+            futures = [pool.submit(function, item) for item in items]
             try:
-                yield from pool.map(function, items)
+                for future in futures:
+                    yield future.result()
             except BrokenProcessPool as error:
                 raise StorageError(
                     f"one of {workers} processes that build the cache was killed, most often as memory ran out: lower --workers"
                 ) from error
+            finally:  # after an error no part is written any more, so that its directory can be removed
+                for future in futures:
+                    future.cancel()
+                wait(futures)
 
         yield each
