@@ -50,6 +50,16 @@ class VAEOutput(NamedTuple):
         return Posterior(self.posterior_mean, self.posterior_logvar, self.posterior_mask)
 
 
+class Latents(NamedTuple):
+    """What the encoder makes of a batch: the posteriors, and a latent drawn from each."""
+
+    posterior: Posterior
+    z: Tensor
+    """What the decoder gets, (B, Z) or (B, S, Z)."""
+    kl: Tensor | None
+    """As in `VAEOutput`."""
+
+
 class SequenceVAE(nn.Module):
     """Gaussian latents, one for each sequence or each step, and a decoder that gets them at every layer."""
 
@@ -105,16 +115,21 @@ class SequenceVAE(nn.Module):
     def forward(self, batch: Batch, *, at_mean: bool = False) -> VAEOutput:
         """Encode a batch, draw z, or with `at_mean` take the posterior's mean for it, and compute the likelihood given z."""
         steps_BTW = self.embedding(batch)
-        # Not by `encode`, which is an entrance from outside: where weights are shared out, it frees them at its end.
-        posterior: Posterior = self.posterior(*self.features(batch, steps_BTW))
-        drawn = self.posterior.draw(posterior, torch.zeros_like(posterior.mean) if at_mean else None)
-        nll_B = self.likelihood(self.decode_hidden(steps_BTW, drawn.z), batch).sum(dim=1)
+        posterior, z, kl = self.latents(batch, steps_BTW, at_mean=at_mean)
+        nll_B = self.likelihood(self.decode_hidden(steps_BTW, z), batch).sum(dim=1)
         class_scores_BC = None
         if self.classifier is not None:
             mean = posterior.mean
             class_scores_BC = self.classifier(mean_over_steps(mean, posterior.mask) if self.latent_per_step else mean)
-        kl = self.prior.kl(posterior, drawn)
         return VAEOutput(*posterior, nll_B, predicted_steps(batch), class_scores_BC, kl)
+
+    def latents(self, batch: Batch, steps_BTW: Tensor | None = None, *, at_mean: bool = False) -> Latents:
+        """Return the posteriors of a batch and a latent of each; `steps_BTW` are the embedded steps, where known already."""
+        # Not by `encode`, which is an entrance from outside: where weights are shared out, it frees them at its end.
+        steps_BTW = self.embedding(batch) if steps_BTW is None else steps_BTW
+        posterior: Posterior = self.posterior(*self.features(batch, steps_BTW))
+        drawn = self.posterior.draw(posterior, torch.zeros_like(posterior.mean) if at_mean else None)
+        return Latents(posterior, drawn.z, self.prior.kl(posterior, drawn))
 
     def encode(self, batch: Batch, steps_BTW: Tensor | None = None) -> Posterior:
         """Return the posterior of each sequence or step; `steps_BTW` are the embedded steps, where they are known already."""
@@ -122,8 +137,7 @@ class SequenceVAE(nn.Module):
 
     def latent_at_mean(self, batch: Batch) -> Tensor:
         """Return the latent at the mean of each posterior: what stands for a sequence where nothing is drawn."""
-        posterior = self.encode(batch)
-        return self.posterior.draw(posterior, torch.zeros_like(posterior.mean)).z
+        return self.latents(batch, at_mean=True).z
 
     def features(self, batch: Batch, steps_BTW: Tensor) -> tuple[Tensor, Tensor]:
         """Return what the posterior is computed from, (B, W) or (B, S, W), and what of it is real."""
