@@ -142,7 +142,9 @@ class Circumstances(NamedTuple):
     """What in a run holds a rate up, or lets a decoder do without the latent."""
 
     free_bits: float = 0.0
-    """Nats in each dimension that cost nothing."""
+    """Nats of each dimension that cost nothing."""
+    free_bits_by: Literal["dimension", "group", "total"] = "dimension"
+    """What has them together."""
     has_normalised_means: bool = False
     has_label_loss: bool = False
     """A loss on labels is computed from the latent."""
@@ -150,6 +152,13 @@ class Circumstances(NamedTuple):
     """The decoder gets earlier steps beside the latent."""
     offers_rescue: bool = False
     """--on_collapse rescue would have an effect, and is not in force."""
+
+
+FREE_BITS_OF = {
+    "dimension": "in each dimension",
+    "group": "for each dimension of a group",
+    "total": "for each dimension, all together,",
+}
 
 
 def why_paid(circumstances: Circumstances | None) -> str:
@@ -160,8 +169,12 @@ def why_paid(circumstances: Circumstances | None) -> str:
     """
     if circumstances is None:
         return VERDICTS["decoder_ignores_z"].reason
+    has_free_bits = circumstances.free_bits > 0
     holders = [
-        *([f"free bits of {circumstances.free_bits:.2g} nats in each dimension"] if circumstances.free_bits else []),
+        *(
+            [f"free bits of {circumstances.free_bits:.2g} nats {FREE_BITS_OF[circumstances.free_bits_by]}"]
+            * has_free_bits
+        ),
         *(["normalised means"] if circumstances.has_normalised_means else []),
         *(["the loss on labels"] if circumstances.has_label_loss else []),
     ]

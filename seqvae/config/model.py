@@ -30,6 +30,10 @@ class ModelSettings:
     latent_size: int = 16
     """Dimensions of the latent Gaussian."""
 
+    pooling: Literal["mean", "max", "last"] = "mean"
+    """What the posterior of a sequence is computed from: the mean of the encoder's vectors over the steps, the largest of each of
+    their numbers, or the vector of the last step."""
+
     latent_scope: Literal["sequence", "step"] = "sequence"
     """One latent for a whole sequence, or one for each of its steps."""
 
@@ -65,6 +69,10 @@ class ModelSettings:
             raise ValueError(
                 f"--width must be a multiple of twice --heads (each head turns pairs of numbers), got {self.width} for "
                 f"{self.heads} heads"
+            )
+        if self.pooling != "mean" and self.latent_scope == "step":
+            raise ValueError(
+                f"--pooling {self.pooling} has no effect with --latent_scope step, which pools nothing: leave it out"
             )
         for name in ("dropout", "word_dropout"):
             if not 0 <= getattr(self, name) < 1:

@@ -76,6 +76,7 @@ ANSWERS = {
     ),
     "--heads": "num_heads n_heads n_head nhead num_attention_heads attention_heads",
     "--latent_size": "latent latent_dim latent_dims n_latent z_dim zdim dim_z z_size nz latent_channels bottleneck_size",
+    "--pooling": "pool pool_type pooling_type pooling_mode encoder_pooling pooler",
     "--dropout": "dropout_rate dropout_prob dropout_p drop_rate hidden_dropout_prob attention_dropout attn_dropout",
     "--word_dropout": "word_drop word_dropout_rate token_dropout",
     "--posterior batch_norm": "bn_vae bnvae use_bn_vae batch_norm",
@@ -89,6 +90,7 @@ ANSWERS = {
     ),
     "--kl_cycle (its length)": "cycles n_cycles num_cycles kl_cycles",
     "--free_bits": "free_nats kl_floor kl_min min_kl kl_threshold lambda_free_bits",
+    "--free_bits_by dimension|group|total": "free_bits_mode free_bits_type free_bits_scope fb fb_mode free_bits_per",
     "--target_kl": "target_rate kl_target capacity kl_capacity max_capacity",
     "--label_weight": "classification_weight cls_weight aux_weight label_loss_weight",
     # Optimizer

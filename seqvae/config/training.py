@@ -50,6 +50,13 @@ class ObjectiveSettings:
     """KL of each latent dimension that costs nothing, in nats, on average over a batch: the room for the latent to come to
     life in. 0: none; default: 0.1, with --latent_scope step 0.01, with --target_kl 0."""
 
+    free_bits_by: Literal["dimension", "group", "total"] = "dimension"
+    """What has free bits of its own: each dimension, each group of --free_bits_group dimensions, or the latent as a whole. A group
+    has those of its dimensions together, whichever of them uses it."""
+
+    free_bits_group: int | None = None
+    """Dimensions of a group of --free_bits_by group, neighbours in the latent; the last group may be smaller."""
+
     target_kl: float | None = None
     """KL in nats to steer to: a controller sets the weight in place of --kl_schedule and --beta; default: none."""
 
@@ -58,6 +65,9 @@ class ObjectiveSettings:
 
     def __post_init__(self) -> None:
         refuse_below(0, self, "beta", "kl_warmup", "kl_cycle", "free_bits", "label_weight")
+        refuse_below(1, self, "free_bits_group")
+        if (self.free_bits_by == "group") != (self.free_bits_group is not None):
+            raise ValueError("--free_bits_by group and --free_bits_group N, the dimensions of a group, need each other")
         if self.kl_cycle == 0:
             raise ValueError("--kl_cycle must be above 0, got 0")
         if self.kl_schedule == "cyclical" and self.kl_warmup > self.kl_cycle > 1:
@@ -66,6 +76,12 @@ class ObjectiveSettings:
             )
         if self.target_kl is not None and not 0 < self.target_kl < float("inf"):
             raise ValueError(f"--target_kl must be above 0, got {self.target_kl}")
+
+    def free_bits_shared_by(self, dimensions: int) -> int:
+        """Return how many dimensions, of so many, have their free bits together; the last ones may be fewer."""
+        if self.free_bits_by == "total":
+            return dimensions
+        return self.free_bits_group or 1
 
 
 @dataclass(frozen=True, kw_only=True)

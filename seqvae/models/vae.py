@@ -152,7 +152,17 @@ class SequenceVAE(nn.Module):
         hidden_BSW = self.encoder(self.input_dropout(steps_BTW), real_BS)
         if self.latent_per_step:
             return hidden_BSW, real_BS & is_real_B[:, None]
-        return mean_over_steps(hidden_BSW, real_BS), is_real_B
+        return self.pool(hidden_BSW, real_BS), is_real_B
+
+    def pool(self, hidden_BSW: Tensor, real_BS: Tensor) -> Tensor:
+        """Return what stands for all real steps of a sequence, of which each has one or more, (B, W)."""
+        match self.settings.pooling:
+            case "mean":
+                return mean_over_steps(hidden_BSW, real_BS)
+            case "max":
+                return hidden_BSW.masked_fill(~real_BS[..., None], -torch.inf).amax(dim=1)
+            case "last":
+                return hidden_BSW[torch.arange(len(hidden_BSW), device=hidden_BSW.device), real_BS.sum(dim=1) - 1]
 
     def decode_hidden(self, steps_BTW: Tensor, z: Tensor) -> Tensor:
         """Return the decoder's vector of each step, (B, S, W), given z and the embedded steps before it."""

@@ -108,10 +108,10 @@ class MicroBatches:
         trainer = self.module.trainer
         scaler, outputs, parts = scaler_of(trainer), [], self.parts.split(batch)
         with trainer.precision_plugin.train_step_context():
-            above_floor_Z = self.module.above_floor(parts) if len(parts) > 1 else None
+            above_floor_G = self.module.above_floor(parts) if len(parts) > 1 else None
         for number, part in enumerate(parts):
             with trainer.precision_plugin.train_step_context():
-                one = self.module.compute(part, number, above_floor_Z)
+                one = self.module.compute(part, number, above_floor_G)
             loss = one["loss"] / trainer.accumulate_grad_batches
             (loss if scaler is None else scaler.scale(loss)).backward()
             outputs.append(one | {"loss": one["loss"].detach()})

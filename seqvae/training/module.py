@@ -2,7 +2,7 @@
 
 Training logs and prints nothing: `training_step` returns all that a callback may see, detached.
 
-Shapes: B sequences, C classes.
+Shapes: B sequences, C classes, G groups of latent dimensions.
 """
 
 import warnings
@@ -141,15 +141,16 @@ class TrainingModule(lightning.LightningModule):
         self.judge.begin()
         self._kl_of_step.clear()
 
-    def compute(self, batch: Batch, part: int, above_floor_Z: Tensor | None = None) -> dict[str, Any]:
+    def compute(self, batch: Batch, part: int, above_floor_G: Tensor | None = None) -> dict[str, Any]:
         """Return the loss of a micro-batch or of a part of one, and what callbacks see, detached.
 
-        `above_floor_Z`: of a part, what `above_floor` found in all of them.
+        `above_floor_G`: of a part, what `above_floor` found in all of them.
         """
         seed_noise(self.seed, TRAINING, batch.position, part, device=batch.lengths_B.device)
         output: VAEOutput = self.network(batch)
         kl_weight = self.kl_weight(self.global_step)
-        objective = negative_elbo(output, kl_weight, self._free_bits(output.posterior_mean), above_floor_Z)
+        free_bits, shared_by = self._free_bits(output.posterior_mean)
+        objective = negative_elbo(output, kl_weight, free_bits, above_floor_G, shared_by=shared_by)
         loss = objective.loss + self.objective.label_weight * classification_loss(output, batch.labels_B)
         self.judge.add(loss, batch.sequences_B)
         sums = sums_of(objective, output, batch)
@@ -176,8 +177,8 @@ class TrainingModule(lightning.LightningModule):
         }
 
     def above_floor(self, parts: Sequence[Batch]) -> Tensor | None:
-        """Return which dimensions are above their free bits in the whole micro-batch, (Z,), with the noise that `compute` draws;
-        None without free bits.
+        """Return which groups of dimensions are above their free bits in the whole micro-batch, (G,), with the noise that
+        `compute` draws; None without free bits.
 
         The encoder goes through the parts once more for this, without gradients; nothing of it stays behind.
         """
@@ -188,10 +189,12 @@ class TrainingModule(lightning.LightningModule):
             for number, part in enumerate(parts):
                 seed_noise(self.seed, TRAINING, part.position, number, device=part.lengths_B.device)
                 outputs.append(posterior_output(self.network, part))
-            return find_above_floor(outputs, self._free_bits(outputs[0].posterior_mean))
+            return find_above_floor(outputs, *self._free_bits(outputs[0].posterior_mean))
 
-    def _free_bits(self, posterior_mean: Tensor) -> float:
-        return resolve_free_bits(self.objective, "step" if posterior_mean.dim() == 3 else "sequence")
+    def _free_bits(self, posterior_mean: Tensor) -> tuple[float, int]:
+        """Return the free bits of a dimension, and how many dimensions have theirs together."""
+        free_bits = resolve_free_bits(self.objective, "step" if posterior_mean.dim() == 3 else "sequence")
+        return free_bits, self.objective.free_bits_shared_by(posterior_mean.shape[-1])
 
     def steps_of(self, batch: Batch) -> Tensor:
         """Return how many steps each sequence has."""
@@ -226,6 +229,7 @@ class TrainingModule(lightning.LightningModule):
         settings = self.network.settings
         return Circumstances(
             free_bits=resolve_free_bits(self.objective, settings.latent_scope),
+            free_bits_by=self.objective.free_bits_by,
             has_normalised_means=settings.posterior == "batch_norm",
             has_label_loss=self.network.classifier is not None and self.objective.label_weight > 0,
             sees_inputs=self.network.decoder.autoregressive,

@@ -1,7 +1,7 @@
 """The negative evidence lower bound, in nats: what the model returns for a batch in, what is minimised out.
 
 Shapes: B sequences, P posteriors (one for each sequence, or for each step of each), Z latent dimensions (1 where the KL is that of
-all of them together), C classes.
+all of them together), G groups of dimensions that have their free bits together, C classes.
 """
 
 from collections.abc import Iterable
@@ -33,24 +33,30 @@ class Objective(NamedTuple):
 
 
 def negative_elbo(
-    output: VAEOutput, kl_weight: Tensor | float, free_bits: float, above_floor_Z: Tensor | None = None
+    output: VAEOutput,
+    kl_weight: Tensor | float,
+    free_bits: float,
+    above_floor_G: Tensor | None = None,
+    *,
+    shared_by: int = 1,
 ) -> Objective:
-    """Return NLL + weight * sum_z max(KL_z, free bits), with KL_z the mean of a dimension's KL over the batch (Kingma et al. 2016).
+    """Return NLL + weight * sum_g max(KL_g, |g| * free bits), with KL_g the mean over the batch of the KL of the dimensions in g.
 
-    The mean is over the real posteriors of this micro-batch, and the floor is paid once for each of them. Of few
-    sequences the mean is noisy, and that is right as it stands: a dimension is pushed down only in batches where it is
-    above its floor, whichever sequences they hold. A KL of all dimensions together has the free bits of all of them.
+    A group g is of `shared_by` neighbours: of one dimension (Kingma et al. 2016), of some, or of all. The mean is over the real
+    posteriors of this micro-batch, and the floor is paid once for each of them. Of few sequences the mean is noisy, and that is
+    right as it stands: a group is pushed down only in batches where it is above its floor, whichever sequences they hold. A KL of
+    all dimensions together has the free bits of all of them.
     A batch of one makes the floor one for each sequence instead of one for their mean, and a noisy mean is something in
-    between; no batch ever pushes a dimension that it finds below its floor.
-    Of a part of a micro-batch, `above_floor_Z` says what the whole finds (`find_above_floor`): then the losses of the parts, and
+    between; no batch ever pushes a group that it finds below its floor.
+    Of a part of a micro-batch, `above_floor_G` says what the whole finds (`find_above_floor`): then the losses of the parts, and
     their gradients, add up to those of the whole.
     """
-    kl_Z, floor = kl_and_floor(output, free_bits)
+    kl_G, floor = kl_and_floor(output, free_bits, shared_by)
     nll = output.nll_B.sum()
-    if above_floor_Z is None:
-        above_floor_Z = kl_Z > floor
-    paid_kl = torch.where(above_floor_Z, kl_Z, floor).sum()
-    return Objective(nll + kl_weight * paid_kl, nll, kl_Z.sum(), kl_weight)
+    if above_floor_G is None:
+        above_floor_G = kl_G > floor
+    paid_kl = torch.where(above_floor_G, kl_G, floor).sum()
+    return Objective(nll + kl_weight * paid_kl, nll, kl_G.sum(), kl_weight)
 
 
 def kl_of(output: VAEOutput) -> Tensor:
@@ -58,18 +64,22 @@ def kl_of(output: VAEOutput) -> Tensor:
     return gaussian_kl(output.posterior_mean, output.posterior_logvar) if output.kl is None else output.kl
 
 
-def kl_and_floor(output: VAEOutput, free_bits: float) -> tuple[Tensor, Tensor]:
-    """Return the KL of each dimension, (Z,), and the least that is paid for one, summed over the real posteriors."""
+def kl_and_floor(output: VAEOutput, free_bits: float, shared_by: int) -> tuple[Tensor, Tensor]:
+    """Return the KL of each group of dimensions, (G,), and the least that is paid for one, summed over the real posteriors."""
     real_P = output.posterior_mask.flatten()
     kl_PZ = torch.where(real_P[:, None], kl_of(output).flatten(0, -2), 0.0)
-    free = free_bits * output.posterior_mean.shape[-1] / kl_PZ.shape[1]
-    return kl_PZ.sum(dim=0), free * real_P.sum()
+    kl_Z, free = kl_PZ.sum(dim=0), free_bits * output.posterior_mean.shape[-1] / kl_PZ.shape[1]
+    if shared_by == 1 or len(kl_Z) == 1:
+        return kl_Z, free * real_P.sum()
+    groups = kl_Z.split(shared_by)
+    free_G = kl_Z.new_tensor([free * len(group) for group in groups])
+    return torch.stack([group.sum() for group in groups]), free_G * real_P.sum()
 
 
-def find_above_floor(parts: Iterable[VAEOutput], free_bits: float) -> Tensor:
-    """Return which dimensions cost more than their free bits over all parts of a micro-batch together, (Z,)."""
-    kls, floors = zip(*(kl_and_floor(output, free_bits) for output in parts), strict=True)
-    return torch.stack(kls).sum(dim=0) > torch.stack(floors).sum()
+def find_above_floor(parts: Iterable[VAEOutput], free_bits: float, shared_by: int = 1) -> Tensor:
+    """Return which groups cost more than their free bits over all parts of a micro-batch together, (G,)."""
+    kls, floors = zip(*(kl_and_floor(output, free_bits, shared_by) for output in parts), strict=True)
+    return torch.stack(kls).sum(dim=0) > torch.stack(floors).sum(dim=0)
 
 
 def resolve_free_bits(settings: ObjectiveSettings, latent_scope: Literal["sequence", "step"]) -> float:

@@ -42,6 +42,28 @@ def test_the_encoder_sees_the_last_step_and_the_order_of_steps(kind):
 # --- Padding and empty batches --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("pooling", ["mean", "max", "last"])
+def test_a_posterior_is_made_of_what_pooling_takes_of_the_encoders_vectors(pooling):
+    """Neither padding nor the rest of the batch matters; a sequence of length 0 counts as one step."""
+    vae, lengths = make_vae("vectors", pooling=pooling), [7, 3, 0, 1]
+    batch, padded = make_batch("vectors", lengths), make_batch("vectors", lengths, steps=12)
+    with torch.no_grad():
+        vectors_BTW = vae.encoder(vae.embedding(batch), torch.arange(7) < batch.lengths_B.clamp(min=1)[:, None])
+        found_BW, mask_B = vae.features(batch, vae.embedding(batch))
+        of_padded_BW, _ = vae.features(padded, vae.embedding(padded))
+    for hidden_TW, length, found_W in zip(vectors_BTW, [7, 3, 1, 1], found_BW, strict=True):
+        real_TW = hidden_TW[:length]
+        expected = {"mean": real_TW.mean(dim=0), "max": real_TW.amax(dim=0), "last": real_TW[-1]}
+        torch.testing.assert_close(found_W, expected[pooling])
+    torch.testing.assert_close(of_padded_BW, found_BW)
+    assert mask_B.tolist() == [True, True, False, True]
+
+
+def test_what_pools_nothing_takes_no_pooling():
+    with pytest.raises(ValueError, match="--pooling max has no effect with --latent_scope step"):
+        ModelSettings(pooling="max", latent_scope="step")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_padding_changes_nothing(kind):
     vae, z_BZ = make_vae(kind), torch.randn(2, 3)

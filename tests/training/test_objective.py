@@ -91,6 +91,60 @@ def test_losses_and_gradients_of_parts_that_know_the_whole_add_up_to_the_whole()
     assert alone.item() > whole.loss.item() + 0.1  # each part would pay its own floor
 
 
+@pytest.mark.parametrize(
+    ("shared_by", "expected", "pays"),
+    [
+        (1, 2 + 0.3 + 0.5, [True, False, True]),
+        (2, (2 + 0.02) + 0.5, [True, True, True]),
+        (3, 2 + 0.02 + 0.5, [True, True, True]),
+    ],
+)
+def test_dimensions_that_have_their_free_bits_together_pay_where_their_sum_costs_more(shared_by, expected, pays):
+    """KLs of 2, 0.02 and 0.5 nats, of which 0.3 of each dimension are free: by dimension, by two and one, and in total."""
+    mean_BZ = torch.tensor([[2.0, 0.2, 1.0]]).expand(4, 3).clone().requires_grad_()
+    objective = negative_elbo(output_of(mean_BZ, [0.0] * 4), 1.0, 0.3, shared_by=shared_by)
+    assert objective.loss.item() == pytest.approx(4 * expected)
+    assert objective.kl.item() == pytest.approx(4 * 2.52)
+    (gradient_BZ,) = torch.autograd.grad(objective.loss, mean_BZ)
+    assert (gradient_BZ[0] != 0).tolist() == pays
+    free = negative_elbo(output_of(mean_BZ, [0.0] * 4), 1.0, 0.9, shared_by=3)
+    assert free.loss.item() == pytest.approx(4 * 2.7)
+    assert not torch.autograd.grad(free.loss, mean_BZ)[0].any()
+
+
+def test_a_kl_of_all_dimensions_together_has_the_free_bits_of_all_of_them_however_they_are_shared():
+    output = output_of(torch.zeros(2, 4), [0.0, 0.0])._replace(kl=torch.tensor([[0.5], [1.5]]))
+    losses = {negative_elbo(output, 1.0, 0.5, shared_by=shared_by).loss.item() for shared_by in (1, 2, 4)}
+    assert losses == {2 * 4 * 0.5}
+
+
+@pytest.mark.parametrize("shared_by", [2, 3, 4])
+def test_parts_that_know_which_groups_of_the_whole_are_above_their_floor_add_up_to_the_whole(shared_by):
+    torch.manual_seed(0)
+    mean_BZ = torch.randn(6, 4, requires_grad=True)
+    with torch.no_grad():
+        mean_BZ[:, 2:] *= 0.1
+    whole = negative_elbo(output_of(mean_BZ, [1.0] * 6), 0.7, 0.2, shared_by=shared_by)
+    outputs = [output_of(mean_BZ[first : first + 2], [1.0] * 2) for first in (0, 2, 4)]
+    above_floor_G = find_above_floor(outputs, 0.2, shared_by)
+    assert len(above_floor_G) == -(-4 // shared_by)
+    parts = torch.stack(
+        [negative_elbo(one, 0.7, 0.2, above_floor_G, shared_by=shared_by).loss for one in outputs]
+    ).sum()
+    assert parts.item() == pytest.approx(whole.loss.item(), rel=1e-6)
+    gradients = [torch.autograd.grad(loss, mean_BZ)[0] for loss in (parts, whole.loss)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_groups_of_free_bits_are_those_that_the_flags_name():
+    assert ObjectiveSettings().free_bits_shared_by(16) == 1
+    assert ObjectiveSettings(free_bits_by="total").free_bits_shared_by(16) == 16
+    assert ObjectiveSettings(free_bits_by="group", free_bits_group=5).free_bits_shared_by(16) == 5
+    for wrong in ({"free_bits_by": "group"}, {"free_bits_group": 2}, {"free_bits_by": "total", "free_bits_group": 2}):
+        with pytest.raises(ValueError, match="need each other"):
+            ObjectiveSettings(**wrong)
+
+
 def test_a_sequence_of_length_zero_has_no_share_in_the_objective():
     mean_BZ = torch.tensor([[1.0, 0.0], [9.0, 9.0]])
     real_B = torch.tensor([True, False])

@@ -23,6 +23,7 @@ from tests.support.small_models import KINDS, make_batch, make_vae
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")
 BARE = ObjectiveSettings(kl_schedule="constant", free_bits=0.0)
 FREE_BITS = ObjectiveSettings(kl_schedule="constant", free_bits=0.02)
+TOTAL_FREE_BITS = replace(FREE_BITS, free_bits_by="total")
 """Some dimensions of some batches are above it, and others below."""
 MODEL_WITHOUT_NOISE = replace(MODEL, dropout=0.0, word_dropout=0.0)
 WORDS = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
@@ -164,7 +165,7 @@ def tight(positions: set[int], on_the_way: str) -> TrainingModule:
 
 @pytest.mark.parametrize("on_the_way", ["forward", "backward"])
 @pytest.mark.parametrize("position", [6, 7])
-@pytest.mark.parametrize("objective", [BARE, FREE_BITS], ids=["bare", "free bits"])
+@pytest.mark.parametrize("objective", [BARE, FREE_BITS, TOTAL_FREE_BITS], ids=["bare", "free bits", "in total"])
 def test_the_first_or_second_batch_of_a_step_in_parts_gives_the_gradients_of_the_whole(
     on_the_way, position, objective, tmp_path, monkeypatch
 ):

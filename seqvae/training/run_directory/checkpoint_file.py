@@ -36,6 +36,7 @@ MUST_BE_THE_SAME = (
         "depth",
         "heads",
         "latent_size",
+        "pooling",
         "latent_scope",
         "prior",
         "prior_components",
@@ -47,6 +48,7 @@ MUST_BE_THE_SAME = (
 )
 """The network's shape, and what goes into which batch. All else may be changed on purpose when a run goes on."""
 ADDED_LATER: dict[str, Any] = {
+    "pooling": "mean",
     "prior": "standard",
     "prior_components": 32,
     "stream": False,

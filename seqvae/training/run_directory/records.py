@@ -80,7 +80,11 @@ def header_lines(
         weight = (
             f"{objective.kl_schedule} to {objective.beta:g} (--kl_schedule, --kl_warmup {objective.kl_warmup:g}{cycle})"
         )
-    free_bits = resolve_free_bits(objective, model.latent_scope)
+    free_bits, shared_by = (
+        resolve_free_bits(objective, model.latent_scope),
+        objective.free_bits_shared_by(model.latent_size),
+    )
+    together = f", {shared_by} together" if shared_by > 1 else ""
     steps, optimizer, unit = plan.total_steps, settings.optimizer, data.description.unit
     scaled = (
         f" ({optimizer.base_rate:.3g} at {optimizer.lr_base_tokens:,} {unit}s, --scale_lr)"
@@ -100,7 +104,10 @@ def header_lines(
         ("data", first),
         *(("", line) for line in rest),
         ("model", described),
-        ("objective", f"negative ELBO; KL weight {weight}; {free_bits:g} nats of each dimension free (--free_bits)"),
+        (
+            "objective",
+            f"negative ELBO; KL weight {weight}; {free_bits:g} nats of each dimension free{together} (--free_bits)",
+        ),
         *risk,
         (
             "training",
