@@ -146,6 +146,8 @@ class Circumstances(NamedTuple):
     free_bits_by: Literal["dimension", "group", "total"] = "dimension"
     """What has them together."""
     has_normalised_means: bool = False
+    has_contrastive_loss: bool = False
+    """The encoder is paid for latents that tell sequences apart."""
     has_label_loss: bool = False
     """A loss on labels is computed from the latent."""
     sees_inputs: bool = True
@@ -176,12 +178,13 @@ def why_paid(circumstances: Circumstances | None) -> str:
             * has_free_bits
         ),
         *(["normalised means"] if circumstances.has_normalised_means else []),
+        *(["the contrastive loss"] if circumstances.has_contrastive_loss else []),
         *(["the loss on labels"] if circumstances.has_label_loss else []),
     ]
     if not holders:
         return "the rate is paid and not used: the decoder has not come to listen to the latent"
     holds = (
-        "hold it up, and hide" if len(holders) > 1 or holders[0] != "the loss on labels" else "holds it up, and hides"
+        "hold it up, and hide" if len(holders) > 1 or not holders[0].startswith("the ") else "holds it up, and hides"
     )
     return f"the rate is paid and not used: {' and '.join(holders)} {holds} a collapse"
 

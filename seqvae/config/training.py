@@ -60,11 +60,14 @@ class ObjectiveSettings:
     target_kl: float | None = None
     """KL in nats to steer to: a controller sets the weight in place of --kl_schedule and --beta; default: none."""
 
+    contrastive_weight: float = 0.0
+    """Weight of the contrastive loss: the nats that it takes to find out which sequence of a batch a latent was drawn for."""
+
     label_weight: float = 1.0
     """Weight of the classification loss, in nats per labelled sequence, where the data have labels."""
 
     def __post_init__(self) -> None:
-        refuse_below(0, self, "beta", "kl_warmup", "kl_cycle", "free_bits", "label_weight")
+        refuse_below(0, self, "beta", "kl_warmup", "kl_cycle", "free_bits", "label_weight", "contrastive_weight")
         refuse_below(1, self, "free_bits_group")
         if (self.free_bits_by == "group") != (self.free_bits_group is not None):
             raise ValueError("--free_bits_by group and --free_bits_group N, the dimensions of a group, need each other")
@@ -289,6 +292,14 @@ class TrainingSettings:
     validation: ValidationSettings = field(default_factory=ValidationSettings)
     monitoring: MonitoringSettings = field(default_factory=MonitoringSettings)
     run: RunSettings = field(default_factory=RunSettings)
+
+    def __post_init__(self) -> None:
+        """Refuse settings of different groups that do not go together."""
+        if self.objective.contrastive_weight and self.model.latent_scope == "step":
+            raise ValueError(
+                "--contrastive_weight tells sequences apart by their latent, and --latent_scope step gives them one for each step: "
+                "leave one of them out"
+            )
 
     @property
     def watch(self) -> Watch | None:

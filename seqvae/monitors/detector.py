@@ -521,6 +521,8 @@ class Detector:
         # Nats that cost nothing make silence unstable under any weight: there the number confirms no death.
         floor = 0.0 if self.circumstances is None else self.circumstances.free_bits
         is_free = floor * memory.points[-1].dimensions > memory.points[-1].rate
+        # So does a loss that pays for telling sequences apart, for which there is no threshold.
+        is_free |= self.circumstances is not None and self.circumstances.has_contrastive_loss
         if fates == ["dead", "dead"] and not is_free and len(silence) >= FEWEST and step >= LEAST_TRAINED:
             details = f"{known}: it will not come back by itself"
             if finding.name == "collapsed":

@@ -3,8 +3,8 @@
 In: micro-batches as Lightning hands them out, and what computes the loss of one. Out: what `training_step` returns, and gradients.
 A micro-batch for which there is no room is computed in two, four ... parts, whose gradients add up to the same, and so are all that
 are as long; shorter ones stay whole. What was computed of its optimizer step before is computed again: a backward pass that broke
-off has left some gradients behind. Free bits are those of the whole micro-batch: which dimensions are above their floor is found
-in all its parts, before the first of them goes backward.
+off has left some gradients behind. Free bits and contrastive loss are those of the whole micro-batch: which dimensions are above
+their floor, and how each posterior should move, is found in all its parts before the first of them goes backward.
 
 A reference to the loss keeps all that it was computed from, and Lightning holds one while it calls `backward`: so it gets a copy.
 """
@@ -108,10 +108,14 @@ class MicroBatches:
         trainer = self.module.trainer
         scaler, outputs, parts = scaler_of(trainer), [], self.parts.split(batch)
         with trainer.precision_plugin.train_step_context():
-            above_floor_G = self.module.above_floor(parts) if len(parts) > 1 else None
+            whole_batch = self.module.whole_batch(parts) if len(parts) > 1 else None
+        first = 0
         for number, part in enumerate(parts):
+            last = first + len(part.lengths_B)
+            known = None if whole_batch is None else whole_batch.of_part(first, last)
+            first = last
             with trainer.precision_plugin.train_step_context():
-                one = self.module.compute(part, number, above_floor_G)
+                one = self.module.compute(part, number, known)
             loss = one["loss"] / trainer.accumulate_grad_batches
             (loss if scaler is None else scaler.scale(loss)).backward()
             outputs.append(one | {"loss": one["loss"].detach()})

@@ -28,10 +28,14 @@ from seqvae.training.micro_batches import MicroBatches
 from seqvae.training.objective import (
     NO_LABEL,
     Objective,
+    WholeBatch,
     classification_loss,
+    contrast_of_parts,
+    contrastive_loss,
     find_above_floor,
     negative_elbo,
     resolve_free_bits,
+    share_of_contrast,
 )
 from seqvae.training.run_directory.records import RunEvents
 from seqvae.training.schedules import KLWeight, Steering, learning_rate_factor, scheduled_kl_weight
@@ -141,17 +145,24 @@ class TrainingModule(lightning.LightningModule):
         self.judge.begin()
         self._kl_of_step.clear()
 
-    def compute(self, batch: Batch, part: int, above_floor_G: Tensor | None = None) -> dict[str, Any]:
+    def compute(self, batch: Batch, part: int, whole: WholeBatch | None = None) -> dict[str, Any]:
         """Return the loss of a micro-batch or of a part of one, and what callbacks see, detached.
 
-        `above_floor_G`: of a part, what `above_floor` found in all of them.
+        `whole`: of a part, what `whole_batch` found in all of them.
         """
         seed_noise(self.seed, TRAINING, batch.position, part, device=batch.lengths_B.device)
         output: VAEOutput = self.network(batch)
         kl_weight = self.kl_weight(self.global_step)
         free_bits, shared_by = self._free_bits(output.posterior_mean)
+        above_floor_G, contrast = (None, None) if whole is None else whole
         objective = negative_elbo(output, kl_weight, free_bits, above_floor_G, shared_by=shared_by)
         loss = objective.loss + self.objective.label_weight * classification_loss(output, batch.labels_B)
+        if self.objective.contrastive_weight:
+            if contrast is None:
+                nats = contrastive_loss(output.posterior_mean, output.posterior_logvar).to(loss)
+            else:
+                nats = share_of_contrast(output, contrast)
+            loss = loss + self.objective.contrastive_weight * nats
         self.judge.add(loss, batch.sequences_B)
         sums = sums_of(objective, output, batch)
         if self.kl_weight.target_kl is not None:
@@ -176,20 +187,26 @@ class TrainingModule(lightning.LightningModule):
             "sequences": sums.sequences,
         }
 
-    def above_floor(self, parts: Sequence[Batch]) -> Tensor | None:
-        """Return which groups of dimensions are above their free bits in the whole micro-batch, (G,), with the noise that
-        `compute` draws; None without free bits.
+    def whole_batch(self, parts: Sequence[Batch]) -> WholeBatch | None:
+        """Return what depends on all parts of a micro-batch together, with the noise that `compute` draws; None: nothing does.
 
         The encoder goes through the parts once more for this, without gradients; nothing of it stays behind.
         """
-        if resolve_free_bits(self.objective, "sequence") == 0:  # then there are none for a latent of each step, either
+        has_contrast = self.objective.contrastive_weight > 0
+        # Without any for a latent of each sequence there are none for one of each step, either.
+        has_free_bits = resolve_free_bits(self.objective, "sequence") > 0
+        if not (has_contrast or has_free_bits):
             return None
         with torch.no_grad(), unchanged_buffers(self.network):
             outputs = []
             for number, part in enumerate(parts):
                 seed_noise(self.seed, TRAINING, part.position, number, device=part.lengths_B.device)
                 outputs.append(posterior_output(self.network, part))
-            return find_above_floor(outputs, *self._free_bits(outputs[0].posterior_mean))
+            free_bits = self._free_bits(outputs[0].posterior_mean)
+            return WholeBatch(
+                find_above_floor(outputs, *free_bits) if has_free_bits else None,
+                contrast_of_parts(outputs) if has_contrast else None,
+            )
 
     def _free_bits(self, posterior_mean: Tensor) -> tuple[float, int]:
         """Return the free bits of a dimension, and how many dimensions have theirs together."""
@@ -231,6 +248,7 @@ class TrainingModule(lightning.LightningModule):
             free_bits=resolve_free_bits(self.objective, settings.latent_scope),
             free_bits_by=self.objective.free_bits_by,
             has_normalised_means=settings.posterior == "batch_norm",
+            has_contrastive_loss=self.objective.contrastive_weight > 0,
             has_label_loss=self.network.classifier is not None and self.objective.label_weight > 0,
             sees_inputs=self.network.decoder.autoregressive,
             offers_rescue=self.offers_rescue,

@@ -4,7 +4,8 @@ Shapes: B sequences, P posteriors (one for each sequence, or for each step of ea
 all of them together), G groups of dimensions that have their free bits together, C classes.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch.nn import functional
 
 from seqvae.config.training import ObjectiveSettings
 from seqvae.models.vae import VAEOutput
-from seqvae.monitors.formulas import gaussian_kl
+from seqvae.monitors.formulas import gaussian_kl, mutual_information
 
 NO_LABEL = -1
 
@@ -80,6 +81,49 @@ def find_above_floor(parts: Iterable[VAEOutput], free_bits: float, shared_by: in
     """Return which groups cost more than their free bits over all parts of a micro-batch together, (G,)."""
     kls, floors = zip(*(kl_and_floor(output, free_bits, shared_by) for output in parts), strict=True)
     return torch.stack(kls).sum(dim=0) > torch.stack(floors).sum(dim=0)
+
+
+def contrastive_loss(posterior_mean: Tensor, posterior_logvar: Tensor) -> Tensor:
+    """Return -sum_i log(q(z_i | x_i) / sum_j q(z_i | x_j)): the nats that it takes to find among the B sequences of a micro-batch
+    the one that a latent was drawn for. Of a single sequence, which may be an empty one, it is 0.
+
+    This is InfoNCE (van den Oord et al. 2018) between sequences and latents with the posterior itself in place of a learned critic,
+    so B log B minus this is B times a lower bound on their mutual information, and in fact the estimate that the monitor reads.
+    A posterior that has an affine or invertible layer behind its Gaussian tells sequences apart as its Gaussian does.
+    """
+    if posterior_mean.device.type == "mps":  # which has no float64
+        posterior_mean, posterior_logvar = posterior_mean.cpu(), posterior_logvar.cpu()
+    sequences = len(posterior_mean)
+    return sequences * (math.log(sequences) - mutual_information(posterior_mean, posterior_logvar))
+
+
+class WholeBatch(NamedTuple):
+    """What depends on all parts of a micro-batch together, found before the first of them goes backward."""
+
+    above_floor_G: Tensor | None
+    """Which groups of dimensions cost more than their free bits; None: there are none."""
+    contrast: Tensor | None = None
+    """The contrastive loss of a sequence, and its gradient by each mean and log-variance, (B, 1 + 2Z); None: it has no weight."""
+
+    def of_part(self, first: int, last: int) -> "WholeBatch":
+        """Return the same for the part that holds these sequences."""
+        return self if self.contrast is None else self._replace(contrast=self.contrast[first:last])
+
+
+def contrast_of_parts(parts: Sequence[VAEOutput]) -> Tensor:
+    """Return `WholeBatch.contrast` of the posteriors of all parts."""
+    with torch.enable_grad():
+        mean_BZ = torch.cat([part.posterior_mean for part in parts]).detach().requires_grad_()
+        logvar_BZ = torch.cat([part.posterior_logvar for part in parts]).detach().requires_grad_()
+        loss = contrastive_loss(mean_BZ, logvar_BZ)
+        gradients = torch.autograd.grad(loss, (mean_BZ, logvar_BZ))
+    return torch.cat(((loss.detach() / len(mean_BZ)).to(mean_BZ).expand(len(mean_BZ), 1), *gradients), dim=1)
+
+
+def share_of_contrast(output: VAEOutput, contrast: Tensor) -> Tensor:
+    """Return a part's share of the contrastive loss of a micro-batch, with the gradient that the whole has there."""
+    posterior = torch.cat((output.posterior_mean, output.posterior_logvar), dim=1)
+    return contrast[:, 0].sum() + ((posterior - posterior.detach()) * contrast[:, 1:]).sum()
 
 
 def resolve_free_bits(settings: ObjectiveSettings, latent_scope: Literal["sequence", "step"]) -> float:

@@ -1,18 +1,25 @@
 """The objective: exact sums, an honest KL, free bits that are paid and never reported, labels."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
-from seqvae.config.training import ObjectiveSettings
+from seqvae.config.model import ModelSettings
+from seqvae.config.training import ObjectiveSettings, TrainingSettings
 from seqvae.models.vae import VAEOutput
 from seqvae.monitors.formulas import gaussian_kl
 from seqvae.training.objective import (
     FREE_BITS,
+    WholeBatch,
     classification_loss,
+    contrast_of_parts,
+    contrastive_loss,
     find_above_floor,
     negative_elbo,
     resolve_free_bits,
+    share_of_contrast,
 )
 
 
@@ -178,6 +185,51 @@ def test_with_a_latent_for_each_step_the_kl_is_summed_over_real_steps_and_each_h
 )
 def test_free_bits_are_the_requested_ones_or_else_those_that_protect(settings, scope, expected):
     assert resolve_free_bits(settings, scope) == expected
+
+
+# --- The contrastive loss ---------------------------------------------------------------------------------------------
+
+
+def test_the_contrastive_loss_is_the_cross_entropy_of_naming_the_sequence_of_each_latent():
+    torch.manual_seed(0)
+    mean_BZ, logvar_BZ = torch.randn(6, 3), torch.randn(6, 3) - 1
+    torch.manual_seed(1)
+    found = contrastive_loss(mean_BZ, logvar_BZ)
+    torch.manual_seed(1)
+    deviation_BZ = torch.exp(0.5 * logvar_BZ.double())
+    z_BZ = mean_BZ.double() + deviation_BZ * torch.randn(6, 3, dtype=torch.float64)
+    log_q_BB = torch.distributions.Normal(mean_BZ.double(), deviation_BZ).log_prob(z_BZ[:, None]).sum(dim=-1)
+    expected = torch.nn.functional.cross_entropy(log_q_BB, torch.arange(6), reduction="sum")
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_contrastive_loss_is_nothing_where_latents_name_their_sequences_and_all_of_it_at_collapse():
+    apart_BZ, alike_BZ = 100.0 * torch.arange(8.0)[:, None].expand(8, 2), torch.zeros(8, 2)
+    assert contrastive_loss(apart_BZ, torch.zeros(8, 2)).item() == pytest.approx(0, abs=1e-9)
+    assert contrastive_loss(alike_BZ, torch.zeros(8, 2)).item() == pytest.approx(8 * math.log(8))
+    assert contrastive_loss(torch.ones(1, 2), torch.zeros(1, 2)).item() == 0  # a batch of one, or of nothing
+
+
+def test_shares_of_the_contrastive_loss_add_up_to_it_and_so_do_their_gradients():
+    torch.manual_seed(0)
+    mean_BZ, nothing_B = torch.randn(5, 2, requires_grad=True), [0.0] * 5
+    whole = output_of(mean_BZ, nothing_B)
+    parts = [output_of(mean_BZ[first:last], nothing_B[first:last]) for first, last in ((0, 2), (2, 5))]
+    torch.manual_seed(1)
+    expected = contrastive_loss(whole.posterior_mean, whole.posterior_logvar)
+    torch.manual_seed(1)
+    contrast = WholeBatch(None, contrast_of_parts(parts))
+    known = [contrast.of_part(0, 2).contrast, contrast.of_part(2, 5).contrast]
+    shares = [share_of_contrast(part, one) for part, one in zip(parts, known, strict=True) if one is not None]
+    torch.testing.assert_close(sum(shares), expected.float())
+    (of_parts,) = torch.autograd.grad(torch.stack(shares).sum(), mean_BZ)
+    (of_whole,) = torch.autograd.grad(expected, mean_BZ)
+    torch.testing.assert_close(of_parts, of_whole)
+
+
+def test_a_contrast_of_sequences_is_refused_where_each_step_has_a_latent():
+    with pytest.raises(ValueError, match="--contrastive_weight"):
+        TrainingSettings(model=ModelSettings(latent_scope="step"), objective=ObjectiveSettings(contrastive_weight=1.0))
 
 
 # --- Labels -----------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from seqvae.config.data import BatchSettings
 from seqvae.config.training import ObjectiveSettings
 from seqvae.data.batch import padded_length, part_of
 from seqvae.errors import is_out_of_memory
+from seqvae.monitors.formulas import mutual_information
 from seqvae.training.micro_batches import Parts, joined, run_or_none_on_oom
 from seqvae.training.module import TrainingModule
 from tests.support.short_runs import MODEL, STEPS, Kill, ShortData, assert_same, last_of, short_module, train
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")
 BARE = ObjectiveSettings(kl_schedule="constant", free_bits=0.0)
 FREE_BITS = ObjectiveSettings(kl_schedule="constant", free_bits=0.02)
 TOTAL_FREE_BITS = replace(FREE_BITS, free_bits_by="total")
+CONTRAST = replace(FREE_BITS, contrastive_weight=0.5)
 """Some dimensions of some batches are above it, and others below."""
 MODEL_WITHOUT_NOISE = replace(MODEL, dropout=0.0, word_dropout=0.0)
 WORDS = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
@@ -163,13 +165,20 @@ def tight(positions: set[int], on_the_way: str) -> TrainingModule:
     return module
 
 
+def with_the_same_noise(mean_NZ: Tensor, logvar_NZ: Tensor) -> Tensor:
+    return mutual_information(mean_NZ, logvar_NZ, torch.Generator().manual_seed(0))
+
+
 @pytest.mark.parametrize("on_the_way", ["forward", "backward"])
 @pytest.mark.parametrize("position", [6, 7])
-@pytest.mark.parametrize("objective", [BARE, FREE_BITS, TOTAL_FREE_BITS], ids=["bare", "free bits", "in total"])
+@pytest.mark.parametrize(
+    "objective", [BARE, FREE_BITS, TOTAL_FREE_BITS, CONTRAST], ids=["bare", "free bits", "in total", "contrast"]
+)
 def test_the_first_or_second_batch_of_a_step_in_parts_gives_the_gradients_of_the_whole(
     on_the_way, position, objective, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("seqvae.models.posteriors.draw", lambda posterior, noise: posterior.mean)
+    monkeypatch.setattr("seqvae.training.objective.mutual_information", with_the_same_noise)
     monkeypatch.setattr("tests.support.short_runs.MODEL", MODEL_WITHOUT_NOISE)
     options: dict[str, Any] = {"max_steps": 4, "limit_val_batches": 0}
     module = tight({position}, on_the_way)

@@ -23,7 +23,7 @@ from seqvae.models.posteriors import DEVIATION
 from seqvae.models.vae import SequenceVAE, VAEOutput
 from seqvae.monitors.formulas import gaussian_kl
 from seqvae.training import schedules as kl_weight
-from seqvae.training.objective import negative_elbo, resolve_free_bits
+from seqvae.training.objective import contrastive_loss, negative_elbo, resolve_free_bits
 from seqvae.training.schedules import KLWeight
 
 PLAIN: dict[str, Any] = {"kl_schedule": "constant", "free_bits": 0.0}
@@ -55,9 +55,13 @@ def train(
     kls, weights = [], []
     for step in range(steps):
         output: VAEOutput = network(draw_batch())
-        result = negative_elbo(output, weight(step), resolve_free_bits(objective, "sequence"))
-        sequences = output.posterior_mask.sum()
-        (result.loss / sequences).backward()
+        together = objective.free_bits_shared_by(output.posterior_mean.shape[-1])
+        result = negative_elbo(output, weight(step), resolve_free_bits(objective, "sequence"), shared_by=together)
+        loss, sequences = result.loss, output.posterior_mask.sum()
+        if objective.contrastive_weight:
+            contrast = contrastive_loss(output.posterior_mean, output.posterior_logvar)
+            loss = loss + objective.contrastive_weight * contrast
+        (loss / sequences).backward()
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -241,6 +245,21 @@ def test_free_bits_keep_the_kl_of_each_dimension_at_its_floor_and_the_decoder_us
     assert (collapsed.kl_Z < 0.5 * 0.2).any()
     assert kept.decoder_use > 4 * collapsed.decoder_use
     assert kept.decoder_use > 1
+
+
+@pytest.mark.slow
+def test_free_bits_in_total_keep_the_same_nats_and_leave_it_to_the_latent_in_which_dimensions(collapsed):
+    kept = train_letters(free_bits=0.2, free_bits_by="total")
+    assert kept.kl_Z.sum() > 0.85 * 4 * 0.2
+    assert kept.kl_Z.min() < 0.5 * 0.2
+    assert kept.decoder_use > max(1, 4 * collapsed.decoder_use)
+
+
+@pytest.mark.slow
+def test_a_contrastive_loss_makes_latents_tell_sequences_apart_and_the_decoder_uses_it(collapsed):
+    kept = train_letters(contrastive_weight=0.5)
+    assert kept.kl_Z.sum() > max(1, 4 * collapsed.kl_Z.sum())
+    assert kept.decoder_use > max(1, 4 * collapsed.decoder_use)
 
 
 def test_a_batch_normalised_posterior_keeps_the_kl_of_each_dimension_above_the_floor_that_its_deviation_sets():

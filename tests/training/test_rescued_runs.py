@@ -266,11 +266,12 @@ def test_the_last_rung_takes_the_weights_of_the_healthy_checkpoint_or_lets_the_d
 def test_what_a_rescue_steers_by_reaches_batches_that_are_computed_in_parts():
     module = short_module()
     module.steer(Steering(kl_weight=0.5, free_bits=0.0, target_kl=None, since_step=3, added_steps=20))
-    assert module.above_floor([]) is None
+    assert module.whole_batch([]) is None
     module.steer(Steering(kl_weight=0.5, free_bits=50.0, target_kl=None, since_step=3, added_steps=20))
-    above_floor_Z = module.above_floor([make_batch("tokens", [5, 4])])
-    assert above_floor_Z is not None
-    assert not above_floor_Z.any()
+    whole = module.whole_batch([make_batch("tokens", [5, 4])])
+    assert whole is not None
+    assert whole.above_floor_G is not None
+    assert not whole.above_floor_G.any()
     assert (module.kl_weight_at(7), module.total_steps - module.planned_steps, module.own_objective.beta) == (
         0.5,
         20,
