@@ -82,11 +82,8 @@ def run(verb: str, words: Sequence[str]) -> None:
     share_machine()
     set_up_output()
 
-    from seqvae.inference.model import (  # only now: torch takes seconds
-        open_model,
-        refuse_foreign_directory,
-        write_exported,
-    )
+    from seqvae.inference.model import open_model  # only now: torch takes seconds
+    from seqvae.inference.saved import refuse_foreign_directory, write_saved
     from seqvae.inference.streaming import refuse_foreign_file, write_tables
     from seqvae.reports.run_files import command_line
 
@@ -96,7 +93,7 @@ def run(verb: str, words: Sequence[str]) -> None:
         model = open_model(places[0])
         say(repr(model))
         output.mkdir(parents=True, exist_ok=True)
-        for path in write_exported(output, model.stored):
+        for path in write_saved(output, model.stored, model.results):
             print(harmless(f"{path}: {path.stat().st_size:,} bytes"))
         return
     refuse_foreign_file(output)

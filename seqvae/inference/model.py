@@ -1,26 +1,20 @@
 """A trained model, opened: from a checkpoint, the directory of a run, or what `Model.save` wrote.
 
-    model = Model.load("runs/mine")
-    latents = model.encode("new.parquet")          # a DataFrame, as `seqvae encode` writes it as Parquet
-    model.save("exported")                         # safetensors and JSON, for other programs and for Model.load
-
-A saved model is a directory with `model.safetensors`, `model.json` (settings; symbols, or the names and moments to scale values
-by), and the `tokenizer.json` if there is one.
+model = Model.load("runs/mine")
+latents = model.encode("new.parquet")          # a DataFrame, as `seqvae encode` writes it as Parquet
+model.save("exported")                         # safetensors and JSON, for other programs and for Model.load
 """
 
 import glob
-import json
 import logging
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 import pyarrow as pa
 import torch
-from safetensors import SafetensorError
-from safetensors import torch as safetensors
 
 from seqvae.config.data import CacheSettings, LengthSettings, SourceSettings
 from seqvae.config.inference import (
@@ -40,11 +34,13 @@ from seqvae.errors import DataError, UsageError
 from seqvae.files import is_remote, why_no_path
 from seqvae.inference import tables
 from seqvae.inference.evaluate import evaluate
-from seqvae.inference.streaming import MADE_BY, all_splits, chosen_splits, new_file
+from seqvae.inference.saved import Saved, config_in, read_saved, refuse_foreign_directory, write_saved
+from seqvae.inference.streaming import all_splits, chosen_splits
 from seqvae.models.vae import SequenceVAE
+from seqvae.reports.model_card import results_of
 from seqvae.reports.run_files import BEST, LAST, PREVIOUS
 from seqvae.training.network import StoredNetwork, build_stored, read_network
-from seqvae.training.run_directory.checkpoint_file import ADDED_LATER, damage_of, plain
+from seqvae.training.run_directory.checkpoint_file import ADDED_LATER, damage_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,8 +49,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-MODEL, WEIGHTS, TOKENIZER = "model.json", "model.safetensors", "tokenizer.json"
-FORMAT = 1
 _INDEXED = re.compile(r".*\[\d+\]")
 """Features of a column of lists have no names of their own."""
 
@@ -92,6 +86,8 @@ class Model:
     """The directory of the run that it is a checkpoint of."""
     autocast: torch.dtype | None
     """Type that the decoder computes in; None: float32."""
+    saved_results: Mapping[str, Any] = field(default_factory=dict)
+    """Of a saved model: what its run had come to."""
 
     @classmethod
     def load(
@@ -213,12 +209,17 @@ class Model:
         record, _ = evaluate(self, opened, splits, settings, seed)
         return record
 
+    @property
+    def results(self) -> Mapping[str, Any]:
+        """Return what is known of the run that trained it, as its card has it: verdict, readings, evaluation, data, command."""
+        return self.saved_results if self.run is None else results_of(self.run, self.step)
+
     def save(self, directory: str | Path) -> Path:
-        """Write the model into a directory, as safetensors and JSON, and return the directory."""
+        """Write the model into a directory, as safetensors and JSON with a model card, and return the directory."""
         directory = Path(directory).expanduser()
         refuse_foreign_directory(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        write_exported(directory, self.stored)
+        write_saved(directory, self.stored, self.results)
         return directory
 
     def _opened(
@@ -252,8 +253,9 @@ def open_model(place: str, machine: MachineChoices | None = None) -> Model:
         raise UsageError(f"CHECKPOINT {reason}")
     path = Path(place).expanduser()
     if path.is_dir():
-        path = path / MODEL if (path / MODEL).is_file() else _best_checkpoint(path)
-    stored = read_exported(path.parent) if path.name == MODEL else read_network(path, "CHECKPOINT")
+        path = config_in(path) or _best_checkpoint(path)
+    saved = read_saved(path.parent) if path.suffix == ".json" else Saved(read_network(path, "CHECKPOINT"), {})
+    stored = saved.stored
     network = build_stored(stored, path)
     has_gpu = torch.cuda.is_available()  # never an Apple GPU, which has no float64
     if machine.accelerator == "gpu" and not has_gpu:
@@ -261,7 +263,9 @@ def open_model(place: str, machine: MachineChoices | None = None) -> Model:
     network.to("cuda" if has_gpu and machine.accelerator != "cpu" else "cpu")
     folder = path.absolute().parent
     run = folder.parent if folder.name == "checkpoints" else None
-    return Model(network, stored, path, run, torch.bfloat16 if machine.precision == "bf16-mixed" else None)
+    return Model(
+        network, stored, path, run, torch.bfloat16 if machine.precision == "bf16-mixed" else None, saved.results
+    )
 
 
 def _best_checkpoint(directory: Path) -> Path:
@@ -274,71 +278,6 @@ def _best_checkpoint(directory: Path) -> Path:
             return path
     problem = "its checkpoints are damaged" if found else "it holds no checkpoint"
     raise UsageError(f"CHECKPOINT {directory}: {problem}. Give a .ckpt file, a run's directory, or an export.")
-
-
-# --- Saving ------------------------------------------------------------------------------------------------------------
-
-
-def write_exported(directory: Path, stored: StoredNetwork) -> list[Path]:
-    """Write a network into an existing directory. Each file is complete or absent; model.json comes last."""
-    (directory / MODEL).unlink(missing_ok=True)  # it would describe the weights of another export
-    weights = {name: weight.detach().cpu().contiguous().clone() for name, weight in stored.weights.items()}
-    files = {WEIGHTS: safetensors.save(weights, {"format": "pt", "made_by": MADE_BY})}
-    tokenizer = stored.description.tokenizer
-    if tokenizer is not None and tokenizer.lstrip().startswith("{"):
-        files[TOKENIZER] = tokenizer.encode()
-    about = {
-        "made_by": MADE_BY,
-        "format": FORMAT,
-        "weights": WEIGHTS,
-        "step": stored.step,
-        "settings": stored.settings,
-        "data": stored.data,
-        "description": asdict(stored.description),
-    }
-    files[MODEL] = f"{json.dumps(about, indent=1, ensure_ascii=False)}\n".encode()
-    for name, content in files.items():  # as bytes: the library's own writing hides the error of the disk
-        with new_file(directory / name) as partial:
-            partial.write_bytes(content)
-    return [directory / name for name in files]
-
-
-def refuse_foreign_directory(directory: Path) -> None:
-    """Refuse to overwrite files of the same names that are no export of ours."""
-    if directory.exists() and not directory.is_dir():
-        raise UsageError(f"--output {directory}: is a file; export writes a directory")
-    found = [name for name in (MODEL, WEIGHTS, TOKENIZER) if (directory / name).exists()]
-    if not found:
-        return
-    try:
-        content = json.loads((directory / MODEL).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        content = None
-    if not isinstance(content, dict) or content.get("made_by") != MADE_BY:
-        raise UsageError(
-            f"--output {directory}: holds {found[0]}, which is of no export of ours; choose another directory"
-        )
-
-
-def read_exported(directory: Path) -> StoredNetwork:
-    """Read what `write_exported` wrote; refuse what is damaged or of another format."""
-    path = directory / MODEL
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["format"] != FORMAT:
-            raise UsageError(
-                f"{path}: is of format {content['format']!r}, this version reads {FORMAT}. Export it again."
-            )
-        description = DataDescription(**{name: plain(value) for name, value in content["description"].items()})
-        weights = safetensors.load((directory / WEIGHTS).read_bytes())
-        settings, data = dict(content["settings"]), dict(content["data"])
-        stored = StoredNetwork(description, settings, weights, int(content["step"]), data)
-        _ = stored.model  # refuses settings of no network
-        return stored
-    except OSError as error:
-        raise UsageError(f"{error.filename}: cannot be read ({error.strerror}).") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
-        raise UsageError(f"{directory}: no export of ours, or a damaged one ({error}). Export it again.") from error
 
 
 # --- Data --------------------------------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ from seqvae.config.model import ModelSettings
 from seqvae.data.batch import TokenBatch
 from seqvae.errors import DataError, ExitCode, UsageError
 from seqvae.inference import streaming
-from seqvae.inference.model import Model, open_data, open_model, read_exported
+from seqvae.inference.model import Model, open_data, open_model
+from seqvae.inference.saved import read_saved
 from seqvae.inference.streaming import evaluating
 from seqvae.inference.tables import encode
 from tests.support.parquet_files import write
@@ -278,7 +279,7 @@ def test_its_weights_are_safetensors_as_the_formats_own_library_reads_them(run, 
 @pytest.mark.parametrize("damage", ["short", "long header", "no json", "other sizes", "no weights", "no settings"])
 def test_a_damaged_export_is_refused_in_words(runs, damage, monkeypatch, tmp_path):
     assert use(monkeypatch, "export", runs["tokens"], "--output", tmp_path) == 0
-    weights, about = tmp_path / "model.safetensors", tmp_path / "model.json"
+    weights, about = tmp_path / "model.safetensors", tmp_path / "config.json"
     content = weights.read_bytes()
     match damage:
         case "short":
@@ -294,7 +295,7 @@ def test_a_damaged_export_is_refused_in_words(runs, damage, monkeypatch, tmp_pat
         case "no settings":
             about.write_text(json.dumps({"format": 1, "description": {"kind": "tokens"}}))
     with pytest.raises(UsageError, match=r"model\.safetensors|no export of ours, or a damaged one"):
-        read_exported(tmp_path)
+        read_saved(tmp_path)
 
 
 # --- The command -----------------------------------------------------------------------------------------------------

@@ -1,9 +1,7 @@
 """`Model`: a trained model in Python does what the commands do, with the same words."""
 
-import struct
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,7 +10,6 @@ import pytest
 import torch
 
 from seqvae.config.inference import DataChoices, DrawingSettings
-from seqvae.errors import UsageError
 from seqvae.inference.model import Model, Reading, open_data
 from seqvae.inference.tables import reconstruct
 from tests.support import trained_models
@@ -156,43 +153,6 @@ def test_a_checkpoint_from_before_heavy_tails_were_known_is_read_by_its_own_mome
     found = Model.load(run).evaluate(iw_sequences=0)
     assert found["rows"] == before["rows"]
     assert Model.load(run).description.std[0] > 1000
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_was_saved_is_the_same_model(runs, kind, tmp_path):
-    model = Model.load(runs[kind])
-    saved = Model.load(model.save(tmp_path / "saved"))
-    assert saved.stored._replace(weights={}) == model.stored._replace(weights={})
-    pd.testing.assert_frame_equal(saved.encode(split="test"), model.encode(split="test"))
-
-
-def test_weights_that_share_memory_are_saved(runs, tmp_path):
-    model = Model.load(runs["tokens"])
-    shared = next(iter(model.stored.weights.values()))
-    twice = model.stored._replace(weights={**model.stored.weights, "again": shared})
-    Model(model.network, twice, model.path, None, None).save(tmp_path)
-    with pytest.raises(UsageError, match="does not hold a network"):  # read, and found to have one weight too many
-        Model.load(tmp_path)
-
-
-def test_exports_of_the_first_version_are_read(runs, tmp_path):
-    """Header padded with spaces, numbers in the order of the state dict, `made_by` beside the format."""
-    model = Model.load(runs["vectors"])
-    model.save(tmp_path)
-    header: dict[str, Any] = {"__metadata__": {"format": "pt", "made_by": "SeqVAE"}}
-    parts, place = [], 0
-    for name, weight in model.stored.weights.items():
-        data = weight.contiguous().numpy().tobytes()
-        kind = {torch.float32: "F32", torch.int64: "I64", torch.bool: "BOOL"}[weight.dtype]
-        header[name] = {"dtype": kind, "shape": list(weight.shape), "data_offsets": [place, place + len(data)]}
-        parts.append(data)
-        place += len(data)
-    text = repr(header).replace("'", '"').encode()
-    text += b" " * (-len(text) % 8)
-    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"".join(parts))
-    saved = Model.load(tmp_path)
-    assert all(torch.equal(weight, saved.stored.weights[name]) for name, weight in model.stored.weights.items())
-    np.testing.assert_array_equal(saved.encode(split="test")["nll"], model.encode(split="test")["nll"])
 
 
 def test_a_model_says_in_a_line_what_it_is(vectors):

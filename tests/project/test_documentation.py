@@ -70,7 +70,7 @@ IN_RUNS = {
         "posteriors.npz",
     ),
     *("analysis.json", "analysis.png", "trace.json", "plots", "samples", "checkpoints"),
-    *("model.safetensors", "model.json", "latents.parquet", "reconstructed.parquet", "samples.parquet"),
+    *("model.safetensors", "config.json", "model.json", "latents.parquet", "reconstructed.parquet", "samples.parquet"),
     *("comparison.html", "between.parquet", "filled.parquet", "labels.csv", "collapse_caught.png"),
     "compiled_layers.json",
 }
