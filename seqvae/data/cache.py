@@ -206,7 +206,7 @@ def _look_at(source: SourceSettings, preprocessing: FittedPreprocessing | None, 
     """Look at the files of some data. `by_content`: the name is the same wherever these files lie, and whenever they came there."""
     data = find_files(source, to_learn_from=preprocessing is None)
     # Of unreadable files, too, so that a repaired one makes a new cache; the build says what is wrong.
-    fingerprints = list(in_order(_fingerprint_of_any, [*data.paths, *data.subject_splits]))
+    fingerprints = list(in_order(_fingerprint_of_any, [*data.paths, *data.subject_splits, *data.codes]))
     request, files, content = _name_parts(source, data, fingerprints, preprocessing, by_content=by_content)
     return Found(data, fingerprints, request, f"{request}-{files}", content)
 
@@ -351,7 +351,7 @@ def _relabelled(
         id_splits = data.subject_splits or (hashed_shares(data, source, preprocessing) and not roles["id_names_rows"])
         if roles["form"] == "rows" and source.bad_values != "drop" and not (roles["id"] and id_splits):
             roles = {**roles, "id": None, "id_names_rows": False}
-        return _digest({**roles, "label": None, "label_names": ()})
+        return _digest({**roles, "label": None, "label_names": (), "code_names": ()})  # `content` knows the codes
 
     wanted = roles_of_sequences(asdict(usable.layout))
     for twin, meta in metas.items():

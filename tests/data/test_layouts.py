@@ -210,6 +210,74 @@ def test_meds_below_data_without_a_table_of_splits(tmp_path, load):
     assert {name: ids(split) for name, split in load(tmp_path / "d").splits.items()} == {"train": [1], "valid": [2]}
 
 
+def normalised(directory: Path, *, sharded_by_split: bool = True) -> Path:
+    """Write a cohort as MEDS_transforms leaves it after its stage `normalization`: numbers for codes, their names beside the data,
+    a folder for each earlier stage, shards without rows, and (without splits) no table of splits."""
+    numbers = {"BORN": 1, "PULSE": 2, "VISIT": 3}
+    for subject, split in ((1, "train"), (2, "tuning"), (3, "held_out")):
+        table = meds_table(subject)
+        codes = pa.array([numbers[code] for code in table["code"].to_pylist()], pa.uint8())
+        table = pa.table(
+            {name: table[name] for name in ("subject_id", "time")} | {"code": codes, "numeric_value": [1.0] * 4}
+        )
+        shard = f"{split}/0.parquet" if sharded_by_split else f"{subject}.parquet"
+        write(directory / "data" / shard, table)
+        write(directory / "data" / shard.replace(".", "-empty."), table.slice(0, 0))
+        write(directory / "filter_subjects" / shard, meds_table(subject))
+    codes = {"code": [*numbers, None], "code/vocab_index": pa.array([*numbers.values(), None], pa.uint8())}
+    write(directory / "metadata/codes.parquet", codes)
+    write(directory / "fit_normalization/codes.parquet", codes)
+    return directory
+
+
+def test_a_normalised_meds_cohort_has_the_names_of_its_codes_and_only_its_last_stage(tmp_path, load):
+    data = load(normalised(tmp_path / "d"))
+    assert {name: ids(split) for name, split in data.splits.items()} == {"train": [1], "valid": [2], "test": [3]}
+    assert data.description.names == ("<unknown>", "BORN", "PULSE", "VISIT")
+    first = [("BORN", 1.0), ("PULSE", 1.0), ("VISIT", 1.0)]
+    assert events(data.splits["train"], data.description) == [[(0.0, first), (60.0, [("PULSE", 1.0)])]]
+    pool = load(normalised(tmp_path / "pool", sharded_by_split=False), validation_fraction=0.5)
+    assert {subject for split in pool.splits.values() for subject in ids(split)} == {1, 2, 3}
+    assert pool.description.names[1:] == ("BORN", "PULSE", "VISIT")
+    assert any(note.startswith("4 files left out that stand beside the data, the first: ") for note in pool.notes)
+
+
+def test_numbers_of_one_code_stay_apart_and_those_without_a_name_stay_numbers(tmp_path, load):
+    cohort = normalised(tmp_path / "d")
+    write(cohort / "metadata/codes.parquet", {"code": ["PULSE", "PULSE"], "code/vocab_index": [1, 2]})
+    assert load(cohort).description.names == ("<unknown>", "3", "PULSE #1", "PULSE #2")
+
+
+def test_cohorts_that_number_their_codes_differently_are_not_mixed(tmp_path, load):
+    for name in ("one", "two"):
+        normalised(tmp_path / name)
+    write(tmp_path / "two/metadata/codes.parquet", {"code": ["X", "PULSE"], "code/vocab_index": [1, 2]})
+    with pytest.raises(DataError, match="code/vocab_index 1 is 'X' here and 'BORN' elsewhere"):
+        load(f"{tmp_path}/*")
+
+
+def test_the_table_of_codes_is_part_of_what_names_a_cache(tmp_path, load):
+    cohort = normalised(tmp_path / "d")
+    before = load(cohort).path
+    write(cohort / "metadata/codes.parquet", {"code": ["BIRTH"], "code/vocab_index": [1]})
+    after = load(cohort)
+    assert after.path != before
+    assert after.description.names == ("<unknown>", "2", "3", "BIRTH")
+
+
+def test_a_table_of_the_meds_schema_is_read(tmp_path, load):
+    meds = pytest.importorskip("meds", reason="the package meds, which holds the schema of MEDS, is not installed")
+    columns = {**meds_table(1).to_pydict(), "numeric_value": [None, 80.0, None, 90.0]}
+    for split, subject in (("train", 1), ("tuning", 2), ("held_out", 3)):
+        rows = pa.table(columns | {"subject_id": [subject] * 4}, schema=meds.DataSchema.schema())
+        write(tmp_path / "d" / meds.data_subdirectory / split / "0.parquet", meds.DataSchema.align(rows))
+    names = {"code": ["PULSE"], "description": ["heart rate"], "parent_codes": [["LOINC/8867-4"]]}
+    write(tmp_path / "d" / meds.code_metadata_filepath, pa.table(names, schema=meds.CodeMetadataSchema.schema()))
+    data = load(tmp_path / "d")
+    assert {name: ids(split) for name, split in data.splits.items()} == {"train": [1], "valid": [2], "test": [3]}
+    assert data.description.names == ("<unknown>", "BORN", "PULSE", "VISIT")
+
+
 STEPS = [(0.0, [("bp", 120.0), ("hr", 60.0)]), (5.0, [("hr", 70.0)])]
 
 
@@ -425,7 +493,7 @@ def test_files_that_are_not_used_are_counted(tmp_path, load):
     data = load(tmp_path / "d")
     assert tokens(data.splits["train"]) == [[1], [1]]
     assert "2 files left out whose name, or that of a folder, begins with . or _" in data.notes
-    assert f"1 file left out that belong to no split, the first: {tmp_path}/d/extra.parquet" in data.notes
+    assert f"1 file left out that stand beside the data, the first: {tmp_path}/d/extra.parquet" in data.notes
 
 
 def test_files_without_rows_among_others_are_counted(tmp_path, load):

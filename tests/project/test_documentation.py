@@ -82,9 +82,10 @@ OF_USERS = {
         "tokenizer.json",
         "train.parquet",
         "subject_splits.parquet",
+        "codes.parquet",
         "200001.0.parquet",
     ),
-    *("oc.csv", "stats.csv", "cached.csv", "train", "valid", "test", "data"),
+    *("oc.csv", "stats.csv", "cached.csv", "train", "valid", "test", "data", "tuning", "held_out", "metadata"),
     *("moses_smiles", "japanese_vowels", "physionet2012", "132539.txt", "Outcomes-a.txt"),
 }
 """What users bring, by the names that the pages give it."""

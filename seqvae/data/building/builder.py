@@ -41,7 +41,7 @@ from seqvae.data.flat_file import Place, SplitFiles
 from seqvae.data.parquet.discovery import POOL, ColumnRow, DataFiles, UsableFiles, usable_files
 from seqvae.data.parquet.reader import BlockReader, hash_ids, whole_files
 from seqvae.data.parquet.schema import Layout
-from seqvae.data.parquet.side_tables import label_names, read_subject_splits
+from seqvae.data.parquet.side_tables import label_names, read_code_names, read_subject_splits
 from seqvae.data.storage import DataFile
 from seqvae.errors import DataError
 from seqvae.text import counted, measure
@@ -82,6 +82,11 @@ def build(
     """
     usable = usable_files(data, source)
     layout = usable.layout
+    if data.codes and any(row.part == "variable" and "int" in row.type for row in usable.columns):
+        code_names = read_code_names(data.codes)
+        known = () if preprocessing is None else preprocessing.description.names
+        if preprocessing is None or any(name in known for _, name in code_names):  # else it was trained on the numbers
+            layout = replace(layout, code_names=code_names)
     shares = hashed_shares(data, source, preprocessing)
     reading = Reading(
         layout=layout,

@@ -65,6 +65,8 @@ SHARD = re.compile(r"-\d{5}-of-\d{5}.*")
 """The end of a name like train-00000-of-00002.parquet, after the name of the split."""
 POOL = "pool"
 SUFFIXES = (".parquet", ".pq")
+VOCABULARY_INDEX = "code/vocab_index"
+"""The column of metadata/codes.parquet with the number that stands for a code in data that MEDS_transforms has normalised."""
 TAIL_BYTES = 4096
 """The end of a Parquet file holds its footer; a digest of this much tells a rewritten file from an untouched one."""
 SHOWN_FILES = 5
@@ -79,7 +81,9 @@ class DataFiles(NamedTuple):
     hidden: tuple[DataFile, ...] = ()
     """Files left out because their name, or that of a folder they are in, starts with a dot or an underscore."""
     beside: tuple[DataFile, ...] = ()
-    """Files left out because they stand beside train/, valid/, ... and belong to no split."""
+    """Files left out because they stand beside train/, valid/, ... and belong to no split, or beside the data/ of MEDS."""
+    codes: tuple[DataFile, ...] = ()
+    """MEDS tables with the name of each code, where the data hold numbers in their place."""
 
     @property
     def paths(self) -> list[DataFile]:
@@ -172,6 +176,7 @@ def find_files(source: SourceSettings, *, to_learn_from: bool = True) -> DataFil
     tables = tuple(dict.fromkeys(path for one in found for path in one.subject_splits))
     hidden = tuple(dict.fromkeys(path for one in found for path in one.hidden))
     beside = tuple(dict.fromkeys(path for one in found for path in one.beside))
+    codes = tuple(dict.fromkeys(path for one in found for path in one.codes if _numbers_codes(path)))
     if not any(by_split.values()):
         passed = f" beside {len(hidden)} whose names begin with . or _" if hidden else ""
         raise DataError(
@@ -188,7 +193,7 @@ def find_files(source: SourceSettings, *, to_learn_from: bool = True) -> DataFil
             f"{data_dir}: has {', '.join(sorted(by_split))} but no train/ or train.parquet to learn from. Add one, or point "
             f"--data_dir at a folder that has it."
         )
-    return DataFiles(by_split, tables, hidden, beside)
+    return DataFiles(by_split, tables, hidden, beside, codes)
 
 
 def _find_remote(store: Store, path: str) -> list[DataFiles]:
@@ -305,7 +310,9 @@ def _arrange(
 
     metadata, data = root / "metadata", root / "data"
     tables = tuple(path for path in files if path == metadata / "subject_splits.parquet")
-    if tables or (children(data) is not None and children(metadata) is not None):
+    codes = tuple(path for path in files if path == metadata / "codes.parquet")
+    is_meds = children(data) is not None and children(metadata) is not None
+    if tables or is_meds:
         files = [path for path in files if path.parent != metadata]
     split_of_entry: dict[Any, str] = {}
     """The folders and Parquet files directly below root, or else below data/, that are named after a split."""
@@ -317,7 +324,10 @@ def _arrange(
                 if (name := split_of(child.name)) and (is_folder or _is_parquet(child.name))
             }
     if not split_of_entry:
-        return DataFiles({split or POOL: files} if files else {}, tables, hidden_files)
+        # Beside data/, MEDS_transforms leaves a folder for each stage that the data went through.
+        others = [path for path in files if is_meds and data not in path.parents]
+        files = [path for path in files if path not in set(others)]
+        return DataFiles({split or POOL: files} if files else {}, tables, hidden_files, tuple(others), codes)
     by_split: dict[str, list[Any]] = {name: [] for name in split_of_entry.values()}
     depth = len(next(iter(split_of_entry)).parts)
     beside: list[Any] = []
@@ -329,7 +339,15 @@ def _arrange(
             raise DataError(
                 f"{entry}: holds no Parquet file, but a {name} split was expected there. Fill or remove it."
             )
-    return DataFiles(by_split, (), hidden_files, tuple(beside))
+    return DataFiles(by_split, (), hidden_files, tuple(beside), codes if is_meds else ())
+
+
+def _numbers_codes(path: DataFile) -> bool:
+    """Return whether a table of codes gives them numbers, as those of MEDS_transforms do that have a vocabulary."""
+    try:
+        return VOCABULARY_INDEX in pq.read_schema(readable(path)).names
+    except (pa.ArrowException, OSError, UnicodeDecodeError):
+        return False  # it is no part of the data, which may do without
 
 
 def split_of(name: str) -> str | None:
@@ -466,7 +484,7 @@ def usable_files(data: DataFiles, source: SourceSettings) -> UsableFiles:
         )
     if data.beside:
         notes.append(
-            f"{counted(len(data.beside), 'file')} left out that belong to no split, the first: {data.beside[0]}"
+            f"{counted(len(data.beside), 'file')} left out that stand beside the data, the first: {data.beside[0]}"
         )
     if empty := [footer.path for footer in legible if not footer.rows]:
         notes.append(f"{counted(len(empty), 'file')} without rows, the first: {empty[0]}")

@@ -116,6 +116,8 @@ class BlockReader:
         """The --missing_values, and what columns of float32 hold in their place."""
         self.repairs: Counter[tuple[str, str]] = Counter()
         """What was left out or changed: a noun, and the rest of a sentence about n of these."""
+        self._codes = pa.array([code for code, _ in layout.code_names], pa.large_string())
+        self._names_of_codes = pa.array([name for _, name in layout.code_names], pa.large_string())
         self._stems_are_numbers = all(WHOLE_NUMBER.fullmatch(file.stem) for file in files)
 
     def where(self, block: Block, row: int) -> str:
@@ -154,6 +156,9 @@ class BlockReader:
                         raise DataError(
                             f"{path}: row {first_row + row}: column {name!r} holds {found}. Correct it, {SKIP}."
                         ) from error
+                if len(self._codes):
+                    names = self._names_of_codes.take(pc.index_in(columns["variable"], value_set=self._codes))
+                    columns["variable"] = pc.coalesce(names, columns["variable"])
                 if self.layout.form == "files":
                     columns["id"] = pa.repeat(pa.scalar(self.stem_id(path), stem_type), len(rows_R))
                 elif "id" not in columns:

@@ -126,6 +126,8 @@ class Layout:
     """The id was found by its values, which are all different: it names rows, but does not decide on splits."""
     label_names: tuple[str, ...] = ()
     """What the labels 0, 1, ... are called, where the files say so."""
+    code_names: tuple[tuple[str, str], ...] = ()
+    """Numbers in the variable column, as text, and what they stand for, where a table beside the files says so."""
 
     @property
     def roles(self) -> dict[str, str]:

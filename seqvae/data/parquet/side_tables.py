@@ -10,7 +10,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 
-from seqvae.data.parquet.discovery import SPLIT_NAMES, SUFFIXES
+from seqvae.data.parquet.discovery import SPLIT_NAMES, SUFFIXES, VOCABULARY_INDEX
 from seqvae.data.parquet.schema import ID_NAMES, closest
 from seqvae.data.storage import DataFile, RemoteFile, trouble_with
 from seqvae.errors import DataError
@@ -128,6 +128,27 @@ def read_subject_splits(paths: tuple[DataFile, ...]) -> pd.Series:
         where = ", ".join(map(str, paths))
         raise DataError(f"{where}: subject {twice[0]} occurs more than once. Keep one row per subject.")
     return every
+
+
+def read_code_names(paths: tuple[DataFile, ...]) -> tuple[tuple[str, str], ...]:
+    """Return the number of each code of MEDS data that were normalised, as text, and its name.
+
+    A code with several numbers (one for each unit, for example) has several names, so that its variables stay apart.
+    """
+    names: dict[str, str] = {}
+    for path in paths:
+        table = _read_table(str(path), path, as_text=[])
+        _require_columns(str(path), table, ["code", VOCABULARY_INDEX], f"Wanted: code, {VOCABULARY_INDEX}.")
+        known = table[table["code"].notna() & table[VOCABULARY_INDEX].notna()]
+        is_shared = known["code"].duplicated(keep=False)
+        for code, number, shares in zip(known["code"], known[VOCABULARY_INDEX], is_shared, strict=True):
+            name = f"{code} #{int(number)}" if shares else str(code)
+            if names.setdefault(str(int(number)), name) != name:
+                raise DataError(
+                    f"{path}: {VOCABULARY_INDEX} {int(number)} is {name!r} here and {names[str(int(number))]!r} elsewhere. "
+                    "Give cohorts with different vocabularies to --data_dir apart."
+                )
+    return tuple(names.items())
 
 
 def _read_table(where: str, path: str | DataFile, as_text: Collection[str] | None) -> pd.DataFrame:
