@@ -13,9 +13,10 @@ from seqvae.data.description import DataDescription
 from seqvae.models.vae import SequenceVAE
 from seqvae.training.callbacks.memory import keep_freed_memory
 from seqvae.training.distributed import DTYPES, resolve_precision
-from seqvae.training.module import TRAINING, make_optimizer, seed_noise
+from seqvae.training.module import TRAINING, seed_noise
 from seqvae.training.network import make_ready
 from seqvae.training.objective import negative_elbo, resolve_free_bits
+from seqvae.training.optimizers import make_optimizer
 
 
 class BareLoop:

@@ -96,6 +96,8 @@ ANSWERS = {
     "--label_weight": "classification_weight cls_weight aux_weight label_loss_weight",
     # Optimizer
     "--lr": "learning_rate max_learning_rate max_lr peak_lr base_lr init_lr",
+    "--optimizer": "optim optimiser opt optim_name optimizer_name optimizer_type",
+    "--ema (its decay)": "ema_decay use_ema weight_ema ema_rate model_ema polyak swa average_weights",
     "--scale_lr": "auto_scale_lr scale_learning_rate lr_scaling",
     "--lr_schedule": "lr_scheduler lr_scheduler_type lr_policy lr_decay lr_decay_style scheduler sched schedule",
     "--warmup (optimizer steps, or a fraction of the run)": (
@@ -203,7 +205,6 @@ ANSWERS = {
     "--output": "out out_dir out_file outfile output_dir output_file output_path save_dir save_path save_to",
     "--plot_path": "out out_file output output_file output_path figure_path plot_file save_path",
     # What needs no flag
-    "leave it out: the optimizer is AdamW": "optim opt optimizer optim_name optimizer_name",
     "leave it out: training data are shuffled in each epoch": "shuffle shuffle_data",
     "leave it out: data are converted once and then mapped from disk": "use_optimized_dataset optimized_dataset use_mmap",
     "leave it out: validation batches follow the flags of training batches": (

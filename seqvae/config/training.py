@@ -91,6 +91,9 @@ class ObjectiveSettings:
 class OptimizerSettings:
     """Optimizer"""
 
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """What moves the weights; muon: Muon for the matrices inside the layers of encoder and decoder, AdamW for all else."""
+
     lr: float | None = None
     """Highest learning rate, reached after --warmup; default: 3e-3, and less for optimizer steps of fewer than 8,000 tokens
     (1.2e-3 for 200)."""
@@ -110,6 +113,10 @@ class OptimizerSettings:
     weight_decay: float = 0.01
     """Pull on the weight matrices towards 0, in units of the learning rate."""
 
+    ema: float | None = None
+    """Validate, save and export an exponential moving average of the weights with this decay, as 0.999: a mean over about
+    1 / (1 - decay) optimizer steps. Training goes on with the weights themselves; default: there is no average."""
+
     gradient_clip: float = 1.0
     """Longest gradient; what is longer is shortened to it. 0: never."""
 
@@ -126,6 +133,8 @@ class OptimizerSettings:
     def __post_init__(self) -> None:
         if self.lr is not None and not 0 < self.lr < float("inf"):
             raise ValueError(f"--lr must be above 0, got {self.lr}")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise ValueError(f"--ema must be above 0 and below 1, got {self.ema}")
         refuse_below(0, self, "warmup", "weight_decay", "gradient_clip")
         refuse_below(1, self, "gradient_accumulation_steps", "batches_per_step", "lr_base_tokens")
         if self.lr_base_tokens != RATE_TOKENS and not self.scale_lr:
@@ -295,6 +304,16 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         """Refuse settings of different groups that do not go together."""
+        if self.compute.strategy not in ("auto", "ddp"):
+            whole = [
+                ("--optimizer muon", self.optimizer.optimizer == "muon"),
+                ("--ema", self.optimizer.ema is not None),
+            ]
+            if refused := [flag for flag, is_given in whole if is_given]:
+                raise ValueError(
+                    f"{refused[0]} needs whole weights in each process, and --strategy {self.compute.strategy} shares them out: "
+                    "leave one of them out"
+                )
         if self.objective.contrastive_weight and self.model.latent_scope == "step":
             raise ValueError(
                 "--contrastive_weight tells sequences apart by their latent, and --latent_scope step gives them one for each step: "

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAUROC, MulticlassAveragePrecision, MulticlassStatScores
 
-from seqvae.config.training import RATE_TOKENS, ObjectiveSettings, OptimizerSettings
+from seqvae.config.training import ObjectiveSettings, OptimizerSettings
 from seqvae.data.batch import Batch, padded_steps
 from seqvae.models.vae import Posterior, SequenceVAE, VAEOutput, latents_of
 from seqvae.training.callbacks.nonfinite import StepJudge, scaler_of
@@ -37,6 +37,8 @@ from seqvae.training.objective import (
     resolve_free_bits,
     share_of_contrast,
 )
+from seqvae.training.optimizers import WeightAverage, make_optimizer, with_own_weights
+from seqvae.training.run_directory.checkpoint_file import WEIGHTS
 from seqvae.training.run_directory.records import RunEvents
 from seqvae.training.schedules import KLWeight, Steering, learning_rate_factor, scheduled_kl_weight
 from seqvae.training.sharding import ShardedStrategy, share_out, whole
@@ -97,6 +99,8 @@ class TrainingModule(lightning.LightningModule):
         self.origin = origin
         self.kl_weight = KLWeight(objective, total_steps)
         self.label_metrics = LabelMetrics(classes)
+        self.average = None if optimizer.ema is None else WeightAverage(network, optimizer.ema)
+        """What is validated and saved in place of the weights that train."""
         self.gradient_norm = torch.full((), float("nan"))
         """Before clipping, in the last optimizer step."""
         self.validated_at_step = -1
@@ -257,10 +261,22 @@ class TrainingModule(lightning.LightningModule):
     def optimizer_step(self, *arguments: Any, **named: Any) -> None:
         """Take the step, then give the controller of the KL the step's mean over all its micro-batches and processes."""
         super().optimizer_step(*arguments, **named)
+        if self.average is not None:
+            self.average.update()
         if self._kl_of_step:
             kl, sequences = self.trainer.strategy.reduce(torch.stack(self._kl_of_step).sum(dim=0), reduce_op="sum")
             self.kl_weight.update(kl / sequences)
             self._kl_of_step.clear()
+
+    def on_validation_model_eval(self) -> None:
+        super().on_validation_model_eval()
+        if self.average is not None:
+            self.average.put_in_force()
+
+    def on_validation_model_train(self) -> None:
+        if self.average is not None:
+            self.average.put_back()
+        super().on_validation_model_train()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         for sums, class_scores_BC, labels_B in self.micro_batches.without_gradients(batch, self._validate):
@@ -292,11 +308,16 @@ class TrainingModule(lightning.LightningModule):
         checkpoint["parts"] = self.micro_batches.parts.state_dict()
         if self.steering is not None:
             checkpoint["steering"] = self.steering._asdict()
+        if self.average is not None:
+            self.average.save(checkpoint, WEIGHTS)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.micro_batches.parts.load_state_dict(checkpoint.get("parts", {}))  # older ones were never split
         if "steering" in checkpoint:  # before the weights are loaded, as a controller has some of its own
             self.steer(Steering(**checkpoint["steering"]))
+        if self.average is not None:
+            self.average.load(checkpoint, WEIGHTS)
+        with_own_weights(checkpoint, WEIGHTS)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         optimizer = make_optimizer(self.network, self.optimizer)
@@ -322,15 +343,6 @@ def posterior_output(network: nn.Module, batch: Batch) -> VAEOutput:
     posterior, (family, prior) = network.encode(batch), latents_of(network)
     none_B = torch.zeros_like(batch.lengths_B)
     return VAEOutput(*posterior, none_B, none_B, kl=prior.kl(posterior, family.draw(posterior)))
-
-
-def make_optimizer(network: nn.Module, settings: OptimizerSettings) -> AdamW:
-    weights = [p for p in network.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in weights if p.dim() >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in weights if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    return AdamW(groups, lr=settings.rate(RATE_TOKENS), betas=(0.9, 0.98), fused=settings.fused_optimizer)
 
 
 def sums_of(objective: Objective, output: VAEOutput, batch: Batch) -> Sums:

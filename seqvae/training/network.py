@@ -23,15 +23,13 @@ from seqvae.text import some
 from seqvae.training.callbacks.compile import remark_on_compiling
 from seqvae.training.run_directory.checkpoint_file import (
     ADDED_LATER,
+    WEIGHTS,
     damage_of,
     misfits,
     other_meanings,
     plain,
     read_lazily,
 )
-
-_WEIGHTS = "network."
-"""Prefix of the network's weights in a checkpoint."""
 
 
 def build_network(
@@ -94,9 +92,9 @@ def read_network(path: Path, flag: str = "checkpoint") -> StoredNetwork:
     try:
         origin = checkpoint["origin"]
         weights = {
-            name.removeprefix(_WEIGHTS): weight
+            name.removeprefix(WEIGHTS): weight
             for name, weight in checkpoint["state_dict"].items()
-            if name.startswith(_WEIGHTS)
+            if name.startswith(WEIGHTS)
         }
         if strange := [name for name, weight in weights.items() if not isinstance(weight, Tensor)]:
             raise TypeError(f"no weights: {some(strange)}")

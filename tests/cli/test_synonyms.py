@@ -62,6 +62,7 @@ def test_every_word_of_the_table_reaches_its_answer_in_some_command(answer):
         ("--learning_rate", "use --lr"),
         ("--latent_dim", "use --latent_size"),
         ("--kl_weight", "use --beta"),
+        ("--ema_decay", "use --ema (its decay)"),
         ("--gpus", "use --devices (how many; CUDA_VISIBLE_DEVICES says which)"),
         ("--debug", "use --preset debug"),
         ("--trainer.accumulate_grad_batches", "use --gradient_accumulation_steps"),
@@ -91,7 +92,7 @@ def test_the_answer_is_a_flag_of_the_command_that_was_typed(typed, word, answer)
 
 
 @pytest.mark.parametrize(
-    "word", ["--ema_decay", "--teacher_forcing", "--num_classes", "--max_words", "--use_something"]
+    "word", ["--lookahead_decay", "--teacher_forcing", "--num_classes", "--max_words", "--use_something"]
 )
 def test_what_only_resembles_a_flag_is_not_suggested(word):
     assert answer_to(word) == "--help lists them"

@@ -25,8 +25,8 @@ from seqvae.files import read_rows
 from seqvae.monitors.callback import own_part
 from seqvae.training import distributed, sharding
 from seqvae.training.distributed import Devices, make_strategy, refuse_strategy
-from seqvae.training.module import make_optimizer
 from seqvae.training.objective import negative_elbo
+from seqvae.training.optimizers import make_optimizer
 from seqvae.training.sharding import ShardedStrategy, load_whole, refuse_wrong_means, share_out, whole
 from tests.support.launched import COLUMNS, ends, environment, events_of, free_port, ranked, start, wait_for_step
 from tests.support.small_models import make_batch, make_vae

@@ -87,6 +87,8 @@ class Rescue(Callback):
         step, course, before = trainer.global_step, move.course, module.steering
         if move.revives_decoder:
             revive_decoder(trainer, module)
+            if module.average is not None:
+                module.average.start_over()
         since_step = step if before is None or move.resets_optimizer else before.since_step
         steering = Steering(course.kl_weight, course.floor / dimensions, course.target_kl, since_step, move.added_steps)
         module.steer(steering)

@@ -28,6 +28,9 @@ ASTRAY = "diverged-"
 REPLACED = "replaced.ckpt"
 """The last.ckpt from before --resume named another one."""
 
+WEIGHTS = "network."
+"""Prefix of the network's weights in a checkpoint."""
+
 MUST_BE_THE_SAME = (
     *(
         "encoder",
@@ -44,11 +47,13 @@ MUST_BE_THE_SAME = (
     ),
     *("max_sequence_length", "long_sequences", "window_stride"),
     *("batch_size", "tokens_per_batch", "use_dynamic_padding", "bucketing", "drop_last", "level_cost", "pad_grid"),
-    *("batches_per_step", "seed", "stream"),
+    *("batches_per_step", "seed", "stream", "optimizer"),
 )
-"""The network's shape, and what goes into which batch. All else may be changed on purpose when a run goes on."""
+"""The network's shape, what goes into which batch, and what kind of state the optimizer has. All else may be changed on purpose
+when a run goes on."""
 ADDED_LATER: dict[str, Any] = {
     "pooling": "mean",
+    "optimizer": "adamw",
     "prior": "standard",
     "prior_components": 32,
     "stream": False,
