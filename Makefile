@@ -6,7 +6,7 @@ EXTRAS ?= test,text
 comma := ,
 INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: setup train check test test-slow bench lint clean
+.PHONY: setup train check test test-slow bench docs lint clean
 
 setup: $(INSTALLED)
 
@@ -30,14 +30,19 @@ lint: check
 test: check
 	$(BIN)/pytest -n logical -m "not slow"
 
-# With the extra ray, whose cluster takes seconds to start.
+# With the extra ray, whose cluster takes seconds to start, and docs, since the site is built.
 test-slow:
-	$(MAKE) setup EXTRAS=ray,test,text
+	$(MAKE) setup EXTRAS=docs,ray,test,text
 	$(BIN)/pytest -n logical -m slow
 
 bench:
 	$(MAKE) setup EXTRAS=bench,test,text
 	$(BIN)/python -m benchmarks.bench
 
+# The site, as files that a browser opens: site/index.html.
+docs:
+	$(MAKE) setup EXTRAS=docs
+	$(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
