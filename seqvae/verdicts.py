@@ -148,6 +148,8 @@ class Circumstances(NamedTuple):
     has_normalised_means: bool = False
     has_contrastive_loss: bool = False
     """The encoder is paid for latents that tell sequences apart."""
+    least_rate: float = 0.0
+    """Nats that the prior costs every posterior."""
     has_label_loss: bool = False
     """A loss on labels is computed from the latent."""
     sees_inputs: bool = True
@@ -179,13 +181,13 @@ def why_paid(circumstances: Circumstances | None) -> str:
         ),
         *(["normalised means"] if circumstances.has_normalised_means else []),
         *(["the contrastive loss"] if circumstances.has_contrastive_loss else []),
+        *([f"a prior that costs {circumstances.least_rate:.2g} nats or more"] if circumstances.least_rate else []),
         *(["the loss on labels"] if circumstances.has_label_loss else []),
     ]
     if not holders:
         return "the rate is paid and not used: the decoder has not come to listen to the latent"
-    holds = (
-        "hold it up, and hide" if len(holders) > 1 or not holders[0].startswith("the ") else "holds it up, and hides"
-    )
+    is_one = len(holders) == 1 and holders[0].startswith(("the ", "a "))
+    holds = "holds it up, and hides" if is_one else "hold it up, and hide"
     return f"the rate is paid and not used: {' and '.join(holders)} {holds} a collapse"
 
 

@@ -7,6 +7,11 @@ from seqvae.config.run import refuse_below
 
 Architecture = Literal["transformer", "lstm", "tcn"]
 
+LARGEST_ALPHA = 0.99
+"""The largest weight of a step's latent on the next one's that --prior autoregressive may learn."""
+LARGEST_LEAST_RATE = 0.34
+"""Nats of a dimension that --prior autoregressive can hold a step to, with that weight: log(1 + alpha^2) / 2."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
@@ -37,12 +42,15 @@ class ModelSettings:
     latent_scope: Literal["sequence", "step"] = "sequence"
     """One latent for a whole sequence, or one for each of its steps."""
 
-    prior: Literal["standard", "mixture"] = "standard"
-    """What latents are held against, and where new sequences come from: the standard normal distribution, or a mixture of learned
-    Gaussians."""
+    prior: Literal["standard", "mixture", "vamp", "autoregressive"] = "standard"
+    """What latents are held against, and where new sequences come from: the standard normal distribution, a mixture of learned
+    Gaussians, one of the posteriors of learned pseudo-inputs, or, with --latent_scope step, Gaussians that follow each other."""
 
     prior_components: int = 32
-    """Gaussians of --prior mixture."""
+    """Gaussians of --prior mixture, and posteriors of --prior vamp."""
+
+    least_rate: float = 0.0
+    """Nats per step that the KL cannot fall below, with --prior autoregressive, in sequences of two steps or more."""
 
     posterior: Literal["gaussian", "batch_norm"] = "gaussian"
     """batch_norm: the posterior means are normalised over each batch, which keeps the KL above a floor."""
@@ -73,6 +81,15 @@ class ModelSettings:
         if self.pooling != "mean" and self.latent_scope == "step":
             raise ValueError(
                 f"--pooling {self.pooling} has no effect with --latent_scope step, which pools nothing: leave it out"
+            )
+        if self.prior == "autoregressive" and self.latent_scope != "step":
+            raise ValueError("--prior autoregressive goes from step to step: it needs --latent_scope step")
+        if self.least_rate and self.prior != "autoregressive":
+            raise ValueError(f"--least_rate {self.least_rate:g} needs --prior autoregressive")
+        if not 0 <= self.least_rate <= LARGEST_LEAST_RATE * self.latent_size:
+            raise ValueError(
+                f"--least_rate must be from 0 to {LARGEST_LEAST_RATE:g} nats for each of the {self.latent_size} latent dimensions, "
+                f"{LARGEST_LEAST_RATE * self.latent_size:g} in all, got {self.least_rate:g}"
             )
         for name in ("dropout", "word_dropout"):
             if not 0 <= getattr(self, name) < 1:

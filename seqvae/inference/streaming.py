@@ -24,6 +24,7 @@ from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.dataset import SequenceSet, same_content
 from seqvae.errors import StorageError, UsageError
 from seqvae.files import replace_file
+from seqvae.models.vae import latents_of
 from seqvae.monitors.decoder_use import undisturbed
 
 if TYPE_CHECKING:
@@ -52,7 +53,9 @@ def evaluating(network: nn.Module, autocast: torch.dtype | None) -> Iterator[tor
     The network's mode and torch's random numbers are left as they were.
     """
     device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
-    with undisturbed(network, device, torch.autocast(device.type, autocast, enabled=autocast is not None)):
+    _, prior = latents_of(network)
+    precision = torch.autocast(device.type, autocast, enabled=autocast is not None)
+    with undisturbed(network, device, precision), prior.fixed():
         yield device
 
 

@@ -34,13 +34,16 @@ from seqvae.inference.streaming import SEQUENCE, evaluating, in_order, rows_of
 from seqvae.models import imputation, sampling
 from seqvae.models.likelihoods import real_steps
 from seqvae.models.noise import Noise
-from seqvae.monitors.formulas import gaussian_kl
+from seqvae.models.vae import SequenceVAE, VAEOutput
+from seqvae.training.objective import kl_of
 
 if TYPE_CHECKING:
     from seqvae.inference.model import Model
 
 SAMPLES_PER_BATCH, STEPS_PER_BATCH = 512, 2**16
 """Most that is sampled at once: a decoder remembers a few kB of each step per layer."""
+RATE_DRAWS = 16
+"""Latents of each posterior that a rate without a closed form is estimated with."""
 RESERVED = ("id", "window", "split", "place", "share", "step")
 """Names of our own columns."""
 
@@ -49,7 +52,8 @@ RESERVED = ("id", "window", "split", "place", "share", "step")
 
 
 def encode(model: "Model", data: SequenceDataModule, splits: Sequence[str]) -> Iterator[pa.Table]:
-    """Yield the posterior, the NLL and the rate of each sequence, computed at the posterior's mean.
+    """Yield the posterior, the NLL and the rate of each sequence, computed at the posterior's mean. A rate that has no closed form
+    is estimated with RATE_DRAWS latents, the same for a sequence whatever its batch.
 
     Where each step has a latent of its own, `mean` and `variance` hold a list for each step.
     """
@@ -57,7 +61,7 @@ def encode(model: "Model", data: SequenceDataModule, splits: Sequence[str]) -> I
     def compute(batch: Batch) -> pa.Table:
         output = model.network(batch, at_mean=True)
         mask = output.posterior_mask
-        rate = gaussian_kl(output.posterior_mean, output.posterior_logvar).sum(dim=-1) * mask
+        rate = rate_of(model.network, batch, output) * mask
         rate_B = rate.sum(dim=1) if rate.dim() == 2 else rate
         columns = {SEQUENCE: array(batch.sequences_B), "steps": array(output.steps_B)}
         for name, numbers in (("mean", output.posterior_mean), ("variance", output.posterior_logvar.exp())):
@@ -72,6 +76,20 @@ def encode(model: "Model", data: SequenceDataModule, splits: Sequence[str]) -> I
     # A latent for each step makes two lists per step; otherwise they are few beside the sequence.
     cells = 2 * model.settings["latent_size"] if model.network.latent_per_step else 1
     return rows_of(data, splits, model, compute, cells_per_step=cells)
+
+
+def rate_of(network: SequenceVAE, batch: Batch, output: VAEOutput) -> Tensor:
+    """Return the KL of each posterior in all its dimensions, (B,) or (B, S)."""
+    if not output.kl_is_estimated:
+        return kl_of(output).sum(dim=-1)
+    noise, shape = Noise(0, batch.sequences_B), output.posterior_mean.shape
+    total = torch.zeros(shape[:-1], device=output.posterior_mean.device)
+    for _ in range(RATE_DRAWS):
+        drawn = network.posterior.draw(output.posterior, noise.normal(shape))
+        kl = network.prior.kl(output.posterior, drawn)
+        assert kl is not None, "it is estimated"
+        total = total + kl.sum(dim=-1)
+    return total / RATE_DRAWS
 
 
 def reconstruct(

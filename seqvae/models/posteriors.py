@@ -60,10 +60,19 @@ class PosteriorFamily(nn.Module):
     synchronised = False
     """Whether a batch's statistics are shared among processes; False where nothing depends on the rest of the batch."""
 
+    def at_rest(self, hidden: Tensor, mask: Tensor) -> Posterior:
+        """Return the posteriors as evaluation has them: nothing depends on the rest of the batch, and nothing is learned of it."""
+        posterior: Posterior = self(hidden, mask)
+        return posterior
+
     def draw(self, posterior: Posterior, noise: Tensor | None = None) -> Draw:
         """Draw a latent of each posterior; `noise` is standard normal, of the mean's shape: zeros give the latent at the mean."""
         base = draw(posterior, noise)
         return Draw(base, base)
+
+    def log_density_at(self, z: Tensor, posterior_K: Posterior) -> Tensor:
+        """Return log q(z | x) of each latent under each of K posteriors, (B, K) or (B, S, K), in the latents' own type."""
+        return gaussian_log_density(z, posterior_K.mean, posterior_K.logvar)
 
 
 class GaussianPosterior(PosteriorFamily):
@@ -99,7 +108,16 @@ class BatchNormPosterior(PosteriorFamily):
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Posterior:
         raw_mean = self.mean(hidden)
-        mean_Z, variance_Z = self.update_statistics(raw_mean, mask) if self.training else (self.mean_Z, self.variance_Z)
+        if not self.training:
+            return self._normalised(hidden, raw_mean, mask, self.mean_Z, self.variance_Z)
+        return self._normalised(hidden, raw_mean, mask, *self.update_statistics(raw_mean, mask))
+
+    def at_rest(self, hidden: Tensor, mask: Tensor) -> Posterior:
+        return self._normalised(hidden, self.mean(hidden), mask, self.mean_Z, self.variance_Z)
+
+    def _normalised(
+        self, hidden: Tensor, raw_mean: Tensor, mask: Tensor, mean_Z: Tensor, variance_Z: Tensor
+    ) -> Posterior:
         mean = DEVIATION * (raw_mean - mean_Z) * variance_Z.clamp(min=SMALLEST_VARIANCE).rsqrt()
         return Posterior(mean, bounded(self.logvar(hidden), POSTERIOR_LOGVAR_LIMIT), mask)
 
@@ -142,6 +160,15 @@ def entropy(posterior: Posterior, drawn: Draw) -> Tensor:
     """Return the entropy of each posterior, (B,) or (B, S): exact of a Gaussian, else with the draw for its change of volume."""
     own = 0.5 * (posterior.logvar + math.log(2 * math.pi * math.e)).sum(dim=-1)
     return own if drawn.log_det is None else own + drawn.log_det
+
+
+def gaussian_log_density(z: Tensor, mean_KZ: Tensor, logvar_KZ: Tensor) -> Tensor:
+    """Return the log density of K diagonal Gaussians at each latent, (..., K), in the latents' own type whatever the precision."""
+    mean_KZ, logvar_KZ = mean_KZ.to(z.dtype), logvar_KZ.to(z.dtype)
+    precision_KZ = torch.exp(-logvar_KZ)
+    constant_K = -0.5 * (mean_KZ.square() * precision_KZ + logvar_KZ + math.log(2 * math.pi)).sum(dim=1)
+    with torch.autocast(z.device.type, enabled=False):
+        return constant_K + z @ (mean_KZ * precision_KZ).T - 0.5 * z.square() @ precision_KZ.T
 
 
 def bounded(raw: Tensor, limit: float) -> Tensor:

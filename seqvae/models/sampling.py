@@ -21,7 +21,7 @@ from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch, end_ma
 from seqvae.models.backbones import Decoder, Pasts
 from seqvae.models.likelihoods import EventLikelihood, TokenLikelihood, VectorLikelihood
 from seqvae.models.noise import Noise
-from seqvae.models.vae import SequenceVAE
+from seqvae.models.vae import SequenceVAE, latents_of
 
 ROOM_TO_END = 8
 """Steps that the reconstruction of the shortest sequence may take to find its end."""
@@ -131,7 +131,8 @@ def reconstruct(
 def sample_prior(network: SequenceVAE, lengths_B: Tensor, *, temperature: float = 1.0, noise: Noise) -> Batch:
     """Draw sequences from latents that are drawn from the prior itself, whatever the temperature."""
     steps = (int(lengths_B.max()) + network.likelihood.extra_steps,) if network.latent_per_step else ()
-    z = network.prior.sample((len(lengths_B), *steps, network.decoder.latent.in_features), noise)
+    with evaluating(network):
+        z = network.prior.sample((len(lengths_B), *steps, network.decoder.latent.in_features), noise)
     return sample(network, z, lengths_B, temperature=temperature, noise=noise)
 
 
@@ -142,7 +143,7 @@ def evaluating(network: nn.Module) -> Iterator[None]:
     training = [module for module in network.modules() if module.training]
     network.eval()
     try:
-        with torch.compiler.set_stance("force_eager"):
+        with torch.compiler.set_stance("force_eager"), latents_of(network)[1].fixed():
             yield
     finally:
         for module in training:

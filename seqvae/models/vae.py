@@ -44,6 +44,8 @@ class VAEOutput(NamedTuple):
     """Logits of the supervised head, where the data have labels."""
     kl: Tensor | None = None
     """The KL of each posterior as its prior has it (`Prior.kl`); None: that to N(0, I)."""
+    kl_is_estimated: bool = False
+    """Whether `kl` is an estimate from the latent that was drawn."""
 
     @property
     def posterior(self) -> Posterior:
@@ -57,7 +59,8 @@ class Latents(NamedTuple):
     z: Tensor
     """What the decoder gets, (B, Z) or (B, S, Z)."""
     kl: Tensor | None
-    """As in `VAEOutput`."""
+    """As in `VAEOutput`, and so is the next."""
+    kl_is_estimated: bool = False
 
 
 class SequenceVAE(nn.Module):
@@ -90,7 +93,7 @@ class SequenceVAE(nn.Module):
         self.encoder = Encoder(settings)
         make_posterior = GaussianPosterior if settings.posterior == "gaussian" else BatchNormPosterior
         self.posterior = make_posterior(width, settings.latent_size)
-        self.prior = make_prior(settings)
+        self.prior = make_prior(settings, self)
         self.decoder = Decoder(settings)
         self.classifier = nn.Linear(settings.latent_size, len(description.classes)) if description.classes else None
         # A decoder that does not look at its inputs has no use for hiding them. Vectors that nothing looks at do not train: the
@@ -115,13 +118,13 @@ class SequenceVAE(nn.Module):
     def forward(self, batch: Batch, *, at_mean: bool = False) -> VAEOutput:
         """Encode a batch, draw z, or with `at_mean` take the posterior's mean for it, and compute the likelihood given z."""
         steps_BTW = self.embedding(batch)
-        posterior, z, kl = self.latents(batch, steps_BTW, at_mean=at_mean)
+        posterior, z, kl, kl_is_estimated = self.latents(batch, steps_BTW, at_mean=at_mean)
         nll_B = self.likelihood(self.decode_hidden(steps_BTW, z), batch).sum(dim=1)
         class_scores_BC = None
         if self.classifier is not None:
             mean = posterior.mean
             class_scores_BC = self.classifier(mean_over_steps(mean, posterior.mask) if self.latent_per_step else mean)
-        return VAEOutput(*posterior, nll_B, predicted_steps(batch), class_scores_BC, kl)
+        return VAEOutput(*posterior, nll_B, predicted_steps(batch), class_scores_BC, kl, kl_is_estimated)
 
     def latents(self, batch: Batch, steps_BTW: Tensor | None = None, *, at_mean: bool = False) -> Latents:
         """Return the posteriors of a batch and a latent of each; `steps_BTW` are the embedded steps, where known already."""
@@ -129,11 +132,18 @@ class SequenceVAE(nn.Module):
         steps_BTW = self.embedding(batch) if steps_BTW is None else steps_BTW
         posterior: Posterior = self.posterior(*self.features(batch, steps_BTW))
         drawn = self.posterior.draw(posterior, torch.zeros_like(posterior.mean) if at_mean else None)
-        return Latents(posterior, drawn.z, self.prior.kl(posterior, drawn))
+        return Latents(posterior, drawn.z, self.prior.kl(posterior, drawn), self.prior.estimates_kl(drawn))
 
     def encode(self, batch: Batch, steps_BTW: Tensor | None = None) -> Posterior:
         """Return the posterior of each sequence or step; `steps_BTW` are the embedded steps, where they are known already."""
         return self.posterior(*self.features(batch, self.embedding(batch) if steps_BTW is None else steps_BTW))
+
+    def posteriors_of_steps(self, steps_NLW: Tensor) -> Posterior:
+        """Return the posteriors of sequences of embedded steps, one behind the other, (K, Z), as evaluation has them."""
+        real_NL = torch.ones(steps_NLW.shape[:2], dtype=torch.bool, device=steps_NLW.device)
+        hidden_NLW = self.encoder(steps_NLW, real_NL)
+        features_KW = hidden_NLW.flatten(0, 1) if self.latent_per_step else self.pool(hidden_NLW, real_NL)
+        return self.posterior.at_rest(features_KW, real_NL.new_ones(len(features_KW)))
 
     def latent_at_mean(self, batch: Batch) -> Tensor:
         """Return the latent at the mean of each posterior: what stands for a sequence where nothing is drawn."""

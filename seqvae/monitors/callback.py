@@ -222,7 +222,11 @@ class PosteriorMetricsMonitor(Callback):
             return  # training_step left this batch out
         step_outputs = check_step_outputs(pl_module, self.read_outputs(pl_module, outputs, batch))
         self._window.push(
-            *seen_from_prior(step_outputs), step_outputs.posterior_mask, step_outputs.nll, step_outputs.kl
+            *seen_from_prior(step_outputs),
+            step_outputs.posterior_mask,
+            step_outputs.nll,
+            step_outputs.kl,
+            kl_is_estimated=step_outputs.kl_is_estimated,
         )
         step = steps_done(trainer)
         if not is_due(step, self._step_read, self._every_n_steps, self._last_step):

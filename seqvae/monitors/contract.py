@@ -33,6 +33,8 @@ class StepOutputs(NamedTuple):
     kl: Tensor | None = None
     """Where the KL does not follow from these: that of each posterior in nats, by dimension, of the mean's shape, or in all, with
     a 1 in place of Z. It may be an estimate from draws."""
+    kl_is_estimated: bool = True
+    """False: `kl` is computed exactly, so that a reading needs no error."""
 
 
 class Counts(NamedTuple):
@@ -60,6 +62,7 @@ Let training_step return a dict with
     "kl_weight" (optional): a number, the weight of the KL in this step's loss
     "prior_mean" and "prior_logvar" (optional): as the posterior's, of a Gaussian prior that is learned; else N(0, I) is assumed
     "kl" (optional): the KL of each posterior where prior or posterior is no Gaussian, of the mean's shape or with 1 in place of Z
+    "kl_is_estimated" (optional): False where that KL is computed, and no estimate from draws
 or give the monitor read_outputs=f, where f(module, outputs, batch) returns seqvae.monitors.StepOutputs."""
 
 COUNTS_HELP = """\
@@ -88,7 +91,7 @@ def check_step_outputs(module: object, outputs: StepOutputs) -> StepOutputs:
     """Refuse what is no posterior."""
     if not isinstance(outputs, StepOutputs):
         raise ValueError(f"read_outputs returned a {type(outputs).__name__}: let it return seqvae.monitors.StepOutputs")
-    mean, logvar, mask, nll, kl_weight, prior_mean, prior_logvar, kl = outputs
+    mean, logvar, mask, nll, kl_weight, prior_mean, prior_logvar, kl, _ = outputs
     # What most outputs are, found out in a third of the time that it takes to look for faults: this is checked at every step.
     if not (
         type(mean) is type(logvar) is type(mask) is type(nll) is Tensor
@@ -174,9 +177,11 @@ def check_counts(module: object, counts: Counts) -> Counts:
 
 def fault_of(outputs: StepOutputs) -> str | None:
     """Return what is wrong in words, the worst of it; None: nothing is."""
-    mean, logvar, mask, nll, kl_weight, prior_mean, prior_logvar, kl = outputs
+    mean, logvar, mask, nll, kl_weight, prior_mean, prior_logvar, kl, kl_is_estimated = outputs
+    if not isinstance(kl_is_estimated, bool):
+        return f"a kl_is_estimated that is a {type(kl_is_estimated).__name__}, not a bool"
     for name, value in outputs._asdict().items():
-        if name == "kl_weight" or (value is None and name in StepOutputs._field_defaults):
+        if name in ("kl_weight", "kl_is_estimated") or (value is None and name in StepOutputs._field_defaults):
             continue
         if not isinstance(value, Tensor):
             return f"a {name} that is a {type(value).__name__}, not a tensor"

@@ -128,7 +128,8 @@ def posterior_of(module: ComputesPosterior, batch: Any) -> StepOutputs:
     remedy = "let it return mean and logvar, (B, Z) or (B, S, Z), and, if there is padding, a bool mask, (B,) or (B, S)"
     if not isinstance(returned, tuple) or len(returned) not in (2, 3):
         raise ValueError(f"{name} returned a {type(returned).__name__}, not a tuple of two or three: {remedy}")
-    posterior = StepOutputs(*returned)
+    mean, logvar, *mask = returned
+    posterior = StepOutputs(mean, logvar, mask[0] if mask else None)
     if fault := fault_of(posterior):
         raise ValueError(f"{name} returned {fault}: {remedy}")
     return posterior

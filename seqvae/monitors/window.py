@@ -86,6 +86,8 @@ class PosteriorWindow:
         self._posteriors, self._nll = LastRows(capacity), LastRows(capacity)
         self._kl_columns = 0
         """Numbers of a posterior's KL that are handed over: none, Z, or 1 in all."""
+        self.kl_is_estimated = True
+        """Whether these are estimates from draws."""
         self._waiting: list[tuple[tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None], list[int]]] = []
         """Micro-batches as they were handed over, with the versions of their tensors, which grow when these change in place."""
         self._most = max(1, capacity // MICRO_BATCHES)
@@ -98,10 +100,13 @@ class PosteriorWindow:
         mask: Tensor | None = None,
         nll_B: Tensor | None = None,
         kl: Tensor | None = None,
+        *,
+        kl_is_estimated: bool = True,
     ) -> None:
-        """Take in (B, Z), or (B, S, Z); `mask`, (B,) or (B, S), is true for what is real. `kl` as in `StepOutputs`."""
+        """Take in (B, Z), or (B, S, Z); `mask`, (B,) or (B, S), is true for what is real. `kl` and whether it is estimated as in
+        `StepOutputs`."""
         self.scope = "sequence" if mean.dim() == 2 else "step"
-        self._kl_columns = 0 if kl is None else kl.shape[-1]
+        self._kl_columns, self.kl_is_estimated = 0 if kl is None else kl.shape[-1], kl_is_estimated
         nll_B, kl = (None if part is None else part.detach() for part in (nll_B, kl))
         batch = (mean.detach(), logvar.detach(), mask, nll_B, kl)
         self._waiting.append((batch, [part._version for part in batch if part is not None]))
@@ -165,7 +170,7 @@ class PosteriorWindow:
         rows = self.rows()
         if rows is None:
             return {}
-        numbers = torch.tensor((self._pushes, int(self.scope == "step"), self._kl_columns))
+        numbers = torch.tensor((self._pushes, int(self.scope == "step"), self._kl_columns, int(self.kl_is_estimated)))
         return {"posteriors": rows[0], "nll": rows[1], "numbers": numbers}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -175,8 +180,11 @@ class PosteriorWindow:
         self._posteriors.push(state["posteriors"])
         if len(state["nll"]):
             self._nll.push(state["nll"])
-        self._pushes, by_step, *kl_columns = state["numbers"].tolist()
-        self._kl_columns = kl_columns[0] if kl_columns else 0  # earlier versions knew of none
+        # Earlier versions knew of no KL that is handed over, and then only of estimates.
+        numbers = state["numbers"].tolist()
+        numbers += (0, 1)[len(numbers) - 2 :]
+        self._pushes, by_step, self._kl_columns, is_estimated = numbers
+        self.kl_is_estimated = bool(is_estimated)
         self.scope = "step" if by_step else "sequence"
 
 
@@ -209,7 +217,7 @@ def take_reading(
     mean_NZ, logvar_NZ, kl_NK = window.columns_of(real_rows(posteriors_RP.reshape(-1, posteriors_CW.shape[1])))
     nll_N = real_rows(nll_RP.reshape(-1, 2))[:, 0]
     return _with_sums(
-        read(mean_NZ, logvar_NZ, step, epoch, window.scope, kl_NK)._replace(
+        read(mean_NZ, logvar_NZ, step, epoch, window.scope, kl_NK, kl_is_estimated=window.kl_is_estimated)._replace(
             kl_weight=None if kl_weight is None else _rounded(extras_RE[0, 0]),
             nll=_rounded(nll_N.double().mean()) if len(nll_N) else None,
         ),
@@ -252,6 +260,8 @@ def read(
     epoch: int,
     scope: Scope = "sequence",
     kl_NK: Tensor | None = None,
+    *,
+    kl_is_estimated: bool = True,
 ) -> Reading:
     """Apply the formulas to real posteriors on the CPU. The step seeds the noise, so that the same input reads the same.
 
@@ -268,7 +278,8 @@ def read(
         kl_NK = kl_NK[::every].double()
         kl_Z = kl_NK.mean(dim=0) if kl_NK.shape[1] == mean_NZ.shape[1] else formulas.kl_to_moments(mean_NZ, logvar_NZ)
         rate = kl_NK.sum(dim=1).mean()
-        rate_error = _rounded(kl_NK.sum(dim=1).std() / math.sqrt(len(kl_NK)))
+        if kl_is_estimated:
+            rate_error = _rounded(kl_NK.sum(dim=1).std() / math.sqrt(len(kl_NK)))
     information = formulas.mutual_information(
         mean_NZ,
         logvar_NZ,

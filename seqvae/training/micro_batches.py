@@ -203,7 +203,7 @@ def joined(outputs: list[dict[str, Any]]) -> dict[str, Any]:
     whole: dict[str, Any] = {}
     for name, first in outputs[0].items():
         values = [output[name] for output in outputs]
-        if name == "kl_weight":
+        if name in ("kl_weight", "kl_is_estimated"):
             whole[name] = first
         elif name in ROWS:
             whole[name] = torch.cat(values)

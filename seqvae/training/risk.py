@@ -193,7 +193,7 @@ def floor_of(model: ModelSettings, objective: ObjectiveSettings) -> float:
     floor = model.latent_size * resolve_free_bits(objective, model.latent_scope)
     if model.posterior == "batch_norm":
         floor = max(floor, model.latent_size * DEVIATION**2 / 2)
-    return floor
+    return max(floor, model.least_rate)
 
 
 def some_vectors(data: SequenceDataModule) -> tuple[np.ndarray, np.ndarray]:

@@ -92,6 +92,8 @@ OF_USERS = {
 DIARY = "performance_log.md"
 """What was measured while it was tried out, on the machine of that hour: no table, and no benchmark keeps it."""
 DEFINITIONS = {
+    ("latents.md", "Priors"): "formulas, and defaults",
+    ("latents.md", "Posteriors"): "formulas, and a constant",
     ("README.md", "How it compares"): "a word of others, and no figure",
     ("training.md", "Exit codes"): "the members of ExitCode",
     ("using.md", "Numbers"): "how many posteriors are compared at most",

@@ -103,16 +103,17 @@ class Run(NamedTuple):
         return [step for step, _ in self.validations]
 
 
-def short_module(total_steps: int = STEPS, **optimizer: Any) -> TrainingModule:
+def short_module(total_steps: int = STEPS, *, model: ModelSettings | None = None, **optimizer: Any) -> TrainingModule:
     torch.manual_seed(0)
-    settings = {**asdict(MODEL), "seed": 0}
+    model = model or MODEL
+    settings = {**asdict(model), "seed": 0}
     origin = {
         "settings": settings,
         "description": asdict(DESCRIPTION),
         "data": identity_of(np.full(SEQUENCES["train"], LENGTHS["train"]), "in memory"),
     }
     return TrainingModule(
-        SequenceVAE(DESCRIPTION, MODEL),
+        SequenceVAE(DESCRIPTION, model),
         ObjectiveSettings(),
         OptimizerSettings(warmup=2, **optimizer),
         total_steps=total_steps,

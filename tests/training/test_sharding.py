@@ -138,6 +138,7 @@ def len_of(network: nn.Module) -> int:
     ("kind", "changes"),
     [
         ("tokens", {"dropout": 0.1}),
+        pytest.param("tokens", {"prior": "vamp", "prior_components": 2, "dropout": 0.1}, marks=pytest.mark.slow),
         pytest.param("events", {"encoder": "tcn", "decoder": "tcn"}, marks=pytest.mark.slow),
         pytest.param("vectors", {"encoder": "lstm", "decoder": "lstm"}, marks=pytest.mark.slow),
     ],
