@@ -34,6 +34,9 @@ class Form(NamedTuple):
 DATA_SETS = ("demo", "moses_smiles", "japanese_vowels", "physionet2012")
 """The data sets of `benchmarks.quality.results`, whose import takes torch."""
 
+VARIANT_SETS = ("demo_tokens", "demo_vectors", "demo_events", *DATA_SETS[1:])
+"""Those of `benchmarks.quality.variants`."""
+
 FORMS = {
     "step": Form("speed"),
     "ablation": Form("speed"),
@@ -50,6 +53,16 @@ FORMS = {
     "event_throughput": Form("speed", short=("--rounds", "3"), is_default=False),
     "latents": Form("quality", short=(), is_default=False, sets=("japanese_vowels", "physionet2012")),
     "molecules": Form("quality", short=("--limit", "20000", "--max_steps", "100"), is_default=False),
+    "variants": Form(
+        "quality",
+        short=("--steps", "20", "--only", "default", "no latent"),
+        full=("--any_version",),
+        is_default=False,
+        sets=VARIANT_SETS,
+    ),
+    "lagging": Form(
+        "quality", short=("--steps", "100"), full=("--checkout", "runs/vae-lagging-encoder"), is_default=False
+    ),
     "encoding": Form("speed", is_default=False),
     "evaluation_cost": Form("speed", is_default=False),
     "many_codes": Form("speed", is_default=False),

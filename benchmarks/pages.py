@@ -89,6 +89,12 @@ TABLES: dict[str, tuple[Table, ...]] = {
         Table("A linear probe, trained on the training split; the last rows are paired differences", "sets.rows"),
     ),
     "molecules": (Table("After the training that its page describes", "rows"),),
+    "variants": (Table("Each variant, the test split; the difference is that of the IW-NLL", "sets.rows"),),
+    "lagging": (
+        Table("Their code and ours, one thread each", "rows"),
+        Table("To the same likelihood and mutual information", "ratios"),
+        Table("The data", "in_short"),
+    ),
     "encoding": (
         Table("Encoding, against the network alone on batches that lie ready", "rows"),
         Table("Memory while one file grows", "memory"),
