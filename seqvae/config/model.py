@@ -39,8 +39,12 @@ class ModelSettings:
     """What the posterior of a sequence is computed from: the mean of the encoder's vectors over the steps, the largest of each of
     their numbers, or the vector of the last step."""
 
-    latent_scope: Literal["sequence", "step"] = "sequence"
-    """One latent for a whole sequence, or one for each of its steps."""
+    latent_scope: Literal["sequence", "step", "both"] = "sequence"
+    """One latent for a whole sequence, or one for each of its steps; both: one for the sequence, and below it one for each step,
+    whose prior follows from that of the sequence."""
+
+    step_latent_size: int = 16
+    """Dimensions of the latent of each step with --latent_scope both; those of the sequence are --latent_size."""
 
     prior: Literal["standard", "mixture", "vamp", "autoregressive"] = "standard"
     """What latents are held against, and where new sequences come from: the standard normal distribution, a mixture of learned
@@ -62,6 +66,18 @@ class ModelSettings:
     """Share of the steps hidden from the decoder's input in training: what it cannot look up, it must take from the latent."""
 
     @property
+    def decoded_size(self) -> int:
+        """Numbers of all latents that the decoder gets at a step."""
+        return self.latent_size + (self.step_latent_size if self.latent_scope == "both" else 0)
+
+    @property
+    def described_latent(self) -> str:
+        """What has a latent of how many dimensions."""
+        if self.latent_scope == "both":
+            return f"{self.latent_size} latent dimensions for each sequence, {self.step_latent_size} below it for each step"
+        return f"{self.latent_size} latent dimensions for each {self.latent_scope}"
+
+    @property
     def attention_steps(self) -> float | None:
         """Length of a sequence at which attention takes as long as all else in the layers: 4 T W beside 24 W^2 operations per step
         and layer. Measured on a CPU, forward and backward: 6.0 W at width 128, at 256 5.2 W in bf16 and 5.8 W in float32. Where one
@@ -70,7 +86,7 @@ class ModelSettings:
         return 6.0 * self.width * len(attending) / sum(attending) if any(attending) else None
 
     def __post_init__(self) -> None:
-        refuse_below(1, self, "width", "depth", "heads", "latent_size", "prior_components")
+        refuse_below(1, self, "width", "depth", "heads", "latent_size", "step_latent_size", "prior_components")
         if self.width % 2:
             raise ValueError(f"--width must be an even number, got {self.width}")
         if {self.encoder, self.decoder} & {"transformer", "parallel"} and self.width % (2 * self.heads):

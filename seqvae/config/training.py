@@ -57,6 +57,9 @@ class ObjectiveSettings:
     free_bits_group: int | None = None
     """Dimensions of a group of --free_bits_by group, neighbours in the latent; the last group may be smaller."""
 
+    step_free_bits: float | None = None
+    """--free_bits of the latents of the steps with --latent_scope both; default: 0.01, with --target_kl 0."""
+
     target_kl: float | None = None
     """KL in nats to steer to: a controller sets the weight in place of --kl_schedule and --beta; default: none."""
 
@@ -67,7 +70,17 @@ class ObjectiveSettings:
     """Weight of the classification loss, in nats per labelled sequence, where the data have labels."""
 
     def __post_init__(self) -> None:
-        refuse_below(0, self, "beta", "kl_warmup", "kl_cycle", "free_bits", "label_weight", "contrastive_weight")
+        refuse_below(
+            0,
+            self,
+            "beta",
+            "kl_warmup",
+            "kl_cycle",
+            "free_bits",
+            "step_free_bits",
+            "label_weight",
+            "contrastive_weight",
+        )
         refuse_below(1, self, "free_bits_group")
         if (self.free_bits_by == "group") != (self.free_bits_group is not None):
             raise ValueError("--free_bits_by group and --free_bits_group N, the dimensions of a group, need each other")

@@ -9,7 +9,8 @@ Z latent dimensions.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -19,14 +20,18 @@ from torch import Tensor, nn
 
 from seqvae.data.batch import Batch
 from seqvae.inference.streaming import Pairs, evaluating
+from seqvae.models.levels import StepLatents
 from seqvae.models.posteriors import log_density
-from seqvae.models.vae import Posterior, VAEOutput, latents_of
+from seqvae.models.vae import Posterior, SequenceVAE, VAEOutput, latents_of
 from seqvae.monitors.decoder_use import repeated
 from seqvae.monitors.formulas import count_active, gaussian_kl, kl_to_moments, logmeanexp, mutual_information
 
 MOST_POSTERIORS = 16_384
 """Posteriors that the mutual information is estimated from, as it compares each with each; it then reads at most 9.7 nats."""
 
+
+SEQUENCE_LATENTS, STEP_LATENTS = "sequence latents", "step latents"
+"""Names of the two levels of latents."""
 
 LEAST_SAMPLES, MOST_SAMPLES = 16, 500
 """Samples of an importance-weighted NLL that may stop early; published tables have 500."""
@@ -82,6 +87,18 @@ class SequenceNLL(NamedTuple):
         return exp(self.per_step.value)
 
 
+class LevelStatistics(NamedTuple):
+    """Readings of one of two levels of latents, as in `PosteriorStatistics`; those of steps are in units of their prior."""
+
+    rate: Estimate
+    kl_per_dim: tuple[float, ...]
+    active_units: int
+    mutual_information: float
+    posteriors: int
+    decoder_use: Estimate | None
+    """NLL with this level's latents of another sequence, minus NLL with its own; the other level's stay."""
+
+
 class PosteriorStatistics(NamedTuple):
     """Readings of a network on a split; in nats, with the KL at weight 1."""
 
@@ -95,7 +112,7 @@ class PosteriorStatistics(NamedTuple):
     """-log p(x | z) per sequence, with one z each."""
     nll_per_step: Estimate
     rate: Estimate
-    """KL per sequence; where it has no closed form, the mean of one draw for each posterior."""
+    """KL per sequence, of all levels; where it has no closed form, the mean of one draw for each posterior."""
     kl_per_dim: tuple[float, ...]
     """Means over sequences; they add up to the rate. Where only the KL of all dimensions together is known, each is that to a
     Gaussian with the moments of all posteriors: what a dimension can tell at most."""
@@ -111,6 +128,8 @@ class PosteriorStatistics(NamedTuple):
     """Sequences that the decoder use leaves out, as all others are windows of the same one."""
     own_units: "InOwnUnits | None" = None
     """The densities of values as the data have them; None: these are of what the network sees."""
+    levels: Mapping[str, LevelStatistics] = MappingProxyType({})
+    """Where there are latents of two levels: the readings of each by its name; those above, but the rate, are of the sequences'."""
 
 
 class InOwnUnits(NamedTuple):
@@ -150,12 +169,16 @@ def importance_weighted_nll(
             # sequences, without a copy of the batch.
             real_B = batch.lengths_B > 0
             rounds: list[Tensor] = []
+            below = StepsBelow(network, batch)
             while len(rounds) < samples:
                 drawn = family.draw(posterior)
                 exact = drawn.double()
                 log_p_over_q = torch.where(posterior.mask, prior.log_density(exact.z) - log_density(wide, exact), 0.0)
                 log_p_over_q_B = log_p_over_q.sum(dim=1) if log_p_over_q.dim() == 2 else log_p_over_q
-                rounds.append(log_p_over_q_B - network.nll_given_z(batch, drawn.z).double())
+                if (steps := below.draw(drawn.z)) is not None:
+                    log_p_over_q_B = log_p_over_q_B + steps.log_p_over_q()
+                z = below.joined(drawn.z, steps)
+                rounds.append(log_p_over_q_B - network.nll_given_z(batch, z).double())
                 is_looked_at = len(rounds) >= LEAST_SAMPLES and len(rounds).bit_count() == 1  # 16, 32, 64 ...
                 if within is not None and is_looked_at and error_bar(torch.stack(rounds)[:, real_B]) <= within:
                     break
@@ -165,6 +188,26 @@ def importance_weighted_nll(
             columns = (*estimates, effective_samples(weights_KB), drawn_B)
             parts.append([column[real_B].cpu().numpy() for column in columns])
     return SequenceNLL(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+class StepsBelow:
+    """The latents of steps below those of a batch's sequences, where a network has two levels."""
+
+    def __init__(self, network: nn.Module, batch: Batch) -> None:
+        self.network = network if isinstance(network, SequenceVAE) and network.step_level is not None else None
+        self.encoding = None if self.network is None else self.network.encoding(batch)
+
+    def draw(self, z_BZ: Tensor) -> StepLatents | None:
+        """Draw them given those of the sequences; None: there is one level."""
+        if self.network is None or self.encoding is None:
+            return None
+        return self.network.draw_steps(z_BZ, self.encoding)
+
+    def joined(self, z: Tensor, steps: StepLatents | None, relative_BSY: Tensor | None = None) -> Tensor:
+        """Return what the decoder gets of `z` and the draw of its steps, or one that was made of other sequences."""
+        if self.network is None or steps is None:
+            return z
+        return self.network.with_steps(z, steps.drawn if relative_BSY is None else relative_BSY)
 
 
 def error_bar(weights_KB: Tensor) -> float:
@@ -197,6 +240,7 @@ def posterior_statistics(
     assert isinstance(network, nn.Module)
     family, prior = latents_of(network)
     posteriors, parts, owners = AllPosteriors(MOST_POSTERIORS, seed), [], []
+    of_steps, step_parts = AllPosteriors(MOST_POSTERIORS, seed), []
     with evaluating(network, autocast) as device:
         torch.manual_seed(seed)
         for part, others, has_other in pairs:
@@ -204,15 +248,24 @@ def posterior_statistics(
             output = network(batch)
             posterior = output.posterior
             drawn = family.draw(posterior)
-            z = drawn.z
-            nll_B = network.nll_given_z(batch, z).double()
-            real_B = batch.lengths_B > 0
-            of_others = network.encode(move_data_to_device(others, device))
+            z, real_B, others = drawn.z, batch.lengths_B > 0, move_data_to_device(others, device)
+            below = StepsBelow(network, batch)
+            steps = below.draw(z)
+            nll_B = network.nll_given_z(batch, below.joined(z, steps)).double()
+            of_others = network.encode(others)
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                 other_z = family.draw(of_others).z  # the other readings do not depend on it
+                other_steps = StepsBelow(network, others).draw(other_z)
             if other_z.dim() == 3:
                 other_z = repeated(other_z, of_others.mask, z.shape[1])
-            lost_B = network.nll_given_z(batch, other_z).double() - nll_B
+            lost_B = network.nll_given_z(batch, below.joined(other_z, steps)).double() - nll_B
+            if steps is not None and other_steps is not None:
+                mean, logvar, mask = steps.relative
+                relative_BSY = repeated(other_steps.drawn, other_steps.relative.mask, mean.shape[1])
+                step_lost_B = network.nll_given_z(batch, below.joined(z, steps, relative_BSY)).double() - nll_B
+                kl_BSY = torch.where(mask[..., None], gaussian_kl(mean, logvar).double(), 0.0)
+                step_parts.append([column[real_B].cpu() for column in (kl_BSY.sum(dim=1), step_lost_B)])
+                of_steps.add(mean[mask].cpu(), logvar[mask].cpu())
             kl = prior.kl(posterior, drawn)
             kl = gaussian_kl(posterior.mean, posterior.logvar) if kl is None else kl
             kl = torch.where(posterior.mask[..., None], kl.double(), 0.0)
@@ -229,10 +282,31 @@ def posterior_statistics(
     information = mutual_information(mean_RZ, logvar_RZ, torch.Generator().manual_seed(seed))
     nll_N, kl_N, steps_N = (tensor.numpy() for tensor in (all_nll_N, kl_NZ.sum(dim=1), all_steps_N))
     owners_N, exchanged_N = np.concatenate(owners), has_other_N.numpy()
-    use = mean_of(lost_N.numpy()[exchanged_N], owners_N=owners_N[exchanged_N]) if exchanged_N.any() else None
+
+    def mean_lost(lost_N: Tensor) -> Estimate | None:
+        return mean_of(lost_N.numpy()[exchanged_N], owners_N=owners_N[exchanged_N]) if exchanged_N.any() else None
+
+    use = mean_lost(lost_N)
     kl_Z = kl_NZ.mean(dim=0)
     if len(kl_Z) < mean_RZ.shape[1]:
         kl_Z = kl_to_moments(mean_RZ, logvar_RZ) * posteriors.count / len(nll_N)
+    active = int(count_active(posteriors.variance_of_means_Z))
+    levels = {}
+    if step_parts:
+        own_rate = mean_of(kl_N, owners_N=owners_N)
+        own = LevelStatistics(own_rate, tuple(kl_Z.tolist()), active, float(information), len(mean_RZ), use)
+        step_kl_NY, step_lost_N = (torch.cat(column) for column in zip(*step_parts, strict=True))
+        mean_RY, logvar_RY = of_steps.chosen
+        step_kl_N = step_kl_NY.sum(dim=1).numpy()
+        below_it = LevelStatistics(
+            rate=mean_of(step_kl_N, owners_N=owners_N),
+            kl_per_dim=tuple(step_kl_NY.mean(dim=0).tolist()),
+            active_units=int(count_active(of_steps.variance_of_means_Z)),
+            mutual_information=float(mutual_information(mean_RY, logvar_RY, torch.Generator().manual_seed(seed))),
+            posteriors=len(mean_RY),
+            decoder_use=mean_lost(step_lost_N),
+        )
+        levels, kl_N = {SEQUENCE_LATENTS: own, STEP_LATENTS: below_it}, kl_N + step_kl_N
     own_units = None
     if nats_of_units is not None:
         own_N = nll_N + units_N.numpy()
@@ -250,12 +324,13 @@ def posterior_statistics(
         nll_per_step=mean_of(nll_N, steps_N, owners_N),
         rate=mean_of(kl_N, owners_N=owners_N),
         kl_per_dim=tuple(kl_Z.tolist()),
-        active_units=int(count_active(posteriors.variance_of_means_Z)),
+        active_units=active,
         mutual_information=float(information),
         posteriors=len(mean_RZ),
         decoder_use=use,
         without_partner=int((~exchanged_N).sum()),
         own_units=own_units,
+        levels=levels,
     )
 
 

@@ -10,7 +10,7 @@ import logging
 import math
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
@@ -30,7 +30,9 @@ from seqvae.errors import harmless
 from seqvae.files import JsonLines
 from seqvae.inference.estimates import (
     MOST_SAMPLES,
+    STEP_LATENTS,
     Estimate,
+    LevelStatistics,
     PosteriorStatistics,
     SequenceNLL,
     exp,
@@ -132,6 +134,7 @@ def evaluate(
             *_row_of_known(model, data, splits, seed),
         ),
         "kl_per_dim": statistics.kl_per_dim,
+        **({"step_kl_per_dim": statistics.levels[STEP_LATENTS].kl_per_dim} if statistics.levels else {}),
         "features": tuple(one._asdict() for one in features),
         "notes": tuple(_notes(statistics, weighted, features)),
     }
@@ -214,13 +217,13 @@ def append_record(run: Path | None, record: dict[str, Any]) -> None:
 
 def _rows(statistics: PosteriorStatistics, weighted: Weighted | None, unit: str) -> tuple[dict[str, Any], ...]:
     """Return name, value, standard error and what it is of, row by row."""
-    sequences, steps, posteriors, elbo = statistics.sequences, statistics.steps, statistics.posteriors, statistics.elbo
+    sequences, steps, elbo = statistics.sequences, statistics.steps, statistics.elbo
     whole = counted(statistics.owners, "sequence")
     rows: list[tuple[str, Estimate | float, str]] = [
         ("ELBO", elbo, whole if statistics.owners == sequences else f"{sequences:,} windows of {whole}"),
         ("NLL", statistics.nll, "-log p(x | z), one z each"),
         ("NLL per step", statistics.nll_per_step, counted(steps, unit)),
-        ("rate", statistics.rate, "KL of q(z | x) from the prior"),
+        ("rate", statistics.rate, "KL of q(z | x) from the prior" + (", both levels" if statistics.levels else "")),
     ]
     if weighted is not None:
         least, most = weighted.nll.samples_N.min(), weighted.nll.samples_N.max()
@@ -242,12 +245,16 @@ def _rows(statistics: PosteriorStatistics, weighted: Weighted | None, unit: str)
         if weighted is not None and weighted.units_N is not None:
             nll = weighted.nll._replace(nll_N=weighted.nll.nll_N + weighted.units_N)
             rows.append(("IW-NLL, own units", nll.per_sequence, of))
-    of = f"of N = {posteriors:,} posteriors: at most {math.log(posteriors):.2f}"
-    rows += [
-        ("active units", statistics.active_units, f"of {len(statistics.kl_per_dim)} dimensions"),
-        ("mutual information", statistics.mutual_information, of),
-        ("decoder use", statistics.decoder_use or math.nan, "what another's z costs, of like length"),
-    ]
+    for name, level in _levels_of(statistics).items():
+        of = f"of N = {level.posteriors:,} posteriors: at most {math.log(level.posteriors):.2f}"
+        costs = f"what another's {name} cost, of like length" if name else "what another's z costs, of like length"
+        of_level = f", {name}" if name else ""
+        rows += [("rate" + of_level, level.rate, "KL from their prior, per sequence")] if name else []
+        rows += [
+            ("active units" + of_level, level.active_units, f"of {len(level.kl_per_dim)} dimensions"),
+            ("mutual information" + of_level, level.mutual_information, of),
+            ("decoder use" + of_level, level.decoder_use or math.nan, costs),
+        ]
     return tuple(
         {"name": name, **value._asdict(), "of": of}
         if isinstance(value, Estimate)
@@ -256,27 +263,36 @@ def _rows(statistics: PosteriorStatistics, weighted: Weighted | None, unit: str)
     )
 
 
+def _levels_of(statistics: PosteriorStatistics) -> Mapping[str, PosteriorStatistics | LevelStatistics]:
+    """Return the readings of each level of latents by its name, which is empty where there is one."""
+    return statistics.levels or {"": statistics}
+
+
 def _notes(
     statistics: PosteriorStatistics, weighted: Weighted | None, features: Sequence["FeatureError"]
 ) -> Iterator[str]:
-    size, cap = len(statistics.kl_per_dim), math.log(statistics.posteriors)
-    use = statistics.decoder_use
-    if use is not None and use.value < 2 * use.error:
-        yield (
-            f"the decoder ignores z: that of another sequence costs it {use.value:.3g} ± {use.error:.2g} nats, and the "
-            f"rate of {statistics.rate.value:.3g} is paid for nothing"
-        )
+    for name, level in _levels_of(statistics).items():
+        use = level.decoder_use
+        if use is not None and use.value < 2 * use.error:
+            ignored = f"the {name}: those of another sequence cost" if name else "z: that of another sequence costs"
+            yield (
+                f"the decoder ignores {ignored} it {use.value:.3g} ± {use.error:.2g} nats, and the "
+                f"rate of {level.rate.value:.3g} is paid for nothing"
+            )
     if (left_out := statistics.without_partner) == statistics.sequences:
         yield "the decoder use is not known: there is no other sequence, or all are windows of a single one"
     elif left_out:
         yield f"the decoder use leaves out {counted(left_out, 'sequence')}: all others of the split are windows of the same one"
-    if dead := size - statistics.active_units:
-        yield f"{dead} of {size} latent dimensions are dead: their means vary by less than 0.01 over the data"
-    if statistics.mutual_information > NEAR_CAP * cap:
-        yield (
-            f"the mutual information of {statistics.mutual_information:.2f} is near log N = {cap:.2f}, the most that "
-            f"{statistics.posteriors:,} posteriors can show: the truth may be more, and runs on fewer sequences do not compare"
-        )
+    for name, level in _levels_of(statistics).items():
+        size, cap, of_level = len(level.kl_per_dim), math.log(level.posteriors), f" of the {name}" if name else ""
+        if dead := size - level.active_units:
+            dimensions = f"dimensions{of_level}" if name else "latent dimensions"
+            yield f"{dead} of {size} {dimensions} are dead: their means vary by less than 0.01 over the data"
+        if level.mutual_information > NEAR_CAP * cap:
+            yield (
+                f"the mutual information{of_level} of {level.mutual_information:.2f} is near log N = {cap:.2f}, the most that "
+                f"{level.posteriors:,} posteriors can show: the truth may be more, and runs on fewer sequences do not compare"
+            )
     if weighted is not None:
         effective, drawn = (float(np.median(each)) for each in (weighted.nll.effective_N, weighted.nll.samples_N))
         if drawn == weighted.most_samples and effective < min(FEW_SAMPLES, drawn / 2):
@@ -308,7 +324,7 @@ def _row_of_known(
             batch = move_data_to_device(part.batch, device)
             owners.append(part.owners_B)
             steps_BTW = network.embedding(batch)
-            hidden_BSW = network.decode_hidden(steps_BTW, network.posterior.draw(network.encode(batch, steps_BTW)).z)
+            hidden_BSW = network.decode_hidden(steps_BTW, network.latents(batch, steps_BTW).z)
             known_steps_B = predicted_steps(batch)
             if isinstance(batch, TokenBatch):
                 assert isinstance(likelihood, TokenLikelihood)
@@ -400,7 +416,7 @@ def _sums_per_sequence(network: SequenceVAE, batch: Batch) -> tuple[Tensor, ...]
     Values are normalised: the training mean is 0.
     """
     assert not isinstance(batch, TokenBatch)
-    hidden_BTW = network.decode_hidden(network.embedding(batch), network.encode(batch).mean)
+    hidden_BTW = network.decode_hidden(network.embedding(batch), network.latent_at_mean(batch))
     if isinstance(batch, VectorBatch):
         assert isinstance(network.likelihood, VectorLikelihood)
         known_BTD, values_BTD = batch.observed_BTD.double(), batch.values_BTD.double()

@@ -123,7 +123,7 @@ class Model:
         return sum(parameter.numel() for parameter in self.network.parameters())
 
     def __repr__(self) -> str:
-        latent = f"{self.settings['latent_size']} latent dimensions for each {self.settings['latent_scope']}"
+        latent = self.network.settings.described_latent
         size = f"{self.parameters / 1e6:.2f} M parameters"
         about = f"{self.description.kind}, step {self.step:,}, {self.settings['decoder']} decoder, {size}, {latent}"
         return f"Model({self.path}: {about})"

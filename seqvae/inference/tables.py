@@ -23,6 +23,7 @@ import pyarrow as pa
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
+from torch.nn import functional
 
 from seqvae.config.inference import DrawingSettings, PathSettings, SampleSettings
 from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch, speaker
@@ -34,7 +35,8 @@ from seqvae.inference.streaming import SEQUENCE, evaluating, in_order, rows_of
 from seqvae.models import imputation, sampling
 from seqvae.models.likelihoods import real_steps
 from seqvae.models.noise import Noise
-from seqvae.models.vae import SequenceVAE, VAEOutput
+from seqvae.models.vae import Posterior, SequenceVAE, VAEOutput
+from seqvae.monitors.formulas import gaussian_kl
 from seqvae.training.objective import kl_of
 
 if TYPE_CHECKING:
@@ -55,27 +57,40 @@ def encode(model: "Model", data: SequenceDataModule, splits: Sequence[str]) -> I
     """Yield the posterior, the NLL and the rate of each sequence, computed at the posterior's mean. A rate that has no closed form
     is estimated with RATE_DRAWS latents, the same for a sequence whatever its batch.
 
-    Where each step has a latent of its own, `mean` and `variance` hold a list for each step.
+    Where each step alone has a latent, `mean` and `variance` hold a list for each step; where steps have latents below that of
+    their sequence, these are `step_mean` and `step_variance`.
     """
 
     def compute(batch: Batch) -> pa.Table:
         output = model.network(batch, at_mean=True)
-        mask = output.posterior_mask
-        rate = rate_of(model.network, batch, output) * mask
-        rate_B = rate.sum(dim=1) if rate.dim() == 2 else rate
         columns = {SEQUENCE: array(batch.sequences_B), "steps": array(output.steps_B)}
-        for name, numbers in (("mean", output.posterior_mean), ("variance", output.posterior_logvar.exp())):
-            flat = array(numbers[mask].flatten().float())
-            columns[name] = pa.FixedSizeListArray.from_arrays(flat, numbers.shape[-1])
-            if numbers.dim() == 3:
-                ends_B = mask.sum(dim=1).cumsum(dim=0).cpu().numpy()
-                offsets = pa.array(np.concatenate([[0], ends_B]).astype(np.int32))
-                columns[name] = pa.ListArray.from_arrays(offsets, columns[name])
+        columns |= posterior_columns(output.posterior)
+        rates = [rate_of(model.network, batch, output) * output.posterior_mask]
+        if output.steps is not None:
+            columns |= posterior_columns(output.steps.posterior, "step_")
+            mean, logvar, mask = output.steps.relative
+            rates.append(gaussian_kl(mean, logvar).sum(dim=-1) * mask)
+        rate_B = torch.stack([rate.sum(dim=1) if rate.dim() == 2 else rate for rate in rates]).sum(dim=0)
         return pa.table(columns | {"nll": array(output.nll_B.float()), "rate": array(rate_B.float())})
 
     # A latent for each step makes two lists per step; otherwise they are few beside the sequence.
-    cells = 2 * model.settings["latent_size"] if model.network.latent_per_step else 1
-    return rows_of(data, splits, model, compute, cells_per_step=cells)
+    settings = model.network.settings
+    cells = {"sequence": 1, "step": 2 * settings.latent_size, "both": 2 * settings.step_latent_size}
+    return rows_of(data, splits, model, compute, cells_per_step=cells[settings.latent_scope])
+
+
+def posterior_columns(posterior: Posterior, prefix: str = "") -> dict[str, pa.Array]:
+    """Return mean and variance of each sequence's posterior, or lists of those of its steps."""
+    columns = {}
+    for name, numbers in (("mean", posterior.mean), ("variance", posterior.logvar.exp())):
+        flat = array(numbers[posterior.mask].flatten().float())
+        column = pa.FixedSizeListArray.from_arrays(flat, numbers.shape[-1])
+        if numbers.dim() == 3:
+            ends_B = posterior.mask.sum(dim=1).cumsum(dim=0).cpu().numpy()
+            offsets = pa.array(np.concatenate([[0], ends_B]).astype(np.int32))
+            column = pa.ListArray.from_arrays(offsets, column)
+        columns[prefix + name] = column
+    return columns
 
 
 def rate_of(network: SequenceVAE, batch: Batch, output: VAEOutput) -> Tensor:
@@ -150,23 +165,24 @@ def interpolate(
 ) -> Iterator[pa.Table]:
     """Yield one table: evenly from the posterior mean of one sequence to that of another; `share` is how far along.
 
-    Lengths go evenly as well, but tokens find their own ends. Events of a later time are drawn with times and variables.
+    Latents of steps below that of their sequence go evenly, too, in units of the prior that z gives them; where one sequence has
+    ended, its steps are at the prior's mean. Lengths go evenly as well, but tokens find their own ends. Events of a later time are
+    drawn with times and variables.
     """
     with evaluating(model.network, model.autocast) as device:
         ends = [move_data_to_device(_sequence_with_id(data, splits, one), device) for one in ids]
-        means = [model.network.latent_at_mean(batch) for batch in ends]
-        if means[0].dim() == 3:
+        if model.network.latent_per_step:
             raise UsageError("interpolate needs one latent per sequence, but this model has one for each step")
         share_N = torch.linspace(0, 1, path.steps, device=device)
-        z_NZ = torch.lerp(means[0], means[1], share_N[:, None])
         lengths = torch.tensor([float(batch.lengths_B[0]) for batch in ends])
         lengths_N = torch.lerp(lengths[0], lengths[1], share_N.cpu()).round().long()
         if model.description.kind == "tokens":
             lengths_N = torch.full((path.steps,), 2 * int(lengths.max()))
+        z_N = between(model.network, ends, share_N, int(lengths_N.max()))
 
         def draw(part: slice, noise: Noise) -> Batch:
             return sampling.sample(
-                model.network, z_NZ[part], lengths_N[part], temperature=drawing.temperature, noise=noise
+                model.network, z_N[part], lengths_N[part], temperature=drawing.temperature, noise=noise
             )
 
         table = pa.concat_tables(_numbered(model, lengths_N.numpy(), seed, draw))
@@ -174,6 +190,21 @@ def interpolate(
     yield table.rename_columns(["place", *table.column_names[1:]]).add_column(
         1, "share", shares.take(table.column("id").combine_chunks())
     )
+
+
+def between(network: SequenceVAE, ends: Sequence[Batch], share_N: Tensor, steps: int) -> Tensor:
+    """Return what the decoder gets between two sequences, for `steps` steps where steps have latents."""
+    first, last = (network.latents(batch, at_mean=True) for batch in ends)
+    z_NZ = torch.lerp(first.top_z, last.top_z, share_N[:, None])
+    if first.steps is None or last.steps is None:
+        return z_NZ
+    relative = [
+        functional.pad(each.drawn * each.relative.mask[..., None], (0, 0, 0, max(0, steps - each.drawn.shape[1])))[
+            :, :steps
+        ]
+        for each in (first.steps, last.steps)
+    ]
+    return network.with_steps(z_NZ, torch.lerp(relative[0], relative[1], share_N[:, None, None]))
 
 
 def impute(

@@ -64,18 +64,21 @@ class Decoder(nn.Module):
         super().__init__()
         self.autoregressive = settings.decoder != "parallel"
         """Whether it looks at its inputs. If not, only the first of them counts, the begin mark, which stands at every step."""
-        self.latent = nn.Linear(settings.latent_size, settings.depth * settings.width)
+        self.latent = nn.Linear(settings.decoded_size, settings.depth * settings.width)
         architecture = "transformer" if settings.decoder == "parallel" else settings.decoder
         self.blocks = Blocks(settings, architecture, causal=True)
         self.norm = nn.LayerNorm(settings.width)
 
     def forward(self, inputs_BTW: Tensor, z: Tensor) -> Tensor:
-        """Decode; `z` is (B, Z) or, with a latent for each step, (B, T, Z)."""
+        """Decode; `z` is (B, Z) or, with a latent for each step, (B, T, Z). Of two levels it holds both, side by side."""
         return self.add_at_layers(inputs_BTW, self.latent(z if z.dim() == 3 else z[:, None]))
 
     def add_at_layers(self, inputs_BTW: Tensor, added_BTM: Tensor) -> Tensor:
         """Decode, with what z comes to at all layers, one behind the other, (B, T or 1, depth * W)."""
-        hidden_BTW = inputs_BTW if self.autoregressive else inputs_BTW[:, :1] + position_waves(inputs_BTW)
+        hidden_BTW = inputs_BTW
+        if not self.autoregressive:
+            _, length, width = inputs_BTW.shape
+            hidden_BTW = inputs_BTW[:, :1] + position_waves(length, width, inputs_BTW.device)
         return self.norm(self.blocks(hidden_BTW, shifts=added_BTM.chunk(len(self.blocks), dim=-1)))
 
     def step(self, input_BW: Tensor, z_BZ: Tensor, step: int, pasts: Pasts) -> tuple[Tensor, Pasts]:
@@ -145,9 +148,8 @@ class Blocks(HasCpuKernel, nn.ModuleList):
                 block.compile(dynamic=True, mode=mode)
 
 
-def position_waves(steps_BTW: Tensor) -> Tensor:
+def position_waves(length: int, width: int, device: torch.device) -> Tensor:
     """Return sine and cosine of each position at many frequencies, (T, W): the only sign of the step (Vaswani 2017)."""
-    length, width = steps_BTW.shape[1:]
-    frequencies = torch.exp(-math.log(LONGEST_WAVE) * torch.arange(0, width, 2, device=steps_BTW.device) / width)
-    angles = torch.arange(length, device=steps_BTW.device)[:, None] * frequencies
+    frequencies = torch.exp(-math.log(LONGEST_WAVE) * torch.arange(0, width, 2, device=device) / width)
+    angles = torch.arange(length, device=device)[:, None] * frequencies
     return torch.cat((angles.sin(), angles.cos()), dim=-1)

@@ -75,10 +75,10 @@ def predictions(
     network: SequenceVAE, batch: VectorBatch | EventBatch, draws: int, noise: Noise
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield for each latent mean and variance of all features or variables at each step."""
-    likelihood, steps_BTW, posterior = network.likelihood, network.embedding(batch), network.encode(batch)
+    likelihood, steps_BTW = network.likelihood, network.embedding(batch)
+    encoding = network.encoding(batch, steps_BTW)
     for _ in range(max(draws, 1)):
-        shape = posterior.mean.shape
-        z = network.posterior.draw(posterior, noise.normal(shape) if draws else torch.zeros_like(posterior.mean)).z
+        z = network.draw(encoding, noise.normal if draws else encoding.posterior.mean.new_zeros).z
         hidden_BTW = network.decode_hidden(steps_BTW, z)
         if isinstance(likelihood, VectorLikelihood) and isinstance(batch, VectorBatch):
             mean_BTD, logvar_BTD = likelihood.predict(hidden_BTW)

@@ -84,8 +84,8 @@ def sample(
 ) -> Batch:
     """Draw one sequence for each latent, on the latents' device.
 
-    `z` is (B, Z), or (B, S, Z) with a latent for each step. Vectors and events get `lengths_B` steps; tokens end at their end mark,
-    or are cut off there. All values of a vector are drawn, the first event happens at time 0.
+    `z` is what the decoder gets, (B, Z), or (B, S, Z) where steps have latents. Vectors and events get `lengths_B` steps; tokens
+    end at their end mark, or are cut off there. All values of a vector are drawn, the first event happens at time 0.
     Temperature 1 is the model's own distribution; 0 takes what is most likely at each step: the first among ids, variables
     more likely present than not, the mean of a value, the median of a gap. The noise must be on the same device.
     With `sets`, events happen when those do and to the same variables: their values alone are drawn.
@@ -114,14 +114,14 @@ def reconstruct(
     """Draw sequences from the posterior means of a batch: nothing of the originals but that, and their lengths.
 
     Tokens find their end themselves, or are cut off: after twice their original's length and ROOM_TO_END steps, and where the
-    original was cut off or each step has a latent, at its length. What else is in the batch has no say in it. `values_only` leaves
+    original was cut off or steps have latents, at its length. What else is in the batch has no say in it. `values_only` leaves
     events their times and variables, too, so that values can be compared: hardly any variable is more likely present than not,
     and a reconstruction at temperature 0 has few of them.
     """
     with evaluating(network):
         z = network.latent_at_mean(batch)
     lengths_B = batch.lengths_B
-    if isinstance(batch, TokenBatch) and not network.latent_per_step:
+    if isinstance(batch, TokenBatch) and not network.has_step_latents:
         lengths_B = torch.where(end_marks(batch), 2 * lengths_B + ROOM_TO_END, lengths_B)
     sets = batch if values_only and isinstance(batch, EventBatch) else None
     return sample(network, z, lengths_B, temperature=temperature, noise=noise, sets=sets)
@@ -130,9 +130,13 @@ def reconstruct(
 @torch.no_grad()
 def sample_prior(network: SequenceVAE, lengths_B: Tensor, *, temperature: float = 1.0, noise: Noise) -> Batch:
     """Draw sequences from latents that are drawn from the prior itself, whatever the temperature."""
-    steps = (int(lengths_B.max()) + network.likelihood.extra_steps,) if network.latent_per_step else ()
+    sequences, settings = len(lengths_B), network.settings
+    steps = int(lengths_B.max()) + network.likelihood.extra_steps
     with evaluating(network):
-        z = network.prior.sample((len(lengths_B), *steps, network.decoder.latent.in_features), noise)
+        shape = (sequences, *((steps,) if network.latent_per_step else ()), settings.latent_size)
+        z = network.prior.sample(shape, noise)
+        if network.step_level is not None:
+            z = network.with_steps(z, noise.normal((sequences, steps, settings.step_latent_size)))
     return sample(network, z, lengths_B, temperature=temperature, noise=noise)
 
 

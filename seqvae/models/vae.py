@@ -5,9 +5,11 @@
                  +--> begun, shifted by one step -----> decoder -> likelihood -> nll
 
 With a latent for each step nothing is pooled: the encoder's vector of a step gives the step's posterior, and z enters the
-decoder at its step. Where a sequence has an end mark, it is a step with a latent like any other.
+decoder at its step. Where a sequence has an end mark, it is a step with a latent like any other. With both, the sequence's z
+is drawn first, and those of the steps given it (`levels.py`); the decoder gets the two side by side.
 
-Shapes: B sequences, T steps, S steps with the end mark (S = T for kinds that have none), W width, Z latent dimensions, C classes.
+Shapes: B sequences, T steps, S steps with the end mark (S = T for kinds that have none), W width, Z latent dimensions, Y those
+of a step below its sequence's, C classes.
 """
 
 from typing import Any, NamedTuple, assert_never
@@ -22,6 +24,7 @@ from seqvae.data.description import DataDescription
 from seqvae.models.backbones import Decoder, Encoder
 from seqvae.models.cpu_kernels import Dropout, HasCpuKernel
 from seqvae.models.embeddings import EventEmbedding, PretrainedVectors, TokenEmbedding, VectorEmbedding
+from seqvae.models.levels import MakeNoise, StepLatents, StepLevel, side_by_side
 from seqvae.models.likelihoods import EventLikelihood, TokenLikelihood, VectorLikelihood, real_steps
 from seqvae.models.posteriors import BatchNormPosterior, GaussianPosterior, Posterior, PosteriorFamily, draw
 from seqvae.models.priors import Prior, make_prior
@@ -46,25 +49,40 @@ class VAEOutput(NamedTuple):
     """The KL of each posterior as its prior has it (`Prior.kl`); None: that to N(0, I)."""
     kl_is_estimated: bool = False
     """Whether `kl` is an estimate from the latent that was drawn."""
+    steps: StepLatents | None = None
+    """Where there are latents of two levels: those of the steps; all else is of the sequences'."""
 
     @property
     def posterior(self) -> Posterior:
         return Posterior(self.posterior_mean, self.posterior_logvar, self.posterior_mask)
 
 
+class Encoding(NamedTuple):
+    """What the encoder makes of a batch: all that latents are drawn from."""
+
+    posterior: Posterior
+    hidden_BSW: Tensor
+    """A vector of each step."""
+    mask_BS: Tensor
+    """bool: which steps are real."""
+
+
 class Latents(NamedTuple):
-    """What the encoder makes of a batch: the posteriors, and a latent drawn from each."""
+    """The posteriors of a batch, and a latent drawn from each."""
 
     posterior: Posterior
     z: Tensor
-    """What the decoder gets, (B, Z) or (B, S, Z)."""
+    """What the decoder gets, (B, Z), (B, S, Z) or, of two levels, (B, S, Z + Y)."""
+    top_z: Tensor
+    """What was drawn from the posterior: z without the latents of steps below it."""
     kl: Tensor | None
-    """As in `VAEOutput`, and so is the next."""
+    """As in `VAEOutput`, and so are the next two."""
     kl_is_estimated: bool = False
+    steps: StepLatents | None = None
 
 
 class SequenceVAE(nn.Module):
-    """Gaussian latents, one for each sequence or each step, and a decoder that gets them at every layer."""
+    """Gaussian latents, one for each sequence, each step or both, and a decoder that gets them at every layer."""
 
     embedding: TokenEmbedding | VectorEmbedding | EventEmbedding
     likelihood: TokenLikelihood | VectorLikelihood | EventLikelihood
@@ -77,6 +95,8 @@ class SequenceVAE(nn.Module):
         self.kind, self.settings = description.kind, settings
         width = settings.width
         self.latent_per_step = settings.latent_scope == "step"
+        """Whether the one level of latents is that of the steps."""
+        self.has_step_latents = settings.latent_scope != "sequence"
         match description.kind:
             case "tokens":
                 self.embedding = TokenEmbedding(description.vocabulary_size, width)
@@ -94,12 +114,13 @@ class SequenceVAE(nn.Module):
         make_posterior = GaussianPosterior if settings.posterior == "gaussian" else BatchNormPosterior
         self.posterior = make_posterior(width, settings.latent_size)
         self.prior = make_prior(settings, self)
+        self.step_level = StepLevel(settings) if settings.latent_scope == "both" else None
         self.decoder = Decoder(settings)
         self.classifier = nn.Linear(settings.latent_size, len(description.classes)) if description.classes else None
         # A decoder that does not look at its inputs has no use for hiding them. Vectors that nothing looks at do not train: the
         # processes of a parallel run would wait for their gradients.
         self.word_dropout = settings.word_dropout if self.decoder.autoregressive else 0.0
-        self.end_has_latent = self.latent_per_step and self.likelihood.extra_steps > 0
+        self.end_has_latent = self.has_step_latents and self.likelihood.extra_steps > 0
         self.begin_W = nn.Parameter(torch.randn(width))
         self.end_W = nn.Parameter(torch.randn(width), requires_grad=self.end_has_latent)
         self.dropped_W = nn.Parameter(torch.randn(width), requires_grad=self.word_dropout > 0)
@@ -111,32 +132,58 @@ class SequenceVAE(nn.Module):
         parts = ", ".join(f"{name} {size / 1e3:,.0f} k" for name, size in sizes.items() if size)
         return (
             f"SequenceVAE of {self.kind}: {own.encoder} encoder, {own.decoder} decoder, width {own.width}, depth {own.depth}\n"
-            f"  {own.latent_size} latent dimensions for each {own.latent_scope}, {own.posterior} posterior\n"
+            f"  {own.described_latent}, {own.posterior} posterior\n"
             f"  {sum(one.numel() for one in self.parameters()) / 1e6:.2f} M parameters: {parts}"
         )
 
     def forward(self, batch: Batch, *, at_mean: bool = False) -> VAEOutput:
         """Encode a batch, draw z, or with `at_mean` take the posterior's mean for it, and compute the likelihood given z."""
         steps_BTW = self.embedding(batch)
-        posterior, z, kl, kl_is_estimated = self.latents(batch, steps_BTW, at_mean=at_mean)
+        posterior, z, _, kl, kl_is_estimated, steps = self.latents(batch, steps_BTW, at_mean=at_mean)
         nll_B = self.likelihood(self.decode_hidden(steps_BTW, z), batch).sum(dim=1)
         class_scores_BC = None
         if self.classifier is not None:
             mean = posterior.mean
             class_scores_BC = self.classifier(mean_over_steps(mean, posterior.mask) if self.latent_per_step else mean)
-        return VAEOutput(*posterior, nll_B, predicted_steps(batch), class_scores_BC, kl, kl_is_estimated)
+        return VAEOutput(*posterior, nll_B, predicted_steps(batch), class_scores_BC, kl, kl_is_estimated, steps)
 
     def latents(self, batch: Batch, steps_BTW: Tensor | None = None, *, at_mean: bool = False) -> Latents:
         """Return the posteriors of a batch and a latent of each; `steps_BTW` are the embedded steps, where known already."""
         # Not by `encode`, which is an entrance from outside: where weights are shared out, it frees them at its end.
-        steps_BTW = self.embedding(batch) if steps_BTW is None else steps_BTW
-        posterior: Posterior = self.posterior(*self.features(batch, steps_BTW))
-        drawn = self.posterior.draw(posterior, torch.zeros_like(posterior.mean) if at_mean else None)
-        return Latents(posterior, drawn.z, self.prior.kl(posterior, drawn), self.prior.estimates_kl(drawn))
+        encoding = self.encoding(batch, steps_BTW)
+        return self.draw(encoding, encoding.posterior.mean.new_zeros if at_mean else None)
+
+    def encoding(self, batch: Batch, steps_BTW: Tensor | None = None) -> Encoding:
+        """Return what latents of a batch are drawn from; `steps_BTW` as in `latents`."""
+        hidden_BSW, seen_BS, is_real_B = self._read(batch, self.embedding(batch) if steps_BTW is None else steps_BTW)
+        posterior: Posterior = self.posterior(*self._pooled(hidden_BSW, seen_BS, is_real_B))
+        return Encoding(posterior, hidden_BSW, seen_BS & is_real_B[:, None])
+
+    def draw(self, encoding: Encoding, noise: MakeNoise | None = None) -> Latents:
+        """Draw the latents of a batch, that of a sequence before those of its steps; without `noise` by torch's own."""
+        posterior = encoding.posterior
+        drawn = self.posterior.draw(posterior, None if noise is None else noise(posterior.mean.shape))
+        kl, is_estimated = self.prior.kl(posterior, drawn), self.prior.estimates_kl(drawn)
+        latents = Latents(posterior, drawn.z, drawn.z, kl, is_estimated)
+        if self.step_level is None:
+            return latents
+        steps = self.draw_steps(drawn.z, encoding, noise)
+        return latents._replace(z=side_by_side(drawn.z, steps.z), steps=steps)
+
+    def draw_steps(self, z_BZ: Tensor, encoding: Encoding, noise: MakeNoise | None = None) -> StepLatents:
+        """Draw the latents of steps given those of their sequences."""
+        assert self.step_level is not None
+        steps: StepLatents = self.step_level(z_BZ, encoding.hidden_BSW, encoding.mask_BS, noise)
+        return steps
+
+    def with_steps(self, z_BZ: Tensor, relative_BSY: Tensor) -> Tensor:
+        """Return what the decoder gets of a sequence's latent and of its steps', these in units of the prior that z gives them."""
+        assert self.step_level is not None
+        return side_by_side(z_BZ, self.step_level.prior(z_BZ, relative_BSY.shape[1]).place(relative_BSY))
 
     def encode(self, batch: Batch, steps_BTW: Tensor | None = None) -> Posterior:
-        """Return the posterior of each sequence or step; `steps_BTW` are the embedded steps, where they are known already."""
-        return self.posterior(*self.features(batch, self.embedding(batch) if steps_BTW is None else steps_BTW))
+        """Return the posterior of each sequence, or of each step where it alone has one; `steps_BTW` as in `latents`."""
+        return self.encoding(batch, steps_BTW).posterior
 
     def posteriors_of_steps(self, steps_NLW: Tensor) -> Posterior:
         """Return the posteriors of sequences of embedded steps, one behind the other, (K, Z), as evaluation has them."""
@@ -151,6 +198,10 @@ class SequenceVAE(nn.Module):
 
     def features(self, batch: Batch, steps_BTW: Tensor) -> tuple[Tensor, Tensor]:
         """Return what the posterior is computed from, (B, W) or (B, S, W), and what of it is real."""
+        return self._pooled(*self._read(batch, steps_BTW))
+
+    def _read(self, batch: Batch, steps_BTW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the encoder's vector of each step, which steps it has seen, (B, S), and which sequences are real, (B,)."""
         # A sequence of length 0 counts as one of length 1: attention to nothing at all would be NaN.
         is_real_B, seen_B = batch.lengths_B > 0, batch.lengths_B.clamp(min=1)
         if self.end_has_latent:  # one step more, and the end mark, if there is one, right behind the last real step
@@ -158,11 +209,13 @@ class SequenceVAE(nn.Module):
             steps_BTW = F.pad(steps_BTW, (0, 0, 0, 1))
             is_end_BS = torch.arange(steps_BTW.shape[1], device=seen_B.device) == seen_B[:, None]
             steps_BTW, seen_B = torch.where(is_end_BS[..., None], self.end_W, steps_BTW), seen_B + end_marks(batch)
-        real_BS = real_steps(seen_B, steps_BTW.shape[1])
-        hidden_BSW = self.encoder(self.input_dropout(steps_BTW), real_BS)
+        seen_BS = real_steps(seen_B, steps_BTW.shape[1])
+        return self.encoder(self.input_dropout(steps_BTW), seen_BS), seen_BS, is_real_B
+
+    def _pooled(self, hidden_BSW: Tensor, seen_BS: Tensor, is_real_B: Tensor) -> tuple[Tensor, Tensor]:
         if self.latent_per_step:
-            return hidden_BSW, real_BS & is_real_B[:, None]
-        return self.pool(hidden_BSW, real_BS), is_real_B
+            return hidden_BSW, seen_BS & is_real_B[:, None]
+        return self.pool(hidden_BSW, seen_BS), is_real_B
 
     def pool(self, hidden_BSW: Tensor, real_BS: Tensor) -> Tensor:
         """Return what stands for all real steps of a sequence, of which each has one or more, (B, W)."""

@@ -25,7 +25,10 @@ from seqvae.training.callbacks.nonfinite import scaler_of
 if TYPE_CHECKING:
     from seqvae.training.module import TrainingModule
 
-ROWS = ("posterior_mean", "posterior_logvar", "posterior_mask", "nll", "steps_B", "kl")
+ROWS = (
+    *("posterior_mean", "posterior_logvar", "posterior_mask", "nll", "steps_B", "kl"),
+    *("step_posterior_mean", "step_posterior_logvar", "step_posterior_mask"),
+)
 """Outputs of `training_step` with a row for each sequence; its counts and sums add up."""
 
 Result = TypeVar("Result")

@@ -8,7 +8,7 @@ Shapes: B sequences, C classes, G groups of latent dimensions.
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import lightning
 import numpy as np
@@ -22,11 +22,14 @@ from torchmetrics.classification import MulticlassAUROC, MulticlassAveragePrecis
 
 from seqvae.config.training import ObjectiveSettings, OptimizerSettings
 from seqvae.data.batch import Batch, padded_steps
-from seqvae.models.vae import Posterior, SequenceVAE, VAEOutput, latents_of
+from seqvae.models.levels import StepLatents
+from seqvae.models.vae import Latents, Posterior, SequenceVAE, VAEOutput
 from seqvae.training.callbacks.nonfinite import StepJudge, scaler_of
 from seqvae.training.micro_batches import MicroBatches
 from seqvae.training.objective import (
+    NO_FREE_BITS,
     NO_LABEL,
+    FreeBits,
     Objective,
     WholeBatch,
     classification_loss,
@@ -35,6 +38,7 @@ from seqvae.training.objective import (
     find_above_floor,
     negative_elbo,
     resolve_free_bits,
+    resolve_step_free_bits,
     share_of_contrast,
 )
 from seqvae.training.optimizers import WeightAverage, make_optimizer, with_own_weights
@@ -157,9 +161,9 @@ class TrainingModule(lightning.LightningModule):
         seed_noise(self.seed, TRAINING, batch.position, part, device=batch.lengths_B.device)
         output: VAEOutput = self.network(batch)
         kl_weight = self.kl_weight(self.global_step)
-        free_bits, shared_by = self._free_bits(output.posterior_mean)
+        free_bits, shared_by, of_steps = self._free_bits(output)
         above_floor_G, contrast = (None, None) if whole is None else whole
-        objective = negative_elbo(output, kl_weight, free_bits, above_floor_G, shared_by=shared_by)
+        objective = negative_elbo(output, kl_weight, free_bits, above_floor_G, shared_by=shared_by, of_steps=of_steps)
         loss = objective.loss + self.objective.label_weight * classification_loss(output, batch.labels_B)
         if self.objective.contrastive_weight:
             if contrast is None:
@@ -175,7 +179,8 @@ class TrainingModule(lightning.LightningModule):
         # the loss is the sum over the whole optimizer step, divided by a constant of the epoch, however it is split up.
         parts = self.trainer.world_size * self.trainer.accumulate_grad_batches
         # A step that is not taken says nothing of the posterior.
-        posterior_mask = output.posterior_mask & loss.detach().isfinite()
+        is_taken = loss.detach().isfinite()
+        posterior_mask = output.posterior_mask & is_taken
         return {
             "loss": loss * (parts / batch.step_tokens),
             "sums": sums,
@@ -185,6 +190,7 @@ class TrainingModule(lightning.LightningModule):
             "posterior_mask": posterior_mask,
             "nll": output.nll_B.detach(),
             **({} if output.kl is None else {"kl": output.kl.detach(), "kl_is_estimated": output.kl_is_estimated}),
+            **({} if output.steps is None else outputs_of_steps(output.steps, is_taken)),
             "steps_B": output.steps_B,
             "real_steps": sums.real_steps,
             "padded_steps": padded_steps(batch),
@@ -197,8 +203,8 @@ class TrainingModule(lightning.LightningModule):
         The encoder goes through the parts once more for this, without gradients; nothing of it stays behind.
         """
         has_contrast = self.objective.contrastive_weight > 0
-        # Without any for a latent of each sequence there are none for one of each step, either.
-        has_free_bits = resolve_free_bits(self.objective, "sequence") > 0
+        # Without any for a latent of each sequence there are none for one of each step alone, either.
+        has_free_bits = max(resolve_free_bits(self.objective, "sequence"), resolve_step_free_bits(self.objective)) > 0
         if not (has_contrast or has_free_bits):
             return None
         with torch.no_grad(), unchanged_buffers(self.network):
@@ -206,16 +212,23 @@ class TrainingModule(lightning.LightningModule):
             for number, part in enumerate(parts):
                 seed_noise(self.seed, TRAINING, part.position, number, device=part.lengths_B.device)
                 outputs.append(posterior_output(self.network, part))
-            free_bits = self._free_bits(outputs[0].posterior_mean)
+            free_bits = self._free_bits(outputs[0])
             return WholeBatch(
                 find_above_floor(outputs, *free_bits) if has_free_bits else None,
                 contrast_of_parts(outputs) if has_contrast else None,
             )
 
-    def _free_bits(self, posterior_mean: Tensor) -> tuple[float, int]:
-        """Return the free bits of a dimension, and how many dimensions have theirs together."""
-        free_bits = resolve_free_bits(self.objective, "step" if posterior_mean.dim() == 3 else "sequence")
-        return free_bits, self.objective.free_bits_shared_by(posterior_mean.shape[-1])
+    def _free_bits(self, output: VAEOutput) -> tuple[float, int, FreeBits]:
+        """Return the free bits of a dimension, how many dimensions have theirs together, and both of steps below the sequence."""
+        scope: Literal["sequence", "step"] = "step" if output.posterior_mean.dim() == 3 else "sequence"
+        own = (
+            resolve_free_bits(self.objective, scope),
+            self.objective.free_bits_shared_by(output.posterior_mean.shape[-1]),
+        )
+        if output.steps is None:
+            return *own, NO_FREE_BITS
+        shared_by = self.objective.free_bits_shared_by(output.steps.drawn.shape[-1])
+        return *own, FreeBits(resolve_step_free_bits(self.objective), shared_by)
 
     def steps_of(self, batch: Batch) -> Tensor:
         """Return how many steps each sequence has."""
@@ -336,14 +349,26 @@ class TrainingModule(lightning.LightningModule):
         self.judge.refuse_if_spoilt(optimizer, self.gradient_norm, self.trainer)
 
 
+def outputs_of_steps(steps: StepLatents, is_taken: Tensor) -> dict[str, Tensor]:
+    """Return the posteriors of steps that have latents below their sequence's, in units of their prior, as a monitor reads them."""
+    mean, logvar, mask = steps.relative
+    return {
+        "step_posterior_mean": mean.detach(),
+        "step_posterior_logvar": logvar.detach(),
+        "step_posterior_mask": mask & is_taken,
+    }
+
+
 def posterior_output(network: nn.Module, batch: Batch) -> VAEOutput:
     """Return what a network says of a batch's posteriors, without decoding where it can; the NLL is then 0."""
     if not isinstance(network, Probeable):
         output: VAEOutput = network(batch)
         return output
-    posterior, (family, prior) = network.encode(batch), latents_of(network)
     none_B = torch.zeros_like(batch.lengths_B)
-    return VAEOutput(*posterior, none_B, none_B, kl=prior.kl(posterior, family.draw(posterior)))
+    if isinstance(network, SequenceVAE):
+        latents: Latents = network.latents(batch)
+        return VAEOutput(*latents.posterior, none_B, none_B, kl=latents.kl, steps=latents.steps)
+    return VAEOutput(*network.encode(batch), none_B, none_B)
 
 
 def sums_of(objective: Objective, output: VAEOutput, batch: Batch) -> Sums:

@@ -1,11 +1,13 @@
 """The negative evidence lower bound, in nats: what the model returns for a batch in, what is minimised out.
 
 Shapes: B sequences, P posteriors (one for each sequence, or for each step of each), Z latent dimensions (1 where the KL is that of
-all of them together), G groups of dimensions that have their free bits together, C classes.
+all of them together), G groups of dimensions that have their free bits together, of all levels of latents,
+C classes.
 """
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -20,6 +22,18 @@ NO_LABEL = -1
 
 FREE_BITS = {"sequence": 0.1, "step": 0.01}
 """Nats of each dimension that cost nothing, for a latent of each sequence and of each step: `docs/training.md` has the reason."""
+
+
+class FreeBits(NamedTuple):
+    """The free bits of one level of latents."""
+
+    nats: float = 0.0
+    """Of each dimension."""
+    shared_by: int = 1
+    """How many dimensions have theirs together."""
+
+
+NO_FREE_BITS = FreeBits()
 
 
 class Objective(NamedTuple):
@@ -40,6 +54,7 @@ def negative_elbo(
     above_floor_G: Tensor | None = None,
     *,
     shared_by: int = 1,
+    of_steps: FreeBits = NO_FREE_BITS,
 ) -> Objective:
     """Return NLL + weight * sum_g max(KL_g, |g| * free bits), with KL_g the mean over the batch of the KL of the dimensions in g.
 
@@ -51,8 +66,9 @@ def negative_elbo(
     between; no batch ever pushes a group that it finds below its floor.
     Of a part of a micro-batch, `above_floor_G` says what the whole finds (`find_above_floor`): then the losses of the parts, and
     their gradients, add up to those of the whole.
+    Of two levels of latents the groups of both stand in a row, those of the steps with free bits of their own, `of_steps`.
     """
-    kl_G, floor = kl_and_floor(output, free_bits, shared_by)
+    kl_G, floor = kl_and_floor(output, free_bits, shared_by, of_steps)
     nll = output.nll_B.sum()
     if above_floor_G is None:
         above_floor_G = kl_G > floor
@@ -65,21 +81,36 @@ def kl_of(output: VAEOutput) -> Tensor:
     return gaussian_kl(output.posterior_mean, output.posterior_logvar) if output.kl is None else output.kl
 
 
-def kl_and_floor(output: VAEOutput, free_bits: float, shared_by: int) -> tuple[Tensor, Tensor]:
+def kl_and_floor(
+    output: VAEOutput, free_bits: float, shared_by: int = 1, of_steps: FreeBits = NO_FREE_BITS
+) -> tuple[Tensor, Tensor]:
     """Return the KL of each group of dimensions, (G,), and the least that is paid for one, summed over the real posteriors."""
-    real_P = output.posterior_mask.flatten()
-    kl_PZ = torch.where(real_P[:, None], kl_of(output).flatten(0, -2), 0.0)
-    kl_Z, free = kl_PZ.sum(dim=0), free_bits * output.posterior_mean.shape[-1] / kl_PZ.shape[1]
-    if shared_by == 1 or len(kl_Z) == 1:
+    mean, mask = output.posterior_mean, output.posterior_mask
+    own = _of_level(kl_of(output), mask, mean.shape[-1], FreeBits(free_bits, shared_by))
+    if output.steps is None:
+        return own
+    mean, logvar, mask = output.steps.relative
+    levels = own, _of_level(gaussian_kl(mean, logvar), mask, mean.shape[-1], of_steps)
+    kls, floors = zip(*((kl_G, floor.expand(len(kl_G))) for kl_G, floor in levels), strict=True)
+    return torch.cat(kls), torch.cat(floors)
+
+
+def _of_level(kl: Tensor, mask: Tensor, dimensions: int, free_bits: FreeBits) -> tuple[Tensor, Tensor]:
+    real_P = mask.flatten()
+    kl_PZ = torch.where(real_P[:, None], kl.flatten(0, -2), 0.0)
+    kl_Z, free = kl_PZ.sum(dim=0), free_bits.nats * dimensions / kl_PZ.shape[1]
+    if free_bits.shared_by == 1 or len(kl_Z) == 1:
         return kl_Z, free * real_P.sum()
-    groups = kl_Z.split(shared_by)
+    groups = kl_Z.split(free_bits.shared_by)
     free_G = kl_Z.new_tensor([free * len(group) for group in groups])
     return torch.stack([group.sum() for group in groups]), free_G * real_P.sum()
 
 
-def find_above_floor(parts: Iterable[VAEOutput], free_bits: float, shared_by: int = 1) -> Tensor:
+def find_above_floor(
+    parts: Iterable[VAEOutput], free_bits: float, shared_by: int = 1, of_steps: FreeBits = NO_FREE_BITS
+) -> Tensor:
     """Return which groups cost more than their free bits over all parts of a micro-batch together, (G,)."""
-    kls, floors = zip(*(kl_and_floor(output, free_bits, shared_by) for output in parts), strict=True)
+    kls, floors = zip(*(kl_and_floor(output, free_bits, shared_by, of_steps) for output in parts), strict=True)
     return torch.stack(kls).sum(dim=0) > torch.stack(floors).sum(dim=0)
 
 
@@ -126,7 +157,7 @@ def share_of_contrast(output: VAEOutput, contrast: Tensor) -> Tensor:
     return contrast[:, 0].sum() + ((posterior - posterior.detach()) * contrast[:, 1:]).sum()
 
 
-def resolve_free_bits(settings: ObjectiveSettings, latent_scope: Literal["sequence", "step"]) -> float:
+def resolve_free_bits(settings: ObjectiveSettings, latent_scope: Literal["sequence", "step", "both"]) -> float:
     """Return --free_bits, or by default a protective amount.
 
     A step is worth but a few nats, and its latent would copy it for free: hence less for a latent of each step. Below free
@@ -134,7 +165,12 @@ def resolve_free_bits(settings: ObjectiveSettings, latent_scope: Literal["sequen
     """
     if settings.free_bits is not None:
         return settings.free_bits
-    return FREE_BITS[latent_scope] if settings.target_kl is None else 0.0
+    return FREE_BITS["step" if latent_scope == "step" else "sequence"] if settings.target_kl is None else 0.0
+
+
+def resolve_step_free_bits(settings: ObjectiveSettings) -> float:
+    """Return --step_free_bits, or by default what a latent of each step has."""
+    return resolve_free_bits(replace(settings, free_bits=settings.step_free_bits), "step")
 
 
 def classification_loss(output: VAEOutput, labels_B: Tensor | None) -> Tensor:

@@ -261,7 +261,7 @@ def test_two_blocks_of_convolutions_see_729_steps():
 
 
 def test_waves_distinguish_a_thousand_positions():
-    assert torch.pdist(position_waves(torch.zeros(1, 1000, 16))).min() > 0.3
+    assert torch.pdist(position_waves(1000, 16, torch.device("cpu"))).min() > 0.3
 
 
 # --- Memory and compilation -----------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from seqvae.reports.run_files import EVENTS, LAST, read_events, utc_now
 from seqvae.reports.terminal import bin_edges
 from seqvae.text import clip, folded, percent, visible, window_width
 from seqvae.training.distributed import Devices, ResolvedPrecision
-from seqvae.training.objective import resolve_free_bits
+from seqvae.training.objective import resolve_free_bits, resolve_step_free_bits
 from seqvae.training.processes import is_first_process
 from seqvae.training.risk import describe_risk, features_before
 from seqvae.training.schedules import Plan
@@ -68,7 +68,7 @@ def header_lines(
     if isinstance(network, SequenceVAE):
         described = (
             f"{model.encoder} encoder, {model.decoder} decoder, {parameters} (width {model.width}, depth {model.depth}), "
-            f"{model.latent_size} latent dimensions for each {model.latent_scope}"
+            f"{model.described_latent}"
             + (", means normalised over the batch" if model.posterior == "batch_norm" else "")
         )
     if objective.target_kl is not None:
@@ -80,11 +80,13 @@ def header_lines(
         weight = (
             f"{objective.kl_schedule} to {objective.beta:g} (--kl_schedule, --kl_warmup {objective.kl_warmup:g}{cycle})"
         )
-    free_bits, shared_by = (
-        resolve_free_bits(objective, model.latent_scope),
-        objective.free_bits_shared_by(model.latent_size),
-    )
+    shared_by = objective.free_bits_shared_by(model.latent_size)
     together = f", {shared_by} together" if shared_by > 1 else ""
+    free_bits = (
+        f"{resolve_free_bits(objective, model.latent_scope):g} nats of each dimension free{together} (--free_bits)"
+    )
+    if model.latent_scope == "both":
+        free_bits += f", {resolve_step_free_bits(objective):g} of each of a step's latent (--step_free_bits)"
     steps, optimizer, unit = plan.total_steps, settings.optimizer, data.description.unit
     scaled = (
         f" ({optimizer.base_rate:.3g} at {optimizer.lr_base_tokens:,} {unit}s, --scale_lr)"
@@ -104,10 +106,7 @@ def header_lines(
         ("data", first),
         *(("", line) for line in rest),
         ("model", described),
-        (
-            "objective",
-            f"negative ELBO; KL weight {weight}; {free_bits:g} nats of each dimension free{together} (--free_bits)",
-        ),
+        ("objective", f"negative ELBO; KL weight {weight}; {free_bits}"),
         *risk,
         (
             "training",
