@@ -332,6 +332,10 @@ class TrainingSettings:
                 "--contrastive_weight tells sequences apart by their latent, and --latent_scope step gives them one for each step: "
                 "leave one of them out"
             )
+        if self.model.latent_scope == "both" and self.monitoring.on_collapse == "rescue":
+            raise ValueError(
+                "--on_collapse rescue heals one latent, and --latent_scope both has two: leave it out, or take --on_collapse stop"
+            )
 
     @property
     def watch(self) -> Watch | None:

@@ -30,8 +30,8 @@ MOST_POSTERIORS = 16_384
 """Posteriors that the mutual information is estimated from, as it compares each with each; it then reads at most 9.7 nats."""
 
 
-SEQUENCE_LATENTS, STEP_LATENTS = "sequence latents", "step latents"
-"""Names of the two levels of latents."""
+SEQUENCE_LEVEL, STEP_LEVEL = "sequence", "step"
+"""What has a latent on each of two levels."""
 
 LEAST_SAMPLES, MOST_SAMPLES = 16, 500
 """Samples of an importance-weighted NLL that may stop early; published tables have 500."""
@@ -129,7 +129,8 @@ class PosteriorStatistics(NamedTuple):
     own_units: "InOwnUnits | None" = None
     """The densities of values as the data have them; None: these are of what the network sees."""
     levels: Mapping[str, LevelStatistics] = MappingProxyType({})
-    """Where there are latents of two levels: the readings of each by its name; those above, but the rate, are of the sequences'."""
+    """Where there are latents of two levels: the readings of each by what has them. The other fields, but the rate, are then of the
+    sequences'."""
 
 
 class InOwnUnits(NamedTuple):
@@ -306,7 +307,7 @@ def posterior_statistics(
             posteriors=len(mean_RY),
             decoder_use=mean_lost(step_lost_N),
         )
-        levels, kl_N = {SEQUENCE_LATENTS: own, STEP_LATENTS: below_it}, kl_N + step_kl_N
+        levels, kl_N = {SEQUENCE_LEVEL: own, STEP_LEVEL: below_it}, kl_N + step_kl_N
     own_units = None
     if nats_of_units is not None:
         own_N = nll_N + units_N.numpy()

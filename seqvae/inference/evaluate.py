@@ -30,7 +30,7 @@ from seqvae.errors import harmless
 from seqvae.files import JsonLines
 from seqvae.inference.estimates import (
     MOST_SAMPLES,
-    STEP_LATENTS,
+    STEP_LEVEL,
     Estimate,
     LevelStatistics,
     PosteriorStatistics,
@@ -134,7 +134,7 @@ def evaluate(
             *_row_of_known(model, data, splits, seed),
         ),
         "kl_per_dim": statistics.kl_per_dim,
-        **({"step_kl_per_dim": statistics.levels[STEP_LATENTS].kl_per_dim} if statistics.levels else {}),
+        **({"step_kl_per_dim": statistics.levels[STEP_LEVEL].kl_per_dim} if statistics.levels else {}),
         "features": tuple(one._asdict() for one in features),
         "notes": tuple(_notes(statistics, weighted, features)),
     }
@@ -247,7 +247,9 @@ def _rows(statistics: PosteriorStatistics, weighted: Weighted | None, unit: str)
             rows.append(("IW-NLL, own units", nll.per_sequence, of))
     for name, level in _levels_of(statistics).items():
         of = f"of N = {level.posteriors:,} posteriors: at most {math.log(level.posteriors):.2f}"
-        costs = f"what another's {name} cost, of like length" if name else "what another's z costs, of like length"
+        costs = (
+            f"what another's {name} latents cost, of like length" if name else "what another's z costs, of like length"
+        )
         of_level = f", {name}" if name else ""
         rows += [("rate" + of_level, level.rate, "KL from their prior, per sequence")] if name else []
         rows += [
@@ -264,7 +266,7 @@ def _rows(statistics: PosteriorStatistics, weighted: Weighted | None, unit: str)
 
 
 def _levels_of(statistics: PosteriorStatistics) -> Mapping[str, PosteriorStatistics | LevelStatistics]:
-    """Return the readings of each level of latents by its name, which is empty where there is one."""
+    """Return the readings of each level of latents by what has them, which is empty where there is one level."""
     return statistics.levels or {"": statistics}
 
 
@@ -274,7 +276,9 @@ def _notes(
     for name, level in _levels_of(statistics).items():
         use = level.decoder_use
         if use is not None and use.value < 2 * use.error:
-            ignored = f"the {name}: those of another sequence cost" if name else "z: that of another sequence costs"
+            ignored = (
+                f"the {name} latents: those of another sequence cost" if name else "z: that of another sequence costs"
+            )
             yield (
                 f"the decoder ignores {ignored} it {use.value:.3g} ± {use.error:.2g} nats, and the "
                 f"rate of {level.rate.value:.3g} is paid for nothing"
@@ -284,7 +288,11 @@ def _notes(
     elif left_out:
         yield f"the decoder use leaves out {counted(left_out, 'sequence')}: all others of the split are windows of the same one"
     for name, level in _levels_of(statistics).items():
-        size, cap, of_level = len(level.kl_per_dim), math.log(level.posteriors), f" of the {name}" if name else ""
+        size, cap, of_level = (
+            len(level.kl_per_dim),
+            math.log(level.posteriors),
+            f" of the {name} latents" if name else "",
+        )
         if dead := size - level.active_units:
             dimensions = f"dimensions{of_level}" if name else "latent dimensions"
             yield f"{dead} of {size} {dimensions} are dead: their means vary by less than 0.01 over the data"

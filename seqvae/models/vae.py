@@ -245,8 +245,30 @@ class SequenceVAE(nn.Module):
         return self.likelihood(self.decode_hidden(self.embedding(batch), z), batch)
 
     def nll_given_z(self, batch: Batch, z: Tensor) -> Tensor:
-        """Return -log p of each sequence given z, (B,)."""
+        """Return -log p of each sequence, (B,), given z as the decoder gets it."""
         return self.decode(batch, z).sum(dim=1)
+
+    def nll_given_level(self, batch: Batch, z: Tensor, *, of_steps: bool) -> Tensor:
+        """Return -log p of each sequence, (B,), given latents of one of two levels beside its own of the other.
+
+        Those of sequences are (B, Z); those of steps, (B, S, Y), are in units of their prior, so that they hold nothing of a
+        sequence but what its own z does not say. The own are z at its mean, and steps drawn with the same noise in every call.
+        """
+        steps_BTW = self.embedding(batch)
+        own = self.latents(batch, steps_BTW, at_mean=True)
+        assert own.steps is not None
+        top_z, relative_BSY = own.top_z, z
+        if not of_steps:
+            noise = torch.randn(own.steps.drawn.shape, generator=torch.Generator().manual_seed(0))
+            top_z, relative_BSY = z, draw(own.steps.relative, noise.to(z.device))
+        hidden_BSW = self.decode_hidden(steps_BTW, self.with_steps(top_z, relative_BSY))
+        return self.likelihood(hidden_BSW, batch).sum(dim=1)
+
+    def step_posterior(self, batch: Batch) -> Posterior:
+        """Return the posterior of each step, in units of its prior, below its sequence's latent at the mean."""
+        steps = self.latents(batch, at_mean=True).steps
+        assert steps is not None
+        return steps.relative
 
     def latent_scores(self, batch: Batch, draws: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return what the escape threshold is estimated from (`LatentScores` of the monitors), for a latent of each sequence.

@@ -117,7 +117,9 @@ class TrainingModule(lightning.LightningModule):
         if isinstance(network, Probeable):  # by these methods a monitor sees whether the decoder uses z
             self.posterior_of = lambda batch: network.encode(batch)  # which `configure_model` may replace
             self.nll_given_z = lambda batch, z: network.nll_given_z(batch, z)
-        if isinstance(network, SequenceVAE) and not network.latent_per_step:
+        if isinstance(network, SequenceVAE) and network.step_level is not None:
+            self.nll_given_z = lambda batch, z: network.nll_given_level(batch, z, of_steps=False)
+        if isinstance(network, SequenceVAE) and not network.has_step_latents:
             self.latent_scores = lambda batch, draws: network.latent_scores(batch, draws)
         self._validated: list[Sums] = []
         self._kl_of_step: list[Tensor] = []
@@ -204,7 +206,9 @@ class TrainingModule(lightning.LightningModule):
         """
         has_contrast = self.objective.contrastive_weight > 0
         # Without any for a latent of each sequence there are none for one of each step alone, either.
-        has_free_bits = max(resolve_free_bits(self.objective, "sequence"), resolve_step_free_bits(self.objective)) > 0
+        has_free_bits = resolve_free_bits(self.objective, "sequence") > 0
+        if isinstance(self.network, SequenceVAE) and self.network.step_level is not None:
+            has_free_bits |= resolve_step_free_bits(self.objective) > 0
         if not (has_contrast or has_free_bits):
             return None
         with torch.no_grad(), unchanged_buffers(self.network):

@@ -26,7 +26,7 @@ from seqvae.models.backbones import Blocks
 from seqvae.models.vae import SequenceVAE
 from seqvae.training.run_directory.checkpoint_file import read_lazily
 
-ENTRANCES = ("encode", "nll_given_z")
+ENTRANCES = ("encode", "nll_given_z", "nll_given_level", "step_posterior")
 """Methods beside `forward` by which monitors enter a network."""
 
 Value = TypeVar("Value")

@@ -199,7 +199,7 @@ def test_importance_weighting_over_both_levels_agrees_with_quadrature():
 def test_the_rate_and_the_information_are_read_of_each_level():
     vae, batch = make_levels("vectors"), make_batch("vectors", [5] * 40)
     read = posterior_statistics(vae, paired(batch))
-    own, below = read.levels["sequence latents"], read.levels["step latents"]
+    own, below = read.levels["sequence"], read.levels["step"]
     assert abs(own.rate.value + below.rate.value - read.rate.value) < 1e-4
     assert abs(sum(below.kl_per_dim) - below.rate.value) < 1e-4
     assert abs(-read.elbo.value - read.nll.value - read.rate.value) < 1e-4
@@ -212,8 +212,8 @@ def test_the_rate_and_the_information_are_read_of_each_level():
     ):  # a decoder that sees neither the steps' latents nor, through them, what their prior says of z
         vae.decoder.latent.weight[:, 3:] = 0
     deaf = posterior_statistics(vae, paired(batch)).levels
-    assert deaf["step latents"].decoder_use == (0.0, 0.0)
-    use = deaf["sequence latents"].decoder_use
+    assert deaf["step"].decoder_use == (0.0, 0.0)
+    use = deaf["sequence"].decoder_use
     assert use is not None
     assert use.value != 0
 
