@@ -63,6 +63,13 @@ class ObjectiveSettings:
     target_kl: float | None = None
     """KL in nats to steer to: a controller sets the weight in place of --kl_schedule and --beta; default: none."""
 
+    pretrain_autoencoder: int = 0
+    """Optimizer steps at the beginning in which the KL weighs nothing; then --kl_schedule and the learning rate begin."""
+
+    reset_decoder: bool = False
+    """Let the decoder start from scratch after --pretrain_autoencoder, so that it learns beside an encoder that has something to
+    tell."""
+
     contrastive_weight: float = 0.0
     """Weight of the contrastive loss: the nats that it takes to find out which sequence of a batch a latent was drawn for."""
 
@@ -80,7 +87,10 @@ class ObjectiveSettings:
             "step_free_bits",
             "label_weight",
             "contrastive_weight",
+            "pretrain_autoencoder",
         )
+        if self.reset_decoder and not self.pretrain_autoencoder:
+            raise ValueError("--reset_decoder needs --pretrain_autoencoder, the steps after which it is reset")
         refuse_below(1, self, "free_bits_group")
         if (self.free_bits_by == "group") != (self.free_bits_group is not None):
             raise ValueError("--free_bits_by group and --free_bits_group N, the dimensions of a group, need each other")

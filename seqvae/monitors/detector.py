@@ -84,8 +84,8 @@ class KLSchedule(NamedTuple):
 def why_not_full(step: int, weights: Sequence[float | None], schedule: KLSchedule, full_from: int | None) -> str | None:
     """Return why the weight does not count as full, or None. `weights` are those of the readings so far."""
     weight = weights[-1]
-    if schedule.is_steered:
-        return None
+    if schedule.is_steered:  # by a controller whose weight is never 0
+        return "the KL has no weight yet" if weight == 0 else None
     if full_from is not None:
         now = "" if weight is None else f"is {weight:.3g} and "
         return None if step > full_from else f"the KL weight {now}will be full from step {full_from:,}"

@@ -34,6 +34,7 @@ from seqvae.training.callbacks.compile import COMPILER_ANSWERS, Answers, Compile
 from seqvae.training.callbacks.interrupt import EarlyStopping, StopOnSignal, TimeLimit, restore_signal_handlers
 from seqvae.training.callbacks.memory import FlatMemory
 from seqvae.training.callbacks.nonfinite import MOST_TIMES, NonFiniteError, Recovery, SkippedSteps, read_recovery
+from seqvae.training.callbacks.pretraining import EndOfPretraining
 from seqvae.training.callbacks.progress import Progress
 from seqvae.training.callbacks.report import RunReport
 from seqvae.training.callbacks.rescue import Rescue
@@ -129,6 +130,11 @@ def fit(
         data = make_data(settings)
         open_data(data)
     plan = plan_run(settings, data, devices.world)
+    if (before := settings.objective.pretrain_autoencoder) >= plan.total_steps:
+        raise UsageError(
+            f"--pretrain_autoencoder {before:,} leaves nothing of a run of {plan.total_steps:,} optimizer steps: raise --max_steps "
+            "or --max_epochs, or pretrain for fewer"
+        )
     split = data.split("train")
     origin = {
         "settings": to_flat_dict(settings),
@@ -335,6 +341,10 @@ class _Run:
                 return has_full_kl_weight(step, total_steps, objective)
 
             callbacks.append(EarlyStopping(patience, is_counted))
+        monitors = [callback for callback in self.callbacks if isinstance(callback, PosteriorMetricsMonitor)]
+        if steps := self.settings.objective.pretrain_autoencoder:
+            resets_decoder = self.settings.objective.reset_decoder
+            callbacks.append(EndOfPretraining(monitors, steps, resets_decoder=resets_decoder))
         skipped = SkippedSteps(module.judge, events, data.split("train").ids)
         self.stop_on_signal = StopOnSignal(checkpoints, self.resume_command)
         return [*callbacks, skipped, self.stop_on_signal, checkpoints]
@@ -545,6 +555,7 @@ def filled_in(settings: Settings) -> Settings:
             settings,
             run=replace(settings.run, max_steps=2, log_every_n_steps=1),
             validation=replace(settings.validation, limit_val_batches=1, val_check_interval=1.0),
+            objective=replace(settings.objective, pretrain_autoencoder=min(1, settings.objective.pretrain_autoencoder)),
         )
     return with_few_shapes(settings)
 

@@ -44,7 +44,7 @@ from seqvae.training.objective import (
 from seqvae.training.optimizers import WeightAverage, make_optimizer, with_own_weights
 from seqvae.training.run_directory.checkpoint_file import WEIGHTS
 from seqvae.training.run_directory.records import RunEvents
-from seqvae.training.schedules import KLWeight, Steering, learning_rate_factor, scheduled_kl_weight
+from seqvae.training.schedules import KLWeight, Steering, learning_rate_factor, scheduled_kl_weight, steps_of
 from seqvae.training.sharding import ShardedStrategy, share_out, whole
 from seqvae.verdicts import Circumstances
 
@@ -175,7 +175,7 @@ class TrainingModule(lightning.LightningModule):
             loss = loss + self.objective.contrastive_weight * nats
         self.judge.add(loss, batch.sequences_B)
         sums = sums_of(objective, output, batch)
-        if self.kl_weight.target_kl is not None:
+        if self.kl_weight.target_kl is not None and self.global_step >= self.objective.pretrain_autoencoder:
             self._kl_of_step.append(torch.stack((sums.kl, sums.sequences.float())))
         # Lightning divides by the micro-batches of a step and averages over the processes. Both are undone here, so that
         # the loss is the sum over the whole optimizer step, divided by a constant of the epoch, however it is split up.
@@ -254,7 +254,11 @@ class TrainingModule(lightning.LightningModule):
         """Return the share of --lr in an optimizer step."""
         if self.steering is not None:
             return self.steering.learning_rate_factor(step, self.total_steps, self.optimizer)
-        return learning_rate_factor(step, self.total_steps, self.optimizer)
+        if before := self.objective.pretrain_autoencoder:  # which rises to the whole rate, and then stays there
+            warmup = steps_of(self.optimizer.warmup, self.total_steps)
+            if step < before:
+                return min(1.0, (step + 1) / max(1, warmup))
+        return learning_rate_factor(step - before, self.total_steps - before, self.optimizer)
 
     def takes_flags(self) -> bool:
         """Return whether the flags of the model have an effect, too, so that a monitor may advise them."""

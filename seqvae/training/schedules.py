@@ -96,7 +96,10 @@ def learning_rate_factor(step: int, total_steps: int, settings: OptimizerSetting
 
 
 def scheduled_kl_weight(step: int, total_steps: int, settings: ObjectiveSettings) -> float:
-    """Return the weight of the KL in an optimizer step: --beta times --kl_schedule."""
+    """Return the weight of the KL in an optimizer step: --beta times --kl_schedule, which begins after any pretraining."""
+    if step < settings.pretrain_autoencoder:
+        return 0.0
+    step, total_steps = step - settings.pretrain_autoencoder, total_steps - settings.pretrain_autoencoder
     if settings.kl_schedule == "constant":
         return settings.beta
     if settings.kl_schedule == "cyclical":
@@ -129,6 +132,7 @@ class Steering(NamedTuple):
     def objective(self, settings: ObjectiveSettings) -> ObjectiveSettings:
         """Return the objective that is trained; `settings`: the user's."""
         weight, free_bits, target_kl = self.kl_weight, self.free_bits, self.target_kl
+        settings = replace(settings, pretrain_autoencoder=0, reset_decoder=False)
         return replace(settings, kl_schedule="constant", beta=weight, free_bits=free_bits, target_kl=target_kl)
 
     def learning_rate_factor(self, step: int, total_steps: int, settings: OptimizerSettings) -> float:
@@ -149,8 +153,11 @@ def has_full_kl_weight(step: int, total_steps: int, settings: ObjectiveSettings)
     With --target_kl, whose controller moves the weight for good: whether as many steps as --kl_warmup says have gone by, in which
     the KL comes to its target.
     """
+    if step < settings.pretrain_autoencoder:
+        return False
     if settings.target_kl is not None:
-        return step >= steps_of(settings.kl_warmup, total_steps)
+        since, left = step - settings.pretrain_autoencoder, total_steps - settings.pretrain_autoencoder
+        return since >= steps_of(settings.kl_warmup, left)
     return scheduled_kl_weight(step, total_steps, settings) >= settings.beta
 
 
@@ -212,7 +219,7 @@ class KLWeight(nn.Module):
 
     def forward(self, step: int) -> Tensor | float:
         """Return the weight of an optimizer step: a float, or a tensor on the device."""
-        if self.target_kl is None:
+        if self.target_kl is None or step < self.settings.pretrain_autoencoder:
             return scheduled_kl_weight(step, self.total_steps, self.settings)
         return self.weight.clone()  # what is logged must not change with the next update
 

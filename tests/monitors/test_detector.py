@@ -155,6 +155,17 @@ def test_posteriors_that_are_next_to_points_are_not_variational(cadence):
     assert [name for _, name in watch(points, cadence).changes] == ["cannot_tell", "not_variational"]
 
 
+@pytest.mark.parametrize(
+    "schedule",
+    [KLSchedule(800, lambda step: float(step >= 400)), KLSchedule(800, None, is_steered=True)],
+    ids=["constant", "steered"],
+)
+def test_the_narrow_posteriors_of_an_autoencoder_that_is_pretrained_are_no_alarm(schedule):
+    seen = watch(lambda step: points(step)._replace(kl_weight=0.0), schedule=schedule, steps=400)
+    assert {verdict.name for _, verdict in seen.verdicts} <= {"cannot_tell", "warming_up"}
+    assert watch(points, schedule=KLSchedule(800, None, is_steered=True), steps=400).last.name == "not_variational"
+
+
 def narrow(weight: float, variance: float, use: float, step_rate: float = 30.0) -> Curve:
     return lambda step: reading(
         step, rate=step_rate, information=6.0, use=use, use_error=1.0, variance=variance, weight=weight

@@ -103,7 +103,13 @@ class Run(NamedTuple):
         return [step for step, _ in self.validations]
 
 
-def short_module(total_steps: int = STEPS, *, model: ModelSettings | None = None, **optimizer: Any) -> TrainingModule:
+def short_module(
+    total_steps: int = STEPS,
+    objective: ObjectiveSettings | None = None,
+    *,
+    model: ModelSettings | None = None,
+    **optimizer: Any,
+) -> TrainingModule:
     torch.manual_seed(0)
     model = model or MODEL
     settings = {**asdict(model), "seed": 0}
@@ -114,7 +120,7 @@ def short_module(total_steps: int = STEPS, *, model: ModelSettings | None = None
     }
     return TrainingModule(
         SequenceVAE(DESCRIPTION, model),
-        ObjectiveSettings(),
+        objective or ObjectiveSettings(),
         OptimizerSettings(warmup=2, **optimizer),
         total_steps=total_steps,
         seed=0,

@@ -249,7 +249,7 @@ def test_the_last_rung_takes_the_weights_of_the_healthy_checkpoint_or_lets_the_d
         (tmp_path / "checkpoints" / LAST).rename(tmp_path / "checkpoints" / HEALTHY)
     before = {name: weight.clone() for name, weight in module.network.state_dict().items()}
     strategy = SimpleNamespace(broadcast=lambda decision: decision)
-    made: Any = SimpleNamespace(default_root_dir=tmp_path, strategy=strategy)
+    made: Any = SimpleNamespace(default_root_dir=tmp_path, strategy=strategy, optimizers=[])
     revive_decoder(made, module)
     after = module.network.state_dict()
     if has_healthy:

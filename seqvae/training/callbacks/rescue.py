@@ -7,16 +7,13 @@ if need be a longer run; and for each move a line on the console and an event. T
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning import Callback, LightningModule, Trainer
 from torch.optim.lr_scheduler import LambdaLR
 
-from seqvae.models.backbones import Decoder
-from seqvae.models.vae import SequenceVAE
 from seqvae.monitors import PosteriorMetricsMonitor
 from seqvae.reports.run_files import HEALTHY, RESCUE
-from seqvae.training.callbacks.checkpoint import Checkpoints, is_between_steps
-from seqvae.training.callbacks.interrupt import EarlyStopping
+from seqvae.training.callbacks.checkpoint import is_between_steps
+from seqvae.training.callbacks.pretraining import forget_what_was_best, start_decoder_over
 from seqvae.training.callbacks.progress import Progress
 from seqvae.training.module import TrainingModule
 from seqvae.training.network import read_network
@@ -97,13 +94,10 @@ class Rescue(Callback):
             for optimizer in trainer.optimizers:
                 optimizer.state.clear()
         set_learning_rate(trainer)
+        forget_what_was_best(trainer)
         callbacks: list[Callback] = vars(trainer)["callbacks"]  # set by Lightning, and declared nowhere
         for callback in callbacks:
-            if isinstance(callback, Checkpoints):
-                callback.forget_best()
-            elif isinstance(callback, EarlyStopping):
-                callback.start_over()
-            elif isinstance(callback, Progress):
+            if isinstance(callback, Progress):
                 callback.total_steps = trainer.max_steps
         if module.events is not None:
             details = {"phase": move.phase, "course": move.name, "outcome": move.outcome, **course._asdict()}
@@ -143,8 +137,4 @@ def revive_decoder(trainer: Trainer, module: TrainingModule) -> None:
         if not misfits(network.state_dict(), weights):
             load_whole(network, weights)
             return
-    if isinstance(network, SequenceVAE) and isinstance(network.decoder, Decoder):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(module.seed)
-            fresh = Decoder(network.settings)
-        load_whole(network.decoder, fresh.state_dict())
+    start_decoder_over(trainer, module)
