@@ -92,6 +92,7 @@ ANSWERS = {
     "--free_bits": "free_nats kl_floor kl_min min_kl kl_threshold lambda_free_bits",
     "--free_bits_by dimension|group|total": "free_bits_mode free_bits_type free_bits_scope fb fb_mode free_bits_per",
     "--target_kl": "target_rate kl_target capacity kl_capacity max_capacity",
+    "--aggressive_encoder": "aggressive aggressive_training lagging lagging_encoder",
     "--pretrain_autoencoder (optimizer steps)": "ae_pretrain pretrain_ae ae_steps pretrain_steps pretrain_epochs",
     "--contrastive_weight": "contrastive_loss_weight infonce_weight nce_weight mi_weight mutual_information_weight critic_weight",
     "--label_weight": "classification_weight cls_weight aux_weight label_loss_weight",

@@ -70,6 +70,13 @@ class ObjectiveSettings:
     """Let the decoder start from scratch after --pretrain_autoencoder, so that it learns beside an encoder that has something to
     tell."""
 
+    aggressive_encoder: bool = False
+    """Let the encoder learn alone before each step of all weights, until that brings nothing; over when the mutual information
+    stops rising."""
+
+    aggressive_budget: float = 1.0
+    """Steps of the encoder alone in --aggressive_encoder at most, as a share of the run's optimizer steps."""
+
     contrastive_weight: float = 0.0
     """Weight of the contrastive loss: the nats that it takes to find out which sequence of a batch a latent was drawn for."""
 
@@ -88,6 +95,7 @@ class ObjectiveSettings:
             "label_weight",
             "contrastive_weight",
             "pretrain_autoencoder",
+            "aggressive_budget",
         )
         if self.reset_decoder and not self.pretrain_autoencoder:
             raise ValueError("--reset_decoder needs --pretrain_autoencoder, the steps after which it is reset")
@@ -327,8 +335,18 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         """Refuse settings of different groups that do not go together."""
+        if self.objective.aggressive_encoder and self.model.latent_scope == "both":
+            raise ValueError(
+                "--aggressive_encoder is for one level of latents, and --latent_scope both has two: leave one out"
+            )
+        if self.objective.aggressive_encoder and self.cache.stream:
+            raise ValueError(
+                "--aggressive_encoder needs batches from all over the data, and --stream has only some of them at a time: "
+                "leave one of them out"
+            )
         if self.compute.strategy not in ("auto", "ddp"):
             whole = [
+                ("--aggressive_encoder", self.objective.aggressive_encoder),
                 ("--optimizer muon", self.optimizer.optimizer == "muon"),
                 ("--ema", self.optimizer.ema is not None),
             ]

@@ -157,6 +157,7 @@ class PosteriorMetricsMonitor(Callback):
         """Begin a run. The capacity is shared out, so that N, and with it log N, is the same for any number of processes."""
         self.reading: Reading | None = None
         """The latest."""
+        self._at_least_every: int | None = None
         self._window = PosteriorWindow(-(-self.posteriors // world_size))
         self._decoder = DecoderProbe(self.read_outputs, self.probe_batch)
         self._escape = ThresholdReader()
@@ -229,7 +230,8 @@ class PosteriorMetricsMonitor(Callback):
             kl_is_estimated=step_outputs.kl_is_estimated,
         )
         step = steps_done(trainer)
-        if not is_due(step, self._step_read, self._every_n_steps, self._last_step):
+        every_n_steps = min(self._every_n_steps, self._at_least_every or self._every_n_steps)
+        if not is_due(step, self._step_read, every_n_steps, self._last_step):
             return
         self._step_read = step
         self._expect_length(trainer, step)
@@ -330,6 +332,10 @@ class PosteriorMetricsMonitor(Callback):
             self._window.load_state_dict({name: value[trainer.global_rank] for name, value in windows.items()})
 
     # --- A rescue ---------------------------------------------------------------------------------------------------
+
+    def read_at_least_every(self, n_steps: int | None) -> None:
+        """Read this often, where that is more often, until it is None: a remedy goes by the readings."""
+        self._at_least_every = n_steps
 
     def stop_judging(self, every_n_steps: int) -> None:
         """Read, with decoder use, at least this often from now on, and judge nothing: a rescue that tries objectives does so."""

@@ -29,6 +29,7 @@ from seqvae.models.vae import SequenceVAE
 from seqvae.monitors import PosteriorMetricsMonitor, ThroughputMonitor
 from seqvae.reports.run_files import HEALTHY, command_line, environment, write_environment, write_facts
 from seqvae.text import folded, window_width
+from seqvae.training.callbacks.aggressive import AggressiveEncoder
 from seqvae.training.callbacks.checkpoint import Checkpoints, ReportsHealth
 from seqvae.training.callbacks.compile import COMPILER_ANSWERS, Answers, CompilerTrial
 from seqvae.training.callbacks.interrupt import EarlyStopping, StopOnSignal, TimeLimit, restore_signal_handlers
@@ -345,6 +346,9 @@ class _Run:
         if steps := self.settings.objective.pretrain_autoencoder:
             resets_decoder = self.settings.objective.reset_decoder
             callbacks.append(EndOfPretraining(monitors, steps, resets_decoder=resets_decoder))
+        if self.settings.objective.aggressive_encoder:
+            budget = self.settings.objective.aggressive_budget
+            callbacks.append(AggressiveEncoder(data, next(iter(monitors), None), budget))
         skipped = SkippedSteps(module.judge, events, data.split("train").ids)
         self.stop_on_signal = StopOnSignal(checkpoints, self.resume_command)
         return [*callbacks, skipped, self.stop_on_signal, checkpoints]

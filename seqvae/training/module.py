@@ -162,17 +162,7 @@ class TrainingModule(lightning.LightningModule):
         """
         seed_noise(self.seed, TRAINING, batch.position, part, device=batch.lengths_B.device)
         output: VAEOutput = self.network(batch)
-        kl_weight = self.kl_weight(self.global_step)
-        free_bits, shared_by, of_steps = self._free_bits(output)
-        above_floor_G, contrast = (None, None) if whole is None else whole
-        objective = negative_elbo(output, kl_weight, free_bits, above_floor_G, shared_by=shared_by, of_steps=of_steps)
-        loss = objective.loss + self.objective.label_weight * classification_loss(output, batch.labels_B)
-        if self.objective.contrastive_weight:
-            if contrast is None:
-                nats = contrastive_loss(output.posterior_mean, output.posterior_logvar).to(loss)
-            else:
-                nats = share_of_contrast(output, contrast)
-            loss = loss + self.objective.contrastive_weight * nats
+        loss, objective = self.loss_of(batch, output, whole)
         self.judge.add(loss, batch.sequences_B)
         sums = sums_of(objective, output, batch)
         if self.kl_weight.target_kl is not None and self.global_step >= self.objective.pretrain_autoencoder:
@@ -186,7 +176,7 @@ class TrainingModule(lightning.LightningModule):
         return {
             "loss": loss * (parts / batch.step_tokens),
             "sums": sums,
-            "kl_weight": kl_weight,
+            "kl_weight": objective.kl_weight,
             "posterior_mean": output.posterior_mean.detach(),
             "posterior_logvar": output.posterior_logvar.detach(),
             "posterior_mask": posterior_mask,
@@ -198,6 +188,21 @@ class TrainingModule(lightning.LightningModule):
             "padded_steps": padded_steps(batch),
             "sequences": sums.sequences,
         }
+
+    def loss_of(self, batch: Batch, output: VAEOutput, whole: WholeBatch | None = None) -> tuple[Tensor, Objective]:
+        """Return what is minimised of a micro-batch or a part of one, as a sum, and the objective within it."""
+        kl_weight = self.kl_weight(self.global_step)
+        free_bits, shared_by, of_steps = self._free_bits(output)
+        above_floor_G, contrast = (None, None) if whole is None else whole
+        objective = negative_elbo(output, kl_weight, free_bits, above_floor_G, shared_by=shared_by, of_steps=of_steps)
+        loss = objective.loss + self.objective.label_weight * classification_loss(output, batch.labels_B)
+        if self.objective.contrastive_weight:
+            if contrast is None:
+                nats = contrastive_loss(output.posterior_mean, output.posterior_logvar).to(loss)
+            else:
+                nats = share_of_contrast(output, contrast)
+            loss = loss + self.objective.contrastive_weight * nats
+        return loss, objective
 
     def whole_batch(self, parts: Sequence[Batch]) -> WholeBatch | None:
         """Return what depends on all parts of a micro-batch together, with the noise that `compute` draws; None: nothing does.
