@@ -19,6 +19,7 @@ from seqvae.config.data import BuildCache, ManageCache
 from seqvae.config.flags import PRESETS_DIR, CommandLine
 from seqvae.config.inference import Evaluate
 from seqvae.config.training import OptimizedSettings, ReferenceSettings
+from seqvae.config.tuning import StudySettings
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -41,6 +42,7 @@ COMMANDS = (
     Command("train_optimized.py", OptimizedSettings, "the fastest run; also `seqvae train`"),
     Command("train_with_collapse_detection.py", ReferenceSettings, "the plain run; also `seqvae train --plain`"),
     Command("seqvae profile", ProfileOptimized, "where a step's time goes; also `analyze_performance.py`"),
+    Command("seqvae tune", StudySettings, "search for settings with many runs"),
     Command("seqvae inspect", InspectSettings, "what Parquet files hold"),
     Command("seqvae evaluate", Evaluate, "what a trained model is worth", takes_words=True),
     *(Command(f"seqvae {name}", action.settings, action.summary, takes_words=True) for name, action in ACTIONS.items()),

@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from seqvae.api import Run as Run
+    from seqvae.api import Study as Study
     from seqvae.api import fit as fit
     from seqvae.api import load as load
+    from seqvae.api import tune as tune
     from seqvae.data.datamodule import SequenceDataModule as SequenceDataModule
     from seqvae.errors import CollapsedError as CollapsedError
     from seqvae.errors import DataError as DataError
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
-    "seqvae.api": ("fit", "load", "Run"),
+    "seqvae.api": ("fit", "load", "tune", "Run", "Study"),
     "seqvae.inference.model": ("Model",),
     "seqvae.data.datamodule": ("SequenceDataModule",),
     "seqvae.models.vae": ("SequenceVAE",),

@@ -1,4 +1,4 @@
-"""The commands as functions: `fit` trains, `load` opens what was trained; their arguments are the flags.
+"""The commands as functions: `fit` trains, `tune` searches for settings, `load` opens what was trained; arguments are the flags.
 
     run = seqvae.fit("my_data.parquet", fast_detection=True, max_steps=200)
     run.verdict, run.metrics, run.directory
@@ -11,7 +11,7 @@ is needed.
 import inspect
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from seqvae.config.flags import CommandLine
 from seqvae.config.training import OptimizedSettings, ReferenceSettings, TrainingSettings
+from seqvae.config.tuning import StudySettings, TuneSettings
 from seqvae.config.yaml_files import values_of
 from seqvae.console import library_output, named_command
 from seqvae.errors import CollapsedError, Stopped, UsageError, storage_error
@@ -55,12 +56,7 @@ def fit(
     this holds for them, too. Raises a `SeqVAEError`: `UsageError`, `SettingsError`, `DataError`, `DivergedError`, `StorageError`,
     or, with `on_collapse="stop"`, `CollapsedError`. Ctrl-C saves a checkpoint and raises KeyboardInterrupt.
     """
-    if data is not None:
-        if flags.get("data_dir") is not None:
-            raise UsageError("data and data_dir are the same: give one of them")
-        from seqvae.data.frames import path_of
-
-        flags |= {"data_dir": path_of(data, flags.get("cache_dir"))}
+    flags |= _data_as_flag(data, flags)
     schema: type[TrainingSettings] = ReferenceSettings if plain else OptimizedSettings
     line = CommandLine(schema)
     settings = line.settings(line.read_values(flags))
@@ -73,20 +69,66 @@ def fit(
         return Run(train(settings, watching).directory)
 
 
-def _signature_with_flags() -> inspect.Signature:
-    """Return the signature of `fit` with each flag by its name, which notebooks complete and `help` shows."""
-    *own, others = inspect.signature(fit).parameters.values()
+def tune(
+    data: "Data | None" = None,
+    *,
+    space: str | Mapping[str, str | Sequence[object]] = TuneSettings().space,
+    trials: int = TuneSettings().trials,
+    probe: str | None = None,
+    **flags: Any,
+) -> "Study":
+    """Run trials with different settings as `seqvae tune` does, and return the study.
+
+    `data`: as for `fit`. `space`: the text of --space, or a dict like `{"lr": "1e-4:1e-2", "latent_size": [8, 16, 32]}`. `probe`: a
+    label whose linear probe is the second objective, in place of the mutual information. `flags`: what all trials share;
+    `run_name` is the name of the study, by which it goes on.
+    """
+    flags |= _data_as_flag(data, flags)
+    if not isinstance(space, str):
+        parts = {
+            name: values
+            if isinstance(values, str)
+            else "|".join(str(one).lower() if one in (True, False) else str(one) for one in values)
+            for name, values in space.items()
+        }
+        space = ",".join(f"{name}={values}" for name, values in parts.items())
+    line = CommandLine(StudySettings)
+    settings = line.settings(line.read_values({**flags, "space": space, "trials": trials, "probe": probe}))
+    from seqvae.tuning import tune as run_trials
+
+    with _errors_of_a_call(), library_output(), named_command("seqvae tune"):
+        return Study(run_trials(settings))
+
+
+def _data_as_flag(data: "Data | None", flags: Mapping[str, Any]) -> dict[str, str]:
+    """Return the flag that stands for data; those in memory are written to the cache directory."""
+    if data is None:
+        return {}
+    if flags.get("data_dir") is not None:
+        raise UsageError("data and data_dir are the same: give one of them")
+    from seqvae.data.frames import path_of
+
+    return {"data_dir": path_of(data, flags.get("cache_dir"))}
+
+
+def _signature_with_flags(function: Callable[..., Any], settings: TrainingSettings) -> inspect.Signature:
+    """Return the signature of a function with each flag by its name, which notebooks complete and `help` shows."""
+    signature = inspect.signature(function)
+    *own, others = signature.parameters.values()
     flags = {
         name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in ("preset", "config")
     }
-    for group in values_of(OptimizedSettings()).values():
+    for group in values_of(settings).values():
         for setting in fields(group):
             value = getattr(group, setting.name)
             flags[setting.name] = flags["preset"].replace(name=setting.name, default=value, annotation=setting.type)
-    return inspect.Signature([*own, *flags.values(), others], return_annotation="Run")
+    for one in own:
+        flags.pop(one.name, None)
+    return signature.replace(parameters=[*own, *flags.values(), others])
 
 
-vars(fit)["__signature__"] = _signature_with_flags()
+vars(fit)["__signature__"] = _signature_with_flags(fit, OptimizedSettings())
+vars(tune)["__signature__"] = _signature_with_flags(tune, StudySettings())
 
 
 def load(
@@ -152,10 +194,72 @@ class Run:
         """The report, for notebooks."""
         from seqvae.reports.__main__ import write_report
 
-        report = write_report(self.directory)
-        head = f"<p><b>{escape(self.verdict)}</b> &nbsp; <code>{escape(str(report))}</code></p>"
-        page = escape(report.read_text(encoding="utf-8"))
-        return f'{head}<iframe sandbox srcdoc="{page}" style="width: 100%; height: {FRAME_HEIGHT}; border: 0"></iframe>'
+        return _framed(self.verdict, write_report(self.directory))
+
+
+@dataclass(frozen=True)
+class Study:
+    """A search for settings, read from its directory: finished or not, of this process or of another."""
+
+    directory: Path
+    """With index.html, study.db, and a run's directory for each trial."""
+
+    @property
+    def trials(self) -> "pd.DataFrame":
+        """A row for each trial: its settings, both objectives, `state`, `verdict`, `is_on_front`, `seconds`."""
+        import pandas as pd
+
+        from seqvae.reports.study_page import read_study
+
+        study = read_study(self.directory)
+        rows = []
+        for one in study.trials:
+            values = {name: _number(value) for name, value in one.values.items()}
+            objectives = dict(zip(study.objectives, one.objectives, strict=False))
+            rest = {name: getattr(one, name) for name in ("state", "verdict", "is_on_front", "seconds")}
+            rows.append({"trial": one.name, **values, **objectives, **rest})
+        columns = ["trial", *study.space, *study.objectives, "state", "verdict", "is_on_front", "seconds"]
+        return pd.DataFrame(rows, columns=columns).set_index("trial")
+
+    @property
+    def front(self) -> "pd.DataFrame":
+        """The trials that no other one surpasses in both objectives, the highest ELBO first."""
+        trials = self.trials
+        return trials[trials["is_on_front"].astype(bool)].sort_values("ELBO", ascending=False)
+
+    def run(self, trial: str) -> Run:
+        """Return the run of a trial, by its name in `trials`."""
+        if trial not in self.trials.index:
+            raise UsageError(f"{trial!r} is no trial of {self.directory}; there are {', '.join(self.trials.index)}")
+        return Run(self.directory / trial)
+
+    def __repr__(self) -> str:
+        return f"Study({str(self.directory)!r}: {len(self.trials)} trials, {len(self.front)} on the front)"
+
+    def _repr_html_(self) -> str:
+        """The page, for notebooks."""
+        return _framed(repr(self), self.directory / "index.html")
+
+
+def _number(text: str) -> int | float | str:
+    """Return what a value means that was typed.
+
+    >>> _number("8"), _number("1e-3"), _number("lstm")
+    (8, 0.001, 'lstm')
+    """
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _framed(title: str, page: Path) -> str:
+    """Return a page as part of a notebook, in a frame of its own."""
+    head = f"<p><b>{escape(title)}</b> &nbsp; <code>{escape(str(page))}</code></p>"
+    content = escape(page.read_text(encoding="utf-8"))
+    return f'{head}<iframe sandbox srcdoc="{content}" style="width: 100%; height: {FRAME_HEIGHT}; border: 0"></iframe>'
 
 
 @contextmanager

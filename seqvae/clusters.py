@@ -43,9 +43,15 @@ def connected() -> Iterator[None]:
 
 
 def run_on_ray(
-    function: Callable[[Item], Answer], items: Iterable[Item], *, at_once: int | None = None
+    function: Callable[[Item], Answer],
+    items: Iterable[Item],
+    *,
+    at_once: int | None = None,
+    in_order: bool = True,
+    use_gpus: bool = False,
 ) -> Iterator[Answer]:
-    """Return what the function returns of each item, in their order; tasks of Ray compute it, one core each.
+    """Return what the function returns of each item, in their order or as they are done; tasks of Ray compute it, one core each,
+    and with `use_gpus` one GPU where the cluster has any.
 
     At most `at_once` are under way or wait to be taken, by default two for each core of the cluster. A task whose process is lost
     is run again; one that raises an error ends the others with it.
@@ -54,7 +60,8 @@ def run_on_ray(
     import ray
 
     with connected():
-        task: Any = ray.remote(lambda item: function(item))  # Ray takes no partial functions
+        gpus = 1 if use_gpus and ray.cluster_resources().get("GPU", 0) else 0
+        task: Any = ray.remote(num_cpus=1, num_gpus=gpus)(lambda item: function(item))  # Ray takes no partial functions
         limit = at_once or max(1, int(2 * ray.cluster_resources().get("CPU", 1)))
         rest, waiting = iter(items), deque[Any]()
         try:
@@ -62,8 +69,9 @@ def run_on_ray(
                 waiting.extend(task.remote(item) for item in itertools.islice(rest, limit - len(waiting)))
                 if not waiting:
                     return
-                yield ray.get(waiting[0])
-                waiting.popleft()
+                done = waiting[0] if in_order else ray.wait(list(waiting), num_returns=1)[0][0]
+                yield ray.get(done)
+                waiting.remove(done)
         except ray.exceptions.RayTaskError as error:
             raise error.cause from error
         finally:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import seqvae
 from seqvae.console import named_command, program, set_up_output, share_machine
 from seqvae.errors import ExitCode, UsageError, did_you_mean, run_command
+from seqvae.text import visible
 
 
 class Verb(NamedTuple):
@@ -24,6 +25,7 @@ class Verb(NamedTuple):
 
 VERBS = {
     "train": Verb("main.train", "", "train a model as fast as this machine allows, and watch its posterior"),
+    "tune": Verb("main.tune", "", "train with different settings, and keep what no other surpasses"),
     "inspect": Verb("inspect_data.run", "", "say what Parquet files hold, and whether they would train"),
     "evaluate": Verb("use_model.evaluate", "CHECKPOINT", "say what a trained model is worth on some data"),
     "encode": Verb("use_model.run", "CHECKPOINT", "write each sequence's latents, NLL and rate"),
@@ -51,6 +53,19 @@ TRAIN_DESCRIPTION = """Train a sequence VAE as fast as this machine allows.
 The recommended recipe, on top of the defaults that --help shows: mixed precision, two batches to an optimizer step,
 validation ten times an epoch on a tenth of the validation data, and a posterior that is read now and then. --plain is the
 recipe that it is measured against, with the posterior watched most closely.
+"""
+
+TUNE_DESCRIPTION = """Search for good settings: runs with different ones, towards a high ELBO and a latent that knows much.
+
+    seqvae tune --data_dir my_data --run_name study --trials 20 --space beta,free_bits,latent_size,lr
+    seqvae tune --data_dir my_data --run_name study --trials 40          # goes on, with twenty more
+    seqvae tune --run_name study --space "lr=1e-4:1e-2,latent_size=8|16|32" --max_steps 2000
+    seqvae tune --run_name study --launcher ray --ray_workers 8           # eight at a time, on a cluster
+
+Each trial is a run in the study's directory; index.html there shows the front: the trials that no other one surpasses in both the
+validation ELBO and the mutual information (or --probe LABEL). The first trial has the settings as they are typed. What all trials
+share is said by the flags of seqvae train. A trial that is called collapsed is stopped (--on_collapse stop), and the search
+keeps away from its settings. Needs the extra tune.
 """
 
 
@@ -95,6 +110,24 @@ def train(verb: str, words: Sequence[str]) -> None:
     set_up_output()  # after Lightning, which sets the levels of its loggers when it is imported
     with named_command(f"{program()} {PLAIN}" if is_plain else program()):
         fit(settings)
+
+
+def tune(verb: str, words: Sequence[str]) -> None:
+    """Run the trials of a study, and print where its page is."""
+    from seqvae.cli.command_line import parse_command_line
+    from seqvae.config.training import OptimizedSettings
+    from seqvae.config.tuning import StudySettings
+
+    settings = parse_command_line(
+        StudySettings, words, prog=f"seqvae {verb}", description=TUNE_DESCRIPTION, config_of=OptimizedSettings
+    )
+    set_up_output()
+
+    from seqvae.reports.study_page import PAGE
+    from seqvae.tuning import tune as run_trials
+
+    directory = run_trials(settings, lambda line: print(line, flush=True))
+    print(visible(str(directory / PAGE)))
 
 
 def report(verb: str, words: Sequence[str]) -> int:
