@@ -24,7 +24,7 @@ optuna = pytest.importorskip("optuna", reason="the extra tune is not installed")
 SPACE = "lr=1e-4:1e-2,latent_size=4|8|16,beta=0.5:2"
 
 
-def settings_of(folder: Path, words: str = "", *, space: str = SPACE, trials: int = 6) -> StudySettings:
+def settings_of(folder: Path, words: str = "", *, space: str = SPACE, trials: int = 5) -> StudySettings:
     line = CommandLine(StudySettings)
     own = ["--output_dir", str(folder), "--run_name", "study", "--space", space, "--trials", str(trials)]
     return line.settings(line.read_words([*own, *words.split()]))
@@ -117,9 +117,9 @@ def test_what_goes_with_the_other_settings_only_is_refused_without_them(tmp_path
 
 def test_the_front_is_what_no_trial_surpasses_and_holds_none_that_collapsed(tmp_path, runs):
     told: list[str] = []
-    directory = tuning.tune(settings_of(tmp_path, trials=14), told.append)
+    directory = tuning.tune(settings_of(tmp_path, trials=9), told.append)
     study = read_study(directory)
-    assert [one.name for one in study.trials] == [f"trial-{number:03d}" for number in range(14)]
+    assert [one.name for one in study.trials] == [f"trial-{number:03d}" for number in range(9)]
     well = [one for one in study.trials if one.state == "finished"]
     assert {one.state for one in study.trials} == {"finished", "collapsed"}
     surpassed = {
@@ -129,7 +129,7 @@ def test_the_front_is_what_no_trial_surpasses_and_holds_none_that_collapsed(tmp_
         and one.objectives != other.objectives
     }
     assert {one.name for one in study.front} == {one.name for one in well} - surpassed
-    assert len(told) == 14
+    assert len(told) == 9
 
 
 def test_the_first_trial_has_the_settings_as_they_are_typed(tmp_path, runs):
@@ -152,11 +152,11 @@ def test_an_interrupted_study_goes_on_with_the_trial_that_it_was_at(tmp_path, ru
     at = runs.orders[3].values
     runs.codes.clear()
     tuning.tune(settings_of(tmp_path), silent)
-    assert [order.number for order in runs.orders] == [0, 1, 2, 3, 3, 4, 5]
+    assert [order.number for order in runs.orders] == [0, 1, 2, 3, 3, 4]
     assert runs.orders[4].values == at
-    assert len({order.values["lr"] for order in runs.orders}) == 6
-    tuning.tune(settings_of(tmp_path, trials=8), silent)
-    assert [order.number for order in runs.orders][7:] == [6, 7]
+    assert len({order.values["lr"] for order in runs.orders}) == 5
+    tuning.tune(settings_of(tmp_path, trials=7), silent)
+    assert [order.number for order in runs.orders][6:] == [5, 6]
 
 
 def test_a_trial_that_fails_by_its_settings_is_marked_and_the_study_goes_on(tmp_path, runs):
