@@ -61,7 +61,7 @@ ACTIONS = {
     "impute": Action(Impute, "Missing values of vectors and events, with how sure the model is.", "filled.parquet"),
     "export": Action(
         Export,
-        "Weights as safetensors, with settings, and tokenizer or scaler, for other programs; every verb reads it back.",
+        "Weights as safetensors, with settings, tokenizer or scaler, and a model card, which every verb reads back; or ONNX.",
         "exported",
     ),
 }
@@ -83,17 +83,23 @@ def run(verb: str, words: Sequence[str]) -> None:
     set_up_output()
 
     from seqvae.inference.model import open_model  # only now: torch takes seconds
+    from seqvae.inference.onnx_export import write_onnx
     from seqvae.inference.saved import refuse_foreign_directory, write_saved
     from seqvae.inference.streaming import refuse_foreign_file, write_tables
     from seqvae.reports.run_files import command_line
 
     output = Path(settings.output.output or action.output).expanduser()
     if verb == "export":
-        refuse_foreign_directory(output)
+        is_onnx = settings.export.format == "onnx"
+        if not is_onnx:  # before the model is read
+            refuse_foreign_directory(output)
         model = open_model(places[0])
         say(repr(model))
-        output.mkdir(parents=True, exist_ok=True)
-        for path in write_saved(output, model.stored, model.results):
+        if is_onnx:
+            paths = write_onnx(output, model.network, model.stored)
+        else:
+            paths = write_saved(output, model.stored, model.results)
+        for path in paths:
             print(harmless(f"{path}: {path.stat().st_size:,} bytes"))
         return
     refuse_foreign_file(output)

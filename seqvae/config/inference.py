@@ -215,7 +215,17 @@ class Impute(Encode):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExportSettings:
+    """Export"""
+
+    format: Literal["safetensors", "onnx"] = "safetensors"
+    """safetensors: the whole model, which every verb reads back. onnx: encoder and decoder step as ONNX files, for programs without
+    torch."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Export:
     """All settings of `seqvae export`."""
 
+    export: ExportSettings = field(default_factory=ExportSettings)
     output: OutputSettings = field(default_factory=OutputSettings)

@@ -34,7 +34,8 @@ from seqvae.errors import DataError, UsageError
 from seqvae.files import is_remote, why_no_path
 from seqvae.inference import tables
 from seqvae.inference.evaluate import evaluate
-from seqvae.inference.saved import Saved, config_in, read_saved, refuse_foreign_directory, write_saved
+from seqvae.inference.onnx_export import write_onnx
+from seqvae.inference.saved import Saved, config_in, read_saved, write_saved
 from seqvae.inference.streaming import all_splits, chosen_splits
 from seqvae.models.vae import SequenceVAE
 from seqvae.reports.model_card import results_of
@@ -216,11 +217,11 @@ class Model:
 
     def save(self, directory: str | Path) -> Path:
         """Write the model into a directory, as safetensors and JSON with a model card, and return the directory."""
-        directory = Path(directory).expanduser()
-        refuse_foreign_directory(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        write_saved(directory, self.stored, self.results)
-        return directory
+        return write_saved(Path(directory).expanduser(), self.stored, self.results)[0].parent
+
+    def export_onnx(self, directory: str | Path) -> Path:
+        """Write encoder and decoder step as ONNX files into a directory, and return the directory; needs the extra `onnx`."""
+        return write_onnx(Path(directory).expanduser(), self.network, self.stored)[0].parent
 
     def _opened(
         self,

@@ -12,7 +12,7 @@ model is saved there. Nothing in these files is ever run.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,10 +76,12 @@ def files_of(
 
 
 def write_saved(directory: Path, stored: StoredNetwork, results: Mapping[str, Any]) -> list[Path]:
-    """Write a model into an existing directory. Each file is complete or absent; config.json comes last.
+    """Write a model into a directory. Each file is complete or absent; config.json comes last.
 
     A card that somebody edited stays as it is.
     """
+    refuse_foreign_directory(directory)
+    directory.mkdir(parents=True, exist_ok=True)
     files = files_of(stored, results, with_card=not is_edited(directory))
     for name in (CONFIG, FIRST_CONFIG):  # it would describe the weights of another model
         (directory / name).unlink(missing_ok=True)
@@ -97,13 +99,16 @@ def is_edited(directory: Path) -> bool:
     return _sums(_read_object(config) or {}).get(CARD) != hashlib.sha256(card.read_bytes()).hexdigest()
 
 
-def refuse_foreign_directory(directory: Path) -> None:
-    """Refuse to overwrite files of the same names that are no saved model of ours."""
+def refuse_foreign_directory(
+    directory: Path,
+    configs: Sequence[str] = (CONFIG, FIRST_CONFIG),
+    others: Sequence[str] = (WEIGHTS, TOKENIZER, CARD),
+) -> None:
+    """Refuse to overwrite files of the same names where none of the configs among them is ours."""
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"--output {directory}: is a file; export writes a directory")
-    found = [name for name in (CONFIG, FIRST_CONFIG, WEIGHTS, TOKENIZER, CARD) if (directory / name).exists()]
-    config = config_in(directory)
-    content = None if config is None else _read_object(config)
+    found = [name for name in (*configs, *others) if (directory / name).exists()]
+    content = next((_read_object(directory / name) for name in configs if name in found), None)
     if found and (content is None or content.get("made_by") != MADE_BY):
         raise UsageError(
             f"--output {directory}: holds {found[0]}, which is of no export of ours; choose another directory"

@@ -81,8 +81,13 @@ class EventEmbedding(nn.Module):
         variable_ER = F.embedding(batch.variables_E + len(variable_VR) * batch.has_value_E, without_and_with)
         slope_ER = F.embedding(batch.variables_E, slope_VR)
         events_ER = F.gelu(torch.addcmul(variable_ER, batch.values_E.asinh()[:, None], slope_ER))
-        offsets = step_offsets(batch.steps_E, batch.gaps_BT.numel())
-        sets_BTR = SumByStep.apply(events_ER, batch.steps_E, offsets).unflatten(0, batch.gaps_BT.shape)
+        if torch.compiler.is_compiling():  # only for export: ONNX knows no search for a step's events
+            sets_NR = events_ER.new_zeros(batch.gaps_BT.numel(), events_ER.shape[1]).index_add(
+                0, batch.steps_E, events_ER
+            )
+        else:
+            sets_NR = SumByStep.apply(events_ER, batch.steps_E, step_offsets(batch.steps_E, batch.gaps_BT.numel()))
+        sets_BTR = sets_NR.unflatten(0, batch.gaps_BT.shape)
         times_BT = batch.gaps_BT.cumsum(dim=1) if times_BT is None else times_BT
         times_BT2 = torch.stack((batch.gaps_BT, times_BT), dim=-1)
         times_BTF = time_features(times_BT2, self.shortest_gap).flatten(-2)

@@ -236,7 +236,7 @@ class SequenceVAE(nn.Module):
         if self.training and self.word_dropout > 0:
             drop_BT1 = torch.rand(steps_BTW.shape[:2], device=steps_BTW.device)[..., None] < self.word_dropout
             steps_BTW = torch.where(drop_BT1, self.dropped_W, steps_BTW)
-        begin_B1W = self.begin_W.expand(len(steps_BTW), 1, -1)
+        begin_B1W = self.begin_W.expand(steps_BTW.shape[0], 1, -1)  # as a number of its own, which export leaves open
         inputs_BSW = torch.cat((begin_B1W, steps_BTW), dim=1)[:, : steps_BTW.shape[1] + self.likelihood.extra_steps]
         return self.input_dropout(inputs_BSW)
 
