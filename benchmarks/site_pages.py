@@ -1,4 +1,4 @@
-"""Pages of the site that stand elsewhere in the repository: README, changelog and the pages of the examples. A hook of mkdocs.
+"""Pages of the site that stand elsewhere in the repository (README, changelog, security, examples): a hook of mkdocs.
 
 mkdocs knows only what is below docs/. So that no page is written twice, the others join the site under the names in `joining()`,
 and links between all of them are rewritten: in, a page as it reads in the repository; out, the same page as it reads on the site.
@@ -22,7 +22,7 @@ def joining() -> dict[str, str]:
     """Return the names on the site of the pages outside of docs/, by their paths in the repository."""
     examples = sorted(path.parent.name for path in (ROOT / "examples").glob("*/README.md"))
     pages = {f"examples/{name}/README.md": f"examples/{name}.md" for name in examples}
-    return {"README.md": "index.md", "CHANGELOG.md": "changelog.md", **pages}
+    return {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "SECURITY.md": "security.md", **pages}
 
 
 def relinked(text: str, source: str, repository: str | None = None) -> str:
