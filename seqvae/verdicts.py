@@ -7,7 +7,7 @@ remedies from the entry, the report its sentence, and pages and figures choose t
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 Tone = Literal["open", "good", "fair", "bad"]
 
@@ -128,6 +128,17 @@ RISING = Remedy("--kl_schedule linear", "a KL weight that rises once", "a weight
 ACTIVE_DIMENSIONS = Remedy(
     "--latent_size {active}", "a latent of {active} dimensions", "the number of dimensions that carry something"
 )
+REVIVE_CODES = Remedy(
+    "--revive_codes",
+    "giving dead codes the vectors that the encoder has written lately",
+    "a code that nothing falls to does not move, and so stays dead",
+)
+FEWER_CODES = Remedy("--codes {fewer}", "a codebook of {fewer} codes", "about as many as are worth telling apart now")
+GRID = Remedy(
+    "--latent discrete --codebook fsq",
+    "a grid in place of codes that are learned (FSQ)",
+    "the encoder reaches all points of a grid",
+)
 GO_BACK = Remedy(
     "--init_from the run's healthy.ckpt",
     "a checkpoint of when it was healthy, to begin again from",
@@ -154,6 +165,10 @@ class Circumstances(NamedTuple):
     """A loss on labels is computed from the latent."""
     sees_inputs: bool = True
     """The decoder gets earlier steps beside the latent."""
+    codebook: Literal["vq", "fsq"] | None = None
+    """Where the vectors of codes come from; None: latents are no codes."""
+    revives_codes: bool = False
+    """Dead codes get other vectors."""
     offers_rescue: bool = False
     """--on_collapse rescue would have an effect, and is not in force."""
 
@@ -204,6 +219,8 @@ def advice_on(
     is_cyclical: bool = False,
     has_warm_up: bool = False,
     has_been_healthy: bool = False,
+    codes: int | None = None,
+    perplexity: float | None = None,
     circumstances: Circumstances | None = None,
     as_flags: bool = True,
 ) -> tuple[str, ...]:
@@ -211,7 +228,8 @@ def advice_on(
 
     `active`: dimensions that carry something, of `dimensions`. `kl_weight`: the last one that is known, `threshold` and
     `ideal_threshold` the escape thresholds. `is_steered`: --target_kl is in force, and --kl_schedule and --beta have no effect.
-    `is_cyclical`: the KL weight falls again; `has_warm_up`: it rises. `circumstances`: None where they are not known. `as_flags`:
+    `is_cyclical`: the KL weight falls again; `has_warm_up`: it rises. `codes`: of a codebook, and their `perplexity`; None: latents
+    are no codes. `circumstances`: None where they are not known. `as_flags`:
     what to type; else what to do.
     """
     known = circumstances or Circumstances()
@@ -227,12 +245,16 @@ def advice_on(
         and threshold < kl_weight <= ideal_threshold
     )
     is_paid = name == "decoder_ignores_z"
+    fewer = 2 ** max(1, math.ceil(math.log2(max(perplexity or 1.0, 1.0))))
     applies = {
+        REVIVE_CODES: not known.revives_codes and known.codebook != "fsq",
+        FEWER_CODES: codes is not None and fewer < codes,
+        GRID: known.codebook != "fsq",
         RESCUE: known.offers_rescue and as_flags,
         FREE_BITS: known.free_bits < floor,
         TARGET_KL: not is_steered,
         LOWER_TARGET_KL: is_steered,
-        LIGHTER_WEIGHT: not is_steered and (kl_weight is None or kl_weight > beta > 0),
+        LIGHTER_WEIGHT: codes is None and not is_steered and (kl_weight is None or kl_weight > beta > 0),
         WARM_UP: is_between and not (is_steered or has_warm_up),
         WORD_DROPOUT: known.sees_inputs and (is_paid or is_above_ideal),
         WEAKER_DECODER: is_paid or is_above_ideal,
@@ -242,9 +264,10 @@ def advice_on(
         NO_MORE_THAN_FULL_WEIGHT: not is_steered and kl_weight is not None and kl_weight > HEAVY,
         GO_BACK: has_been_healthy,
     }
-    numbers = {"active": max(active, 1), "kl_weight": kl_weight, "floor": floor, "floor_effect": FLOOR_EFFECTS[scope]}
+    numbers: dict[str, Any] = {"active": max(active, 1), "kl_weight": kl_weight, "floor": floor, "fewer": fewer}
+    numbers |= {"floor_effect": FLOOR_EFFECTS[scope], "beta": beta, "why_beta": why_beta}
     remedies = [remedy for remedy in VERDICTS[name].remedies if applies.get(remedy, True)]
-    return tuple(_written(remedy, as_flags).format(**numbers, beta=beta, why_beta=why_beta) for remedy in remedies)
+    return tuple(_written(remedy, as_flags).format(**numbers) for remedy in remedies)
 
 
 def _written(remedy: Remedy, as_flag: bool) -> str:
@@ -336,6 +359,15 @@ VERDICTS: Mapping[str, VerdictKind] = {
             remedies=(RESCUE, NO_LABELS, LIGHTER_WEIGHT, WORD_DROPOUT, WEAKER_DECODER, GO_BACK),
             is_alarm=True,
             is_collapse=True,
+        ),
+        VerdictKind(
+            name="codebook_collapsed",
+            tone="bad",
+            sentence="The codebook has collapsed: most codes are never used",
+            reason="most codes are dead, so the latent tells less than its codes could",
+            patience=Patience(4, 0.05, under_full_weight=LEAST_TRAINED),
+            remedies=(REVIVE_CODES, FEWER_CODES, GRID),
+            is_alarm=True,
         ),
         VerdictKind(
             name="not_variational",

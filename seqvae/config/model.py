@@ -1,6 +1,7 @@
 """The settings of the model. Imports nothing heavy, since `--help` imports it."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from seqvae.config.run import refuse_below
@@ -59,11 +60,34 @@ class ModelSettings:
     posterior: Literal["gaussian", "batch_norm"] = "gaussian"
     """batch_norm: the posterior means are normalised over each batch, which keeps the KL above a floor."""
 
+    latent: Literal["gaussian", "discrete"] = "gaussian"
+    """What a latent is: numbers with a distribution, or codes, each one of a few vectors."""
+
+    codebook: Literal["vq", "fsq"] = "vq"
+    """Where the vectors of --latent discrete come from: vq learns them, as means of what the encoder writes; fsq takes the points
+    of a grid, which need no learning."""
+
+    codes: int = 512
+    """Vectors in a codebook of --latent discrete."""
+
+    codebooks: int = 1
+    """Codes of each latent of --latent discrete, each with a codebook of its own for its share of the --latent_size."""
+
+    commitment: float = 0.25
+    """Pull of --codebook vq on what the encoder writes, towards the vector that stands for it."""
+
+    revive_codes: bool = True
+    """Give vectors of --codebook vq that nothing falls to any more to what the encoder has written lately."""
+
     dropout: float = 0.1
     """Share of each layer's output that is set to zero in training."""
 
     word_dropout: float = 0.0
     """Share of the steps hidden from the decoder's input in training: what it cannot look up, it must take from the latent."""
+
+    @property
+    def is_discrete(self) -> bool:
+        return self.latent == "discrete"
 
     @property
     def decoded_size(self) -> int:
@@ -86,7 +110,12 @@ class ModelSettings:
         return 6.0 * self.width * len(attending) / sum(attending) if any(attending) else None
 
     def __post_init__(self) -> None:
-        refuse_below(1, self, "width", "depth", "heads", "latent_size", "step_latent_size", "prior_components")
+        refuse_below(
+            1, self, "width", "depth", "heads", "latent_size", "step_latent_size", "prior_components", "codebooks"
+        )
+        refuse_below(2, self, "codes")
+        refuse_below(0, self, "commitment")
+        self._refuse_mixed_latents()
         if self.width % 2:
             raise ValueError(f"--width must be an even number, got {self.width}")
         if {self.encoder, self.decoder} & {"transformer", "parallel"} and self.width % (2 * self.heads):
@@ -110,3 +139,68 @@ class ModelSettings:
         for name in ("dropout", "word_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"--{name} must be 0 or more and below 1, got {getattr(self, name)}")
+
+    def _refuse_mixed_latents(self) -> None:
+        """Refuse flags of Gaussian latents beside codes, flags of codes beside Gaussians, and codebooks that cannot be."""
+        defaults = {each.name: each.default for each in fields(self)}
+
+        def refuse(names: tuple[str, ...], reason: str) -> None:
+            for name in names:
+                if (value := getattr(self, name)) != defaults[name]:
+                    raise ValueError(f"--{name} {str(value).lower()} {reason}")
+
+        if not self.is_discrete:
+            refuse(("codebook", "codes", "codebooks", "commitment", "revive_codes"), "needs --latent discrete")
+            return
+        if self.latent_scope == "both":
+            raise ValueError(
+                "--latent_scope both is for Gaussian latents: give --latent discrete a scope of sequence or step"
+            )
+        refuse(
+            ("posterior", "prior", "prior_components", "least_rate"),
+            "is for Gaussian latents, and --latent discrete has codes",
+        )
+        if self.latent_size % self.codebooks:
+            raise ValueError(
+                f"--latent_size must be a multiple of --codebooks, got {self.latent_size} for {self.codebooks} codebooks"
+            )
+        if self.codebook == "vq":
+            return
+        refuse(("commitment", "revive_codes"), "is for --codebook vq: the grid of fsq neither pulls nor loses codes")
+        share, levels = self.latent_size // self.codebooks, fsq_levels(self.codes)
+        if levels is None:
+            below = next(codes for codes in range(self.codes - 1, 0, -1) if fsq_levels(codes))
+            above = next(codes for codes in range(self.codes + 1, 2 * self.codes) if fsq_levels(codes))
+            raise ValueError(
+                f"--codes {self.codes} is no grid for --codebook fsq, which has 2 to {MOST_LEVELS} levels a dimension: take "
+                f"{below} or {above}"
+            )
+        if len(levels) > share:
+            raise ValueError(
+                f"--codes {self.codes} is a grid of {len(levels)} dimensions, but --latent_size {self.latent_size} has {share} "
+                f"for each of --codebooks {self.codebooks}: raise --latent_size to {len(levels) * self.codebooks}"
+            )
+
+
+MOST_LEVELS = 8
+"""Levels of a dimension of --codebook fsq: those of Mentzer et al. (2023) have 5 to 8."""
+
+
+def fsq_levels(codes: int) -> tuple[int, ...] | None:
+    """Return the levels of each dimension of a grid with so many points: the fewest dimensions, as even as can be; None: there is
+    none.
+
+    >>> fsq_levels(512), fsq_levels(1000), fsq_levels(60), fsq_levels(11)
+    ((8, 8, 8), (8, 5, 5, 5), (5, 4, 3), None)
+    """
+    found = list(_factors(codes, MOST_LEVELS))
+    return min(found, key=lambda levels: (len(levels), -levels[-1]), default=None)
+
+
+def _factors(number: int, largest: int) -> Iterator[tuple[int, ...]]:
+    """Yield all ways to write a number as a product of factors from 2 to `largest`, the largest first."""
+    if number == 1:
+        yield ()
+    for factor in range(min(number, largest), 1, -1):
+        if number % factor == 0:
+            yield from ((factor, *rest) for rest in _factors(number // factor, factor))

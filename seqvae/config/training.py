@@ -6,7 +6,7 @@ since `--help` imports it.
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -363,6 +363,31 @@ class TrainingSettings:
         if self.model.latent_scope == "both" and self.monitoring.on_collapse == "rescue":
             raise ValueError(
                 "--on_collapse rescue heals one latent, and --latent_scope both has two: leave it out, or take --on_collapse stop"
+            )
+        if self.model.is_discrete:
+            self._refuse_no_code()
+
+    def _refuse_no_code(self) -> None:
+        """Refuse what is for latents with a distribution."""
+        for name in ("contrastive_weight", "pretrain_autoencoder", "aggressive_encoder"):
+            if getattr(self.objective, name):
+                raise ValueError(f"--{name} is for Gaussian latents, and --latent discrete has codes")
+        for each in fields(ObjectiveSettings):
+            value = getattr(self.objective, each.name)
+            is_weight = each.name.startswith(("beta", "kl_", "free_bits", "step_free_bits", "target_kl"))
+            if not is_weight or value in (each.default, "constant") or (each.name, value) == ("free_bits", 0):
+                continue  # what is in force may be said
+            raise ValueError(
+                f"--{each.name} {value} has no meaning with --latent discrete: a code costs the logarithm of --codes, however it "
+                "is weighed"
+            )
+        if self.monitoring.on_collapse == "rescue":
+            raise ValueError(
+                "--on_collapse rescue steers the KL, and --latent discrete has none to steer: give --revive_codes instead"
+            )
+        if self.compute.strategy in SHARDED:
+            raise ValueError(
+                f"--strategy {self.compute.strategy} was not tried with --latent discrete: give --strategy ddp"
             )
 
     @property

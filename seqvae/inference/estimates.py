@@ -23,6 +23,7 @@ from seqvae.inference.streaming import Pairs, evaluating
 from seqvae.models.levels import StepLatents
 from seqvae.models.posteriors import log_density
 from seqvae.models.vae import Posterior, SequenceVAE, VAEOutput, latents_of
+from seqvae.monitors.codes import joint_entropy, perplexity
 from seqvae.monitors.decoder_use import repeated
 from seqvae.monitors.formulas import count_active, gaussian_kl, kl_to_moments, logmeanexp, mutual_information
 
@@ -115,7 +116,7 @@ class PosteriorStatistics(NamedTuple):
     """KL per sequence, of all levels; where it has no closed form, the mean of one draw for each posterior."""
     kl_per_dim: tuple[float, ...]
     """Means over sequences; they add up to the rate. Where only the KL of all dimensions together is known, each is that to a
-    Gaussian with the moments of all posteriors: what a dimension can tell at most."""
+    Gaussian with the moments of all posteriors: what a dimension can tell at most. Of codes there is none."""
     active_units: int
     mutual_information: float
     """At most log `posteriors`, where it saturates."""
@@ -126,11 +127,23 @@ class PosteriorStatistics(NamedTuple):
     other sequence."""
     without_partner: int
     """Sequences that the decoder use leaves out, as all others are windows of the same one."""
+    codes: "CodeUse | None" = None
+    """Of latents that are codes: there are then no active units, and the mutual information is the entropy of the codes."""
     own_units: "InOwnUnits | None" = None
     """The densities of values as the data have them; None: these are of what the network sees."""
     levels: Mapping[str, LevelStatistics] = MappingProxyType({})
     """Where there are latents of two levels: the readings of each by what has them. The other fields, but the rate, are then of the
     sequences'."""
+
+
+class CodeUse(NamedTuple):
+    """How the codes of a codebook are used over a split."""
+
+    size: int
+    books: int
+    in_use: float
+    """Share of the codes of all codebooks."""
+    perplexity: float
 
 
 class InOwnUnits(NamedTuple):
@@ -154,7 +167,8 @@ def importance_weighted_nll(
 
     Never below -log p(x) on average, and closer to it the more samples; a network whose posterior is the prior and whose
     decoder ignores z needs one. `within`: a batch gets fewer samples, where the error bar of its mean is no more than so many nats
-    before. `autocast` computes the decoder in that type.
+    before. `autocast` computes the decoder in that type. Of latents that are codes there is nothing to draw, and what is
+    returned is -log p(x, codes), which is never below -log p(x) either.
     """
     assert isinstance(network, nn.Module)
     family, prior = latents_of(network)
@@ -171,7 +185,9 @@ def importance_weighted_nll(
             real_B = batch.lengths_B > 0
             rounds: list[Tensor] = []
             below = StepsBelow(network, batch)
-            while len(rounds) < samples:
+            if output.codes is not None:
+                rounds.append(-output.nll_B.double() - rate_of(output))
+            while len(rounds) < (samples if output.codes is None else 1):
                 drawn = family.draw(posterior)
                 exact = drawn.double()
                 log_p_over_q = torch.where(posterior.mask, prior.log_density(exact.z) - log_density(wide, exact), 0.0)
@@ -211,6 +227,13 @@ class StepsBelow:
         return self.network.with_steps(z, steps.drawn if relative_BSY is None else relative_BSY)
 
 
+def rate_of(output: VAEOutput) -> Tensor:
+    """Return the rate of each sequence, (B,), as its prior has it; float64."""
+    assert output.kl is not None, "the prior leaves it to mean and variance"
+    rate = torch.where(output.posterior_mask[..., None], output.kl.double(), 0.0)
+    return rate.flatten(1).sum(dim=1)
+
+
 def error_bar(weights_KB: Tensor) -> float:
     """Return by how many nats more samples may change the mean of -log (1/K sum_k w_k) over sequences, from their logarithms.
 
@@ -242,6 +265,7 @@ def posterior_statistics(
     family, prior = latents_of(network)
     posteriors, parts, owners = AllPosteriors(MOST_POSTERIORS, seed), [], []
     of_steps, step_parts = AllPosteriors(MOST_POSTERIORS, seed), []
+    counts_HK: Tensor | None = None
     with evaluating(network, autocast) as device:
         torch.manual_seed(seed)
         for part, others, has_other in pairs:
@@ -267,11 +291,16 @@ def posterior_statistics(
                 kl_BSY = torch.where(mask[..., None], gaussian_kl(mean, logvar).double(), 0.0)
                 step_parts.append([column[real_B].cpu() for column in (kl_BSY.sum(dim=1), step_lost_B)])
                 of_steps.add(mean[mask].cpu(), logvar[mask].cpu())
-            kl = prior.kl(posterior, drawn)
+            kl = prior.kl(posterior, drawn) if output.codes is None else output.kl
             kl = gaussian_kl(posterior.mean, posterior.logvar) if kl is None else kl
             kl = torch.where(posterior.mask[..., None], kl.double(), 0.0)
             kl_BZ = kl.flatten(start_dim=1, end_dim=-2).sum(dim=1) if kl.dim() == 3 else kl
-            posteriors.add(posterior.mean[posterior.mask].cpu(), posterior.logvar[posterior.mask].cpu())
+            if output.codes is not None and isinstance(network, SequenceVAE):
+                codes_NH = output.codes[posterior.mask].cpu()
+                counts_HK = add_counts(codes_NH, network.settings.codes, counts_HK)
+                posteriors.add(codes_NH.float(), torch.zeros(codes_NH.shape))
+            else:
+                posteriors.add(posterior.mean[posterior.mask].cpu(), posterior.logvar[posterior.mask].cpu())
             units_B = torch.zeros_like(nll_B) if nats_of_units is None else nats_of_units(batch)
             parts.append(
                 [column[real_B].cpu() for column in (nll_B, output.steps_B, kl_BZ, lost_B, has_other_B, units_B)]
@@ -280,7 +309,14 @@ def posterior_statistics(
     columns = (torch.cat(column) for column in zip(*parts, strict=True))
     all_nll_N, all_steps_N, kl_NZ, lost_N, has_other_N, units_N = columns
     mean_RZ, logvar_RZ = posteriors.chosen
-    information = mutual_information(mean_RZ, logvar_RZ, torch.Generator().manual_seed(seed))
+    use_of_codes, active = None, 0
+    if counts_HK is None:
+        information = float(mutual_information(mean_RZ, logvar_RZ, torch.Generator().manual_seed(seed)))
+        active = int(count_active(posteriors.variance_of_means_Z))
+    else:
+        information = joint_entropy(mean_RZ.long())
+        (books, size), in_use = counts_HK.shape, float((counts_HK > 0).double().mean())
+        use_of_codes = CodeUse(size, books, in_use, float(perplexity(counts_HK)))
     nll_N, kl_N, steps_N = (tensor.numpy() for tensor in (all_nll_N, kl_NZ.sum(dim=1), all_steps_N))
     owners_N, exchanged_N = np.concatenate(owners), has_other_N.numpy()
 
@@ -289,13 +325,14 @@ def posterior_statistics(
 
     use = mean_lost(lost_N)
     kl_Z = kl_NZ.mean(dim=0)
-    if len(kl_Z) < mean_RZ.shape[1]:
+    if use_of_codes is not None:
+        kl_Z = kl_Z[:0]  # the rate is that of all codes together
+    elif len(kl_Z) < mean_RZ.shape[1]:
         kl_Z = kl_to_moments(mean_RZ, logvar_RZ) * posteriors.count / len(nll_N)
-    active = int(count_active(posteriors.variance_of_means_Z))
     levels = {}
     if step_parts:
         own_rate = mean_of(kl_N, owners_N=owners_N)
-        own = LevelStatistics(own_rate, tuple(kl_Z.tolist()), active, float(information), len(mean_RZ), use)
+        own = LevelStatistics(own_rate, tuple(kl_Z.tolist()), active, information, len(mean_RZ), use)
         step_kl_NY, step_lost_N = (torch.cat(column) for column in zip(*step_parts, strict=True))
         mean_RY, logvar_RY = of_steps.chosen
         step_kl_N = step_kl_NY.sum(dim=1).numpy()
@@ -326,13 +363,20 @@ def posterior_statistics(
         rate=mean_of(kl_N, owners_N=owners_N),
         kl_per_dim=tuple(kl_Z.tolist()),
         active_units=active,
-        mutual_information=float(information),
+        mutual_information=information,
         posteriors=len(mean_RZ),
         decoder_use=use,
         without_partner=int((~exchanged_N).sum()),
+        codes=use_of_codes,
         own_units=own_units,
         levels=levels,
     )
+
+
+def add_counts(codes_NH: Tensor, size: int, counts_HK: Tensor | None = None) -> Tensor:
+    """Return how often each code of each codebook stands there, (H, K), with those counted before."""
+    own_HK = torch.stack([torch.bincount(codes_N, minlength=size) for codes_N in codes_NH.unbind(dim=1)])
+    return own_HK if counts_HK is None else own_HK + counts_HK
 
 
 def mean_of(sums_N: np.ndarray, counts_N: np.ndarray | None = None, owners_N: np.ndarray | None = None) -> Estimate:

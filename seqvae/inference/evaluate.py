@@ -31,6 +31,7 @@ from seqvae.files import JsonLines
 from seqvae.inference.estimates import (
     MOST_SAMPLES,
     STEP_LEVEL,
+    CodeUse,
     Estimate,
     LevelStatistics,
     PosteriorStatistics,
@@ -128,7 +129,7 @@ def evaluate(
         "sequences": statistics.sequences,
         "steps": statistics.steps,
         "seed": seed,
-        "latent_size": len(statistics.kl_per_dim),
+        "latent_size": model.settings["latent_size"],
         "rows": (
             *_rows(statistics, weighted, model.description.unit),
             *_row_of_known(model, data, splits, seed),
@@ -219,16 +220,21 @@ def _rows(statistics: PosteriorStatistics, weighted: Weighted | None, unit: str)
     """Return name, value, standard error and what it is of, row by row."""
     sequences, steps, elbo = statistics.sequences, statistics.steps, statistics.elbo
     whole = counted(statistics.owners, "sequence")
+    rate_of = "KL of q(z | x) from the prior" + (", both levels" if statistics.levels else "")
+    if statistics.codes is not None:
+        rate_of = "-log p(codes), by the prior"
     rows: list[tuple[str, Estimate | float, str]] = [
         ("ELBO", elbo, whole if statistics.owners == sequences else f"{sequences:,} windows of {whole}"),
         ("NLL", statistics.nll, "-log p(x | z), one z each"),
         ("NLL per step", statistics.nll_per_step, counted(steps, unit)),
-        ("rate", statistics.rate, "KL of q(z | x) from the prior" + (", both levels" if statistics.levels else "")),
+        ("rate", statistics.rate, rate_of),
     ]
     if weighted is not None:
         least, most = weighted.nll.samples_N.min(), weighted.nll.samples_N.max()
         drawn = f"{most:,}" if least == most else f"{least:,} to {most:,}"
         of = f"-log p(x): {drawn} z, {len(weighted.names):,} sequences"
+        if statistics.codes is not None:
+            of = f"-log p(x, codes), an upper bound: nothing is drawn; {len(weighted.names):,} sequences"
         rows += [("IW-NLL", weighted.nll.per_sequence, of), ("IW-NLL per step", weighted.nll.per_step, f"per {unit}")]
     if unit == "token":
         if weighted is not None:
@@ -253,7 +259,7 @@ def _rows(statistics: PosteriorStatistics, weighted: Weighted | None, unit: str)
         of_level = f", {name}" if name else ""
         rows += [("rate" + of_level, level.rate, "KL from their prior, per sequence")] if name else []
         rows += [
-            ("active units" + of_level, level.active_units, f"of {len(level.kl_per_dim)} dimensions"),
+            *_use_of(statistics.codes, level, of_level),
             ("mutual information" + of_level, level.mutual_information, of),
             ("decoder use" + of_level, level.decoder_use or math.nan, costs),
         ]
@@ -268,6 +274,19 @@ def _rows(statistics: PosteriorStatistics, weighted: Weighted | None, unit: str)
 def _levels_of(statistics: PosteriorStatistics) -> Mapping[str, PosteriorStatistics | LevelStatistics]:
     """Return the readings of each level of latents by what has them, which is empty where there is one level."""
     return statistics.levels or {"": statistics}
+
+
+def _use_of(
+    codes: CodeUse | None, level: PosteriorStatistics | LevelStatistics, of_level: str
+) -> list[tuple[str, float, str]]:
+    """Return what is in use of a latent: dimensions, or codes."""
+    if codes is None:
+        return [("active units" + of_level, level.active_units, f"of {len(level.kl_per_dim)} dimensions")]
+    books = "" if codes.books == 1 else f" in each of {codes.books} codebooks"
+    return [
+        ("codes in use", codes.in_use, f"share of {codes.size:,} codes{books}"),
+        ("code perplexity", codes.perplexity, "as many codes, equally used, would tell as much"),
+    ]
 
 
 def _notes(
@@ -293,7 +312,7 @@ def _notes(
             math.log(level.posteriors),
             f" of the {name} latents" if name else "",
         )
-        if dead := size - level.active_units:
+        if statistics.codes is None and (dead := size - level.active_units):
             dimensions = f"dimensions{of_level}" if name else "latent dimensions"
             yield f"{dead} of {size} {dimensions} are dead: their means vary by less than 0.01 over the data"
         if level.mutual_information > NEAR_CAP * cap:

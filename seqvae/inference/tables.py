@@ -58,13 +58,17 @@ def encode(model: "Model", data: SequenceDataModule, splits: Sequence[str]) -> I
     is estimated with RATE_DRAWS latents, the same for a sequence whatever its batch.
 
     Where each step alone has a latent, `mean` and `variance` hold a list for each step; where steps have latents below that of
-    their sequence, these are `step_mean` and `step_variance`.
+    their sequence, these are `step_mean` and `step_variance`. Where latents are codes, `codes`
+    stand in place of mean and variance.
     """
 
     def compute(batch: Batch) -> pa.Table:
         output = model.network(batch, at_mean=True)
         columns = {SEQUENCE: array(batch.sequences_B), "steps": array(output.steps_B)}
-        columns |= posterior_columns(output.posterior)
+        if output.codes is None:
+            columns |= posterior_columns(output.posterior)
+        else:
+            columns["codes"] = column_of(output.codes, output.posterior_mask)
         rates = [rate_of(model.network, batch, output) * output.posterior_mask]
         if output.steps is not None:
             columns |= posterior_columns(output.steps.posterior, "step_")
@@ -83,14 +87,18 @@ def posterior_columns(posterior: Posterior, prefix: str = "") -> dict[str, pa.Ar
     """Return mean and variance of each sequence's posterior, or lists of those of its steps."""
     columns = {}
     for name, numbers in (("mean", posterior.mean), ("variance", posterior.logvar.exp())):
-        flat = array(numbers[posterior.mask].flatten().float())
-        column = pa.FixedSizeListArray.from_arrays(flat, numbers.shape[-1])
-        if numbers.dim() == 3:
-            ends_B = posterior.mask.sum(dim=1).cumsum(dim=0).cpu().numpy()
-            offsets = pa.array(np.concatenate([[0], ends_B]).astype(np.int32))
-            column = pa.ListArray.from_arrays(offsets, column)
-        columns[prefix + name] = column
+        columns[prefix + name] = column_of(numbers.float(), posterior.mask)
     return columns
+
+
+def column_of(numbers: Tensor, mask: Tensor) -> pa.Array:
+    """Return a row of numbers for each sequence, or a list of rows of its real steps."""
+    flat = array(numbers[mask].flatten())
+    column = pa.FixedSizeListArray.from_arrays(flat, numbers.shape[-1])
+    if numbers.dim() == 2:
+        return column
+    ends_B = mask.sum(dim=1).cumsum(dim=0).cpu().numpy()
+    return pa.ListArray.from_arrays(pa.array(np.concatenate([[0], ends_B]).astype(np.int32)), column)
 
 
 def rate_of(network: SequenceVAE, batch: Batch, output: VAEOutput) -> Tensor:

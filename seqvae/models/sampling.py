@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch, end_marks
 from seqvae.models.backbones import Decoder, Pasts
+from seqvae.models.codes import CodePosterior, UniformCodes
 from seqvae.models.likelihoods import EventLikelihood, TokenLikelihood, VectorLikelihood
 from seqvae.models.noise import Noise
 from seqvae.models.vae import SequenceVAE, latents_of
@@ -133,8 +134,12 @@ def sample_prior(network: SequenceVAE, lengths_B: Tensor, *, temperature: float 
     sequences, settings = len(lengths_B), network.settings
     steps = int(lengths_B.max()) + network.likelihood.extra_steps
     with evaluating(network):
-        shape = (sequences, *((steps,) if network.latent_per_step else ()), settings.latent_size)
-        z = network.prior.sample(shape, noise)
+        shape = (sequences, *((steps,) if network.latent_per_step else ()))
+        if isinstance(network.posterior, CodePosterior):
+            assert isinstance(network.prior, UniformCodes)
+            z = network.posterior.vectors_of(network.prior.sample_codes(shape, noise))
+        else:
+            z = network.prior.sample((*shape, settings.latent_size), noise)
         if network.step_level is not None:
             z = network.with_steps(z, noise.normal((sequences, steps, settings.step_latent_size)))
     return sample(network, z, lengths_B, temperature=temperature, noise=noise)

@@ -22,6 +22,7 @@ from seqvae.config.model import ModelSettings
 from seqvae.data.batch import Batch, TokenBatch, end_marks, predicted_steps
 from seqvae.data.description import DataDescription
 from seqvae.models.backbones import Decoder, Encoder
+from seqvae.models.codes import CodePosterior, Quantised, UniformCodes, make_codes
 from seqvae.models.cpu_kernels import Dropout, HasCpuKernel
 from seqvae.models.embeddings import EventEmbedding, PretrainedVectors, TokenEmbedding, VectorEmbedding
 from seqvae.models.levels import MakeNoise, StepLatents, StepLevel, side_by_side
@@ -51,6 +52,10 @@ class VAEOutput(NamedTuple):
     """Whether `kl` is an estimate from the latent that was drawn."""
     steps: StepLatents | None = None
     """Where there are latents of two levels: those of the steps; all else is of the sequences'."""
+    codes: Tensor | None = None
+    """Of latents that are codes: theirs, (B, H) or (B, S, H); the means are then the vectors that they stand for."""
+    commitment_B: Tensor | None = None
+    """What the loss adds for them (`Quantised`)."""
 
     @property
     def posterior(self) -> Posterior:
@@ -65,6 +70,8 @@ class Encoding(NamedTuple):
     """A vector of each step."""
     mask_BS: Tensor
     """bool: which steps are real."""
+    quantised: Quantised | None = None
+    """Where latents are codes: these."""
 
 
 class Latents(NamedTuple):
@@ -76,17 +83,19 @@ class Latents(NamedTuple):
     top_z: Tensor
     """What was drawn from the posterior: z without the latents of steps below it."""
     kl: Tensor | None
-    """As in `VAEOutput`, and so are the next two."""
+    """As in `VAEOutput`, and so are the next four."""
     kl_is_estimated: bool = False
     steps: StepLatents | None = None
+    codes: Tensor | None = None
+    commitment_B: Tensor | None = None
 
 
 class SequenceVAE(nn.Module):
-    """Gaussian latents, one for each sequence, each step or both, and a decoder that gets them at every layer."""
+    """Gaussian latents, one for each sequence, each step or both, or codes, and a decoder that gets them at every layer."""
 
     embedding: TokenEmbedding | VectorEmbedding | EventEmbedding
     likelihood: TokenLikelihood | VectorLikelihood | EventLikelihood
-    posterior: GaussianPosterior | BatchNormPosterior
+    posterior: GaussianPosterior | BatchNormPosterior | CodePosterior
 
     def __init__(
         self, description: DataDescription, settings: ModelSettings, pretrained: PretrainedVectors | None = None
@@ -111,9 +120,14 @@ class SequenceVAE(nn.Module):
                 assert_never(description.kind)
         self.input_dropout = Dropout(settings.dropout)
         self.encoder = Encoder(settings)
-        make_posterior = GaussianPosterior if settings.posterior == "gaussian" else BatchNormPosterior
-        self.posterior = make_posterior(width, settings.latent_size)
-        self.prior = make_prior(settings, self)
+        if settings.is_discrete:
+            self.posterior = make_codes(width, settings)
+        else:
+            make_posterior = GaussianPosterior if settings.posterior == "gaussian" else BatchNormPosterior
+            self.posterior = make_posterior(width, settings.latent_size)
+        self.prior = (
+            UniformCodes(settings.codes, settings.codebooks) if settings.is_discrete else make_prior(settings, self)
+        )
         self.step_level = StepLevel(settings) if settings.latent_scope == "both" else None
         self.decoder = Decoder(settings)
         self.classifier = nn.Linear(settings.latent_size, len(description.classes)) if description.classes else None
@@ -130,22 +144,27 @@ class SequenceVAE(nn.Module):
         own = self.settings
         sizes = {name: sum(one.numel() for one in part.parameters()) for name, part in self.named_children()}
         parts = ", ".join(f"{name} {size / 1e3:,.0f} k" for name, size in sizes.items() if size)
+        posterior = f"{own.posterior} posterior"
+        if isinstance(self.posterior, CodePosterior):
+            posterior = self.posterior.described()
         return (
             f"SequenceVAE of {self.kind}: {own.encoder} encoder, {own.decoder} decoder, width {own.width}, depth {own.depth}\n"
-            f"  {own.described_latent}, {own.posterior} posterior\n"
+            f"  {own.described_latent}, {posterior}\n"
             f"  {sum(one.numel() for one in self.parameters()) / 1e6:.2f} M parameters: {parts}"
         )
 
     def forward(self, batch: Batch, *, at_mean: bool = False) -> VAEOutput:
         """Encode a batch, draw z, or with `at_mean` take the posterior's mean for it, and compute the likelihood given z."""
         steps_BTW = self.embedding(batch)
-        posterior, z, _, kl, kl_is_estimated, steps = self.latents(batch, steps_BTW, at_mean=at_mean)
+        latents = self.latents(batch, steps_BTW, at_mean=at_mean)
+        posterior, z, _, kl, kl_is_estimated, steps, codes, commitment_B = latents
         nll_B = self.likelihood(self.decode_hidden(steps_BTW, z), batch).sum(dim=1)
         class_scores_BC = None
         if self.classifier is not None:
             mean = posterior.mean
             class_scores_BC = self.classifier(mean_over_steps(mean, posterior.mask) if self.latent_per_step else mean)
-        return VAEOutput(*posterior, nll_B, predicted_steps(batch), class_scores_BC, kl, kl_is_estimated, steps)
+        of_batch, of_codes = (nll_B, predicted_steps(batch), class_scores_BC), (codes, commitment_B)
+        return VAEOutput(*posterior, *of_batch, kl, kl_is_estimated, steps, *of_codes)
 
     def latents(self, batch: Batch, steps_BTW: Tensor | None = None, *, at_mean: bool = False) -> Latents:
         """Return the posteriors of a batch and a latent of each; `steps_BTW` are the embedded steps, where known already."""
@@ -156,8 +175,12 @@ class SequenceVAE(nn.Module):
     def encoding(self, batch: Batch, steps_BTW: Tensor | None = None) -> Encoding:
         """Return what latents of a batch are drawn from; `steps_BTW` as in `latents`."""
         hidden_BSW, seen_BS, is_real_B = self._read(batch, self.embedding(batch) if steps_BTW is None else steps_BTW)
-        posterior: Posterior = self.posterior(*self._pooled(hidden_BSW, seen_BS, is_real_B))
-        return Encoding(posterior, hidden_BSW, seen_BS & is_real_B[:, None])
+        hidden, mask = self._pooled(hidden_BSW, seen_BS, is_real_B)
+        real_BS = seen_BS & is_real_B[:, None]
+        if isinstance(self.posterior, CodePosterior):
+            quantised = self.posterior.quantise(hidden, mask)
+            return Encoding(self.posterior.as_posterior(quantised, mask), hidden_BSW, real_BS, quantised)
+        return Encoding(self.posterior(hidden, mask), hidden_BSW, real_BS)
 
     def draw(self, encoding: Encoding, noise: MakeNoise | None = None) -> Latents:
         """Draw the latents of a batch, that of a sequence before those of its steps; without `noise` by torch's own."""
@@ -165,6 +188,9 @@ class SequenceVAE(nn.Module):
         drawn = self.posterior.draw(posterior, None if noise is None else noise(posterior.mean.shape))
         kl, is_estimated = self.prior.kl(posterior, drawn), self.prior.estimates_kl(drawn)
         latents = Latents(posterior, drawn.z, drawn.z, kl, is_estimated)
+        if encoding.quantised is not None:
+            _, codes, commitment_B = encoding.quantised
+            return latents._replace(codes=codes, commitment_B=commitment_B)
         if self.step_level is None:
             return latents
         steps = self.draw_steps(drawn.z, encoding, noise)
@@ -191,6 +217,12 @@ class SequenceVAE(nn.Module):
         hidden_NLW = self.encoder(steps_NLW, real_NL)
         features_KW = hidden_NLW.flatten(0, 1) if self.latent_per_step else self.pool(hidden_NLW, real_NL)
         return self.posterior.at_rest(features_KW, real_NL.new_ones(len(features_KW)))
+
+    def codes_of(self, batch: Batch) -> tuple[Tensor, int, Tensor]:
+        """Return the codes of each sequence or step, how many a codebook has, and what of them is real."""
+        latents = self.latents(batch)
+        assert latents.codes is not None, "latents are no codes"
+        return latents.codes, self.settings.codes, latents.posterior.mask
 
     def latent_at_mean(self, batch: Batch) -> Tensor:
         """Return the latent at the mean of each posterior: what stands for a sequence where nothing is drawn."""
@@ -240,8 +272,15 @@ class SequenceVAE(nn.Module):
         inputs_BSW = torch.cat((begin_B1W, steps_BTW), dim=1)[:, : steps_BTW.shape[1] + self.likelihood.extra_steps]
         return self.input_dropout(inputs_BSW)
 
+    @property
+    def has_codes(self) -> bool:
+        """Whether latents are codes."""
+        return isinstance(self.posterior, CodePosterior)
+
     def decode(self, batch: Batch, z: Tensor) -> Tensor:
-        """Return -log p of each step given z and the steps before it, (B, S); 0 where padded."""
+        """Return -log p of each step given z, or its codes, and the steps before it, (B, S); 0 where padded."""
+        if isinstance(self.posterior, CodePosterior) and not z.is_floating_point():
+            z = self.posterior.vectors_of(z)
         return self.likelihood(self.decode_hidden(self.embedding(batch), z), batch)
 
     def nll_given_z(self, batch: Batch, z: Tensor) -> Tensor:

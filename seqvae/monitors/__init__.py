@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from seqvae.monitors.callback import PosteriorMetricsMonitor as PosteriorMetricsMonitor
     from seqvae.monitors.contract import Counts as Counts
     from seqvae.monitors.contract import StepOutputs as StepOutputs
+    from seqvae.monitors.contract import code_outputs as code_outputs
     from seqvae.monitors.decoder_use import ComputesPosterior as ComputesPosterior
     from seqvae.monitors.decoder_use import OffersProbeBatches as OffersProbeBatches
     from seqvae.monitors.decoder_use import Probeable as Probeable
@@ -31,6 +32,7 @@ _NEED_TORCH = {
     "StepOutputs": ".contract",
     "Throughput": ".throughput",
     "ThroughputMonitor": ".throughput",
+    "code_outputs": ".contract",
 }
 """Names whose modules import torch and Lightning, which takes seconds: drawing figures and reading a run do without."""
 
@@ -47,6 +49,7 @@ __all__ = [
     "Throughput",
     "ThroughputMonitor",
     "Verdict",
+    "code_outputs",
     "read_readings",
 ]
 

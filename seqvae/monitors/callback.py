@@ -18,7 +18,15 @@ from lightning.pytorch.callbacks import Timer
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from seqvae.monitors.contract import ReadOutputs, check_step_outputs, describe_loss, seen_from_prior, step_outputs_of
+from seqvae.monitors.codes import CodeWindow
+from seqvae.monitors.contract import (
+    ReadOutputs,
+    StepOutputs,
+    check_step_outputs,
+    describe_loss,
+    seen_from_prior,
+    step_outputs_of,
+)
 from seqvae.monitors.decoder_use import DecoderProbe, Probeable
 from seqvae.monitors.detector import FEWEST_IN_WINDOW, Detector, KLSchedule
 from seqvae.monitors.escape import ThresholdReader, why_unreadable
@@ -158,7 +166,7 @@ class PosteriorMetricsMonitor(Callback):
         self.reading: Reading | None = None
         """The latest."""
         self._at_least_every: int | None = None
-        self._window = PosteriorWindow(-(-self.posteriors // world_size))
+        self._window: PosteriorWindow | CodeWindow = PosteriorWindow(-(-self.posteriors // world_size))
         self._decoder = DecoderProbe(self.read_outputs, self.probe_batch)
         self._escape = ThresholdReader()
         self._detector = Detector(self.thresholds, self.window_size)
@@ -219,16 +227,10 @@ class PosteriorMetricsMonitor(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if not outputs and (pl_module.automatic_optimization or self._window.rows() is not None):
+        if not outputs and (pl_module.automatic_optimization or not self._window.is_empty):
             return  # training_step left this batch out
         step_outputs = check_step_outputs(pl_module, self.read_outputs(pl_module, outputs, batch))
-        self._window.push(
-            *seen_from_prior(step_outputs),
-            step_outputs.posterior_mask,
-            step_outputs.nll,
-            step_outputs.kl,
-            kl_is_estimated=step_outputs.kl_is_estimated,
-        )
+        self._take_in(step_outputs)
         step = steps_done(trainer)
         every_n_steps = min(self._every_n_steps, self._at_least_every or self._every_n_steps)
         if not is_due(step, self._step_read, every_n_steps, self._last_step):
@@ -244,7 +246,7 @@ class PosteriorMetricsMonitor(Callback):
                 if (doubt := describe_loss(whole, step_outputs)) is not None:
                     self._publisher.remark(f"{name}: {doubt}", step)
             if (
-                step_outputs.prior_mean is step_outputs.kl is None
+                step_outputs.prior_mean is step_outputs.kl is step_outputs.codes is None
                 and not self._detector.points
                 and self._loaded is None
             ):
@@ -256,7 +258,9 @@ class PosteriorMetricsMonitor(Callback):
             or not self._detector.points  # a wrong nll_given_z is refused at once
         )
         use = self._decoder.probe(trainer, pl_module, batch, step_outputs) if probes_now else None
-        reading = take_reading(self._window, step, trainer.current_epoch, step_outputs.kl_weight, use, gather)
+        taken = (step, trainer.current_epoch, step_outputs.kl_weight, use, gather)
+        window = self._window
+        reading = window.take_reading(*taken) if isinstance(window, CodeWindow) else take_reading(window, *taken)
         if self._probes and not probes_now and self._detector.wants_decoder_use(reading):
             use = self._decoder.probe(trainer, pl_module, batch, step_outputs)
             reading = with_decoder_use(reading, use, gather)  # sync: a second one, where there is a suspicion
@@ -297,7 +301,7 @@ class PosteriorMetricsMonitor(Callback):
             return
         evidence = None
         weights = (own_part(weight) for weight in pl_module.parameters() if weight.is_floating_point())
-        if not self._window.is_finite():
+        if isinstance(self._window, PosteriorWindow) and not self._window.is_finite():
             evidence = "the last posteriors hold NaN or infinity"
         elif not all(bool(weight.isfinite().all()) for weight in weights):
             evidence = "the weights hold NaN or infinity"
@@ -329,6 +333,8 @@ class PosteriorMetricsMonitor(Callback):
         windows = state["windows"]
         expected = (trainer.world_size, self._window.capacity)
         if windows and windows["posteriors"].shape[:2] == expected:
+            if "counts" in windows:
+                self._window = CodeWindow(self._window.capacity)
             self._window.load_state_dict({name: value[trainer.global_rank] for name, value in windows.items()})
 
     # --- A rescue ---------------------------------------------------------------------------------------------------
@@ -344,11 +350,24 @@ class PosteriorMetricsMonitor(Callback):
 
     def start_over(self, trainer: Trainer, pl_module: LightningModule, why: str) -> None:
         """Forget all posteriors and readings, as another objective is trained from now on, and judge by its schedule."""
-        before, self._window = self._detector, PosteriorWindow(self._window.capacity)
+        before, self._window = self._detector, type(self._window)(self._window.capacity)
         self._begin_to_judge(trainer, pl_module)
         self._detector.start_at(trainer.global_step, why, has_been_healthy=before.has_been_healthy)
         if self._publisher is not None:
             self._publisher.change(self.verdict, before.verdict.name, trainer.global_step)
+
+    def _take_in(self, outputs: StepOutputs) -> None:
+        """Keep what later readings are made of, without a wait for the device."""
+        if outputs.codes is None:
+            if isinstance(self._window, CodeWindow):
+                raise ValueError("training_step returned codes before, and now none: return the same at every step")
+            posteriors = (*seen_from_prior(outputs), outputs.posterior_mask, outputs.nll, outputs.kl)
+            self._window.push(*posteriors, kl_is_estimated=outputs.kl_is_estimated)
+            return
+        if isinstance(self._window, PosteriorWindow):
+            self._window = CodeWindow(self._window.capacity)
+        assert outputs.codebook_size is not None
+        self._window.push(outputs.codes, outputs.codebook_size, outputs.posterior_mask, outputs.nll)
 
     # --- Parts ------------------------------------------------------------------------------------------------------
 
@@ -410,7 +429,7 @@ class PosteriorMetricsMonitor(Callback):
             return
         publisher.try_again()
         publisher.finish(seconds)  # figures that were begun before
-        if draws and self.reading is not None and self._window.rows() is not None:  # a rescue may have just emptied it
+        if draws and self.reading is not None and not self._window.is_empty:  # a rescue may have just emptied it
             publisher.draw(self._window, self.reading.step)
             publisher.finish(seconds)
 

@@ -3,7 +3,7 @@
 In: what `training_step` returned. Out: `StepOutputs` for the monitor of the posterior, `Counts` for that of the speed, checked. The
 checks look at names, types and shapes alone, so they wait for no device and are done at every step.
 
-Shapes: B sequences, S steps, Z latent dimensions.
+Shapes: B sequences, S steps, Z latent dimensions, H codes of a latent.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,6 +35,26 @@ class StepOutputs(NamedTuple):
     a 1 in place of Z. It may be an estimate from draws."""
     kl_is_estimated: bool = True
     """False: `kl` is computed exactly, so that a reading needs no error."""
+    codes: Tensor | None = None
+    """(B, H) or (B, S, H), whole numbers from 0 on, where latents are codes: then these are read, and no mean and log-variance
+    (`code_outputs`)."""
+    codebook_size: int | None = None
+    """How many codes there are to choose each of them from."""
+
+
+def code_outputs(
+    codes: Tensor,
+    codebook_size: int,
+    posterior_mask: Tensor | None = None,
+    nll: Tensor | None = None,
+    kl_weight: Tensor | float | None = None,
+) -> StepOutputs:
+    """Return outputs of latents that are codes: points, which have no variance."""
+    points = codes.detach().float()
+    logvar = torch.full_like(points, -torch.inf)
+    return StepOutputs(
+        points, logvar, posterior_mask, nll, kl_weight, codes=codes.detach(), codebook_size=codebook_size
+    )
 
 
 class Counts(NamedTuple):
@@ -63,6 +83,8 @@ Let training_step return a dict with
     "prior_mean" and "prior_logvar" (optional): as the posterior's, of a Gaussian prior that is learned; else N(0, I) is assumed
     "kl" (optional): the KL of each posterior where prior or posterior is no Gaussian, of the mean's shape or with 1 in place of Z
     "kl_is_estimated" (optional): False where that KL is computed, and no estimate from draws
+    "codes" and "codebook_size", in place of "posterior_mean" and "posterior_logvar" where latents are codes (VQ, FSQ): whole
+        numbers from 0 on, (B, H) or (B, S, H) for H codes of each, and how many there are to choose each of them from
 or give the monitor read_outputs=f, where f(module, outputs, batch) returns seqvae.monitors.StepOutputs."""
 
 COUNTS_HELP = """\
@@ -76,6 +98,12 @@ seqvae.monitors.Counts."""
 
 def step_outputs_of(module: object, outputs: object, batch: object) -> StepOutputs:
     """Take from the dict of `training_step` what stands there by the names of `StepOutputs`."""
+    if isinstance(outputs, Mapping) and outputs.get("codes") is not None:
+        found = _with_names(module, outputs, ("codes", "codebook_size"), STEP_OUTPUTS_HELP)
+        if isinstance(found["codes"], Tensor):
+            names = ("codes", "codebook_size", "posterior_mask", "nll", "kl_weight")
+            return code_outputs(**{name: found[name] for name in names if name in found})
+        raise _refusal(module, f"codes that are a {type(found['codes']).__name__}, not a tensor", STEP_OUTPUTS_HELP)
     found = _with_names(module, outputs, ("posterior_mean", "posterior_logvar"), STEP_OUTPUTS_HELP)
     return StepOutputs(**{name: found[name] for name in StepOutputs._fields if name in found})
 
@@ -91,7 +119,7 @@ def check_step_outputs(module: object, outputs: StepOutputs) -> StepOutputs:
     """Refuse what is no posterior."""
     if not isinstance(outputs, StepOutputs):
         raise ValueError(f"read_outputs returned a {type(outputs).__name__}: let it return seqvae.monitors.StepOutputs")
-    mean, logvar, mask, nll, kl_weight, prior_mean, prior_logvar, kl, _ = outputs
+    mean, logvar, mask, nll, kl_weight, prior_mean, prior_logvar, kl, _, codes, _ = outputs
     # What most outputs are, found out in a third of the time that it takes to look for faults: this is checked at every step.
     if not (
         type(mean) is type(logvar) is type(mask) is type(nll) is Tensor
@@ -104,7 +132,7 @@ def check_step_outputs(module: object, outputs: StepOutputs) -> StepOutputs:
         and logvar.dtype.is_floating_point
         and nll.dtype.is_floating_point
         and type(kl_weight) is float
-        and prior_mean is prior_logvar is kl is None
+        and prior_mean is prior_logvar is kl is codes is None
     ) and (fault := fault_of(outputs)):
         raise _refusal(module, fault, STEP_OUTPUTS_HELP)
     return outputs
@@ -129,6 +157,8 @@ def describe_loss(loss: Tensor, outputs: StepOutputs) -> str | None:
     held standard deviations. Other terms make a loss larger, and are no fault.
     """
     if outputs.nll is None or outputs.kl_weight is None or outputs.kl is not None or loss.dim():
+        return None
+    if outputs.codes is not None:
         return None
     mean, logvar = (part.detach().cpu().double() for part in seen_from_prior(outputs))
     whole = torch.ones(mean.shape[:-1], dtype=torch.bool)
@@ -177,11 +207,20 @@ def check_counts(module: object, counts: Counts) -> Counts:
 
 def fault_of(outputs: StepOutputs) -> str | None:
     """Return what is wrong in words, the worst of it; None: nothing is."""
-    mean, logvar, mask, nll, kl_weight, prior_mean, prior_logvar, kl, kl_is_estimated = outputs
+    mean, logvar, mask, nll, kl_weight, prior_mean, prior_logvar, kl, kl_is_estimated, codes, codebook_size = outputs
     if not isinstance(kl_is_estimated, bool):
         return f"a kl_is_estimated that is a {type(kl_is_estimated).__name__}, not a bool"
+    if codes is not None:
+        if codes.is_floating_point() or codes.is_complex() or codes.dtype == torch.bool:
+            return f"codes of {codes.dtype}, not whole numbers"
+        if codes.dim() not in (2, 3) or codes.shape[-1] == 0:
+            return f"codes of shape {tuple(codes.shape)}"
+        if type(codebook_size) is not int or codebook_size < 2:
+            return f"a codebook_size of {codebook_size!r}"
     for name, value in outputs._asdict().items():
-        if name in ("kl_weight", "kl_is_estimated") or (value is None and name in StepOutputs._field_defaults):
+        if name in ("kl_weight", "kl_is_estimated", "codes", "codebook_size") or (
+            value is None and name in StepOutputs._field_defaults
+        ):
             continue
         if not isinstance(value, Tensor):
             return f"a {name} that is a {type(value).__name__}, not a tensor"

@@ -46,15 +46,17 @@ class Probeable(Protocol):
     """What a module offers for its decoder's use to be read. Called in eval mode, without gradients."""
 
     def nll_given_z(self, batch: Any, z: Tensor) -> Tensor:
-        """Return -log p(x | z) of each sequence, (B,), in nats, summed over its steps; z has the shape of the mean."""
+        """Return -log p(x | z) of each sequence, (B,), in nats, summed over its steps; z has the shape of the mean, or is codes
+        of the shape of the module's own."""
 
 
 @runtime_checkable
 class ComputesPosterior(Protocol):
     """What a module may offer besides: its posteriors, cheaper than by a `training_step` and without side effects."""
 
-    def posterior_of(self, batch: Any) -> tuple[Tensor, ...]:
-        """Return mean and log-variance, (B, Z) or (B, S, Z), and, if there is padding, a mask, (B,) or (B, S).
+    def posterior_of(self, batch: Any) -> tuple[Any, ...]:
+        """Return mean and log-variance, (B, Z) or (B, S, Z), and, if there is padding, a mask, (B,) or (B, S); of codes, what
+        `code_outputs` makes of them.
 
         Where steps have posteriors of their own, a sequence's real steps come first.
         """
@@ -93,14 +95,18 @@ class DecoderUse(NamedTuple):
 
 def decoder_use(module: Probeable, batch: Any, posterior: StepOutputs, partners: int = 1) -> DecoderUse:
     """Compare each sequence's NLL with its own z to that with the z of others of its batch, on average over `partners` of them.
+    Latents that are codes are exchanged as they are.
 
     Padding has no part in it, and neither has a sequence that is alone in its batch.
     """
     mean, logvar, mask = posterior.posterior_mean, posterior.posterior_logvar, mask_of(posterior)
-    noise = torch.randn(mean.shape, generator=torch.Generator().manual_seed(NOISE_SEED)).to(mean.device)
-    drawn = mean.float() + torch.exp(0.5 * logvar.float()) * noise
-    # In the posterior's own type: that is what the decoder is used to. Padding may hold anything.
-    z = torch.where(mask[..., None], drawn, 0.0).to(mean.dtype)
+    if posterior.codes is not None:
+        z = torch.where(mask[..., None], posterior.codes, 0)
+    else:
+        noise = torch.randn(mean.shape, generator=torch.Generator().manual_seed(NOISE_SEED)).to(mean.device)
+        drawn = mean.float() + torch.exp(0.5 * logvar.float()) * noise
+        # In the posterior's own type: that is what the decoder is used to. Padding may hold anything.
+        z = torch.where(mask[..., None], drawn, 0.0).to(mean.dtype)
     partners = max(1, min(partners, int(real_sequences(mask).sum()) - 1))
     nlls = []
     for one in (z, *(z_of_another(z, mask, number) for number in range(1, partners + 1))):
@@ -126,6 +132,8 @@ def posterior_of(module: ComputesPosterior, batch: Any) -> StepOutputs:
     returned = module.posterior_of(batch)
     name = f"{type(module).__name__}.posterior_of"
     remedy = "let it return mean and logvar, (B, Z) or (B, S, Z), and, if there is padding, a bool mask, (B,) or (B, S)"
+    if isinstance(returned, StepOutputs) and (fault := fault_of(returned)) is None:
+        return returned
     if not isinstance(returned, tuple) or len(returned) not in (2, 3):
         raise ValueError(f"{name} returned a {type(returned).__name__}, not a tuple of two or three: {remedy}")
     mean, logvar, *mask = returned

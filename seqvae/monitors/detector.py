@@ -429,6 +429,8 @@ class Detector:
             is_cyclical=self._is_cyclical,
             has_warm_up=self._has_warm_up,
             has_been_healthy=self.has_been_healthy,
+            codes=self.points[-1].codes if self.points else None,
+            perplexity=self.points[-1].perplexity if self.points else None,
             circumstances=self.circumstances,
             as_flags=self.advises_flags,
         )

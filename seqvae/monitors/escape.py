@@ -211,6 +211,8 @@ class OffersScoreBatches(Protocol):
 def why_unreadable(module: LightningModule, posterior: StepOutputs) -> str | None:
     """Return why the threshold of a module with such posteriors cannot be read; None: it can."""
     name = type(module).__name__
+    if posterior.codes is not None:
+        return "latents that are codes have no such threshold"
     if posterior.posterior_mean.dim() == 3:
         return "a latent of each step has no such threshold so far"
     if not posterior.prior_mean is posterior.prior_logvar is posterior.kl is None:

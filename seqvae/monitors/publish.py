@@ -13,6 +13,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 
 from seqvae.files import DISK_FULL, JsonLines, Patience
+from seqvae.monitors.codes import CodeWindow
 from seqvae.monitors.drawing import PLOTS, Drawing, save_posteriors
 from seqvae.monitors.reading import NAME, Reading, describe_reading
 from seqvae.monitors.window import PosteriorWindow
@@ -21,7 +22,15 @@ from seqvae.verdicts import Verdict, describe_change, readable
 
 EVENTS = "events.jsonl"
 NOT_PROBED = "decoder_not_asked"
-NO_METRICS = ("step", "epoch", "decoder_use_sequences", "decoder_use_steps")
+NO_METRICS = (
+    "step",
+    "epoch",
+    "decoder_use_sequences",
+    "decoder_use_steps",
+    "codebook_size",
+    "codebooks",
+    "code_latents",
+)
 """Fields of a reading that are no curves for a logger."""
 REMADE = ("verdict", "stopped")
 """Events that a resumed run makes again."""
@@ -130,13 +139,14 @@ class Publisher:
         self._readings.try_again()
         self._events.try_again()
 
-    def draw(self, window: PosteriorWindow, step: int) -> None:
+    def draw(self, window: PosteriorWindow | CodeWindow, step: int) -> None:
         """Begin to draw, without waiting; while figures are still being drawn no others are begun."""
         if not self.draws:
             return
         try:
-            mean_NZ, logvar_NZ = window.real_posteriors()  # sync: once a drawing
-            save_posteriors(self.directory, mean_NZ.numpy(), logvar_NZ.numpy(), step)
+            if isinstance(window, PosteriorWindow):  # codes have no posteriors to draw
+                mean_NZ, logvar_NZ = window.real_posteriors()  # sync: once a drawing
+                save_posteriors(self.directory, mean_NZ.numpy(), logvar_NZ.numpy(), step)
         except OSError as error:
             if error.errno not in DISK_FULL:
                 self._report_failure(str(error))

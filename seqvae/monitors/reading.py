@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from seqvae.files import read_rows, to_json
-from seqvae.text import counted
+from seqvae.text import counted, percent
 
 NAME = "posterior.jsonl"
 """The file in a run's directory: one reading a line, with the name of the verdict in force after it."""
@@ -64,6 +64,29 @@ class Reading(NamedTuple):
     decoder_use_wins: float | None = None
     """Share of the comparisons in which a sequence's own z gave it the lower NLL; 0.5 is chance. A few sequences that lose or gain
     very much do not move it."""
+    codebook_size: int | None = None
+    """Codes of a codebook, where latents are codes (`codes.py`); None: they are not, and neither is any of the numbers below. Of
+    codes the mutual information is the entropy, and there are no active units, variances and effective dimensions."""
+    codebooks: int | None = None
+    """Codes of each latent."""
+    code_latents: int | None = None
+    """How many latents the next three were read on."""
+    codes_in_use: float | None = None
+    """Share of the codes of all codebooks that any of them got."""
+    codes_in_use_expected: float | None = None
+    """What that share would be if all codes were equally likely."""
+    code_perplexity: float | None = None
+    """Of a codebook: as many codes, equally used, would tell as much."""
+    dead_codes: int | None = None
+    """Codes of all codebooks that nothing has fallen to for long."""
+    dead_code_steps: int | None = None
+    """How long that is, in optimizer steps: the median of the dead codes; None: there is none."""
+    code_idle_steps: tuple[int, ...] | None = None
+    """The same for every code, one codebook after the other; None: there are more than MOST_LISTED."""
+
+
+MOST_LISTED = 1024
+"""Codes whose idleness stands in a reading."""
 
 
 def describe_probe(sequences: int | None, steps: int | None) -> str:
@@ -83,7 +106,8 @@ def describe_reading(reading: Reading) -> str:
         f"step {reading.step:,}",
         f"rate {reading.rate:.2f}{'' if reading.rate_error is None else f' ± {reading.rate_error:.2f}'}",
         f"MI {reading.mutual_information:.2f} of at most {reading.mutual_information_cap:.2f}",
-        f"active units {'?' if reading.active_units is None else reading.active_units}/{len(reading.kl_per_dim)}",
+        describe_codes(reading)
+        or f"active units {'?' if reading.active_units is None else reading.active_units}/{len(reading.kl_per_dim)}",
     ]
     if reading.decoder_use is not None:
         error = "" if reading.decoder_use_error is None else f" ± {reading.decoder_use_error:.2f}"
@@ -91,6 +115,15 @@ def describe_reading(reading: Reading) -> str:
         parts.append(f"decoder use {reading.decoder_use:.2f}{error}{probed}")
     rest = (("NLL", reading.nll), ("KL weight", reading.kl_weight))
     return "posterior: " + "  ".join([*parts, *(f"{name} {value:.2f}" for name, value in rest if value is not None)])
+
+
+def describe_codes(reading: Reading) -> str:
+    """Describe how the codes are used; empty where latents are no codes."""
+    if reading.codes_in_use is None or reading.codebook_size is None:
+        return ""
+    of = reading.codebook_size * (reading.codebooks or 1)
+    perplexity = "" if reading.code_perplexity is None else f", perplexity {reading.code_perplexity:.0f}"
+    return f"{percent(reading.codes_in_use)} of {of:,} codes in use{perplexity}"
 
 
 def to_row(reading: Reading) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """What readings look like at one moment: points, which are what is remembered of readings, in, a `Finding` out. No memory.
 
 The rules stand in `find`, in their order: NaN (diverged); a weight that is not full (warming up, unless the latent is faint and the
-weight can only become worse for it); nothing to judge yet; faint (collapsed, unless it grows); falling (collapsing); paid for and
-unused (the decoder ignores z, unless that changes); used, or so clear that it may well be, and then nearly points (not
-variational), mostly dead dimensions (partly collapsed) or none of these (healthy). What lies between is "cannot tell", with the
-reason. `escape_of` compares a weight with an escape threshold. Plain Python: no torch, no clock, no files.
+weight can only become worse for it); nothing to judge yet; faint (collapsed, unless it grows); codes that are mostly dead (the
+codebook collapsed, unless more and more are used); falling (collapsing); paid for and unused (the decoder ignores z, unless that
+changes); used, or so clear that it may well be, and then nearly points (not variational), mostly dead dimensions (partly collapsed)
+or none of these (healthy). What lies between is "cannot tell", with the reason. `escape_of` compares a weight with an escape
+threshold. Plain Python: no torch, no clock, no files.
 """
 
 import math
@@ -15,6 +16,7 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from seqvae.monitors.reading import Reading, Scope, describe_probe
+from seqvae.text import percent
 from seqvae.verdicts import USE_UNKNOWN_REASON, VERDICTS
 
 # --- Where the lines are drawn ------------------------------------------------------------------------------------------
@@ -97,6 +99,10 @@ class Thresholds:
     slowing_share: float = 0.6
     """A fall that has slowed down to less than this share of its slope will settle."""
 
+    many_dead_codes: float = 0.5
+    """Share of the codes that should have been met, as often as latents were counted, from which on those that were not are too
+    many."""
+
     agreement: float = 0.5
     """How much the readings have to agree on a trend: the share of pairs that go one way less those that go the other."""
 
@@ -178,6 +184,19 @@ class Point(NamedTuple):
     ideal_threshold: float | None = None
     scope: Scope = "sequence"
     """What has a posterior."""
+    codes_in_use: float | None = None
+    """Share of the codes, and what it would be if all were equally likely; None: latents are no codes."""
+    codes_in_use_expected: float | None = None
+    codes: int | None = None
+    """Of a codebook."""
+    perplexity: float | None = None
+
+    @property
+    def codes_met(self) -> float:
+        """Return the share of the codes in use of those that should be; 1 where latents are no codes."""
+        if self.codes_in_use is None or not self.codes_in_use_expected:
+            return 1.0
+        return self.codes_in_use / self.codes_in_use_expected
 
     @property
     def has_information(self) -> bool:
@@ -224,6 +243,10 @@ def point_of(reading: Reading, early: str | None, thresholds: Thresholds, before
         threshold_error=reading.escape_threshold_error,
         ideal_threshold=reading.ideal_escape_threshold,
         scope=reading.scope,
+        codes_in_use=reading.codes_in_use,
+        codes_in_use_expected=reading.codes_in_use_expected,
+        codes=reading.codebook_size,
+        perplexity=reading.code_perplexity,
     )
 
 
@@ -316,6 +339,8 @@ MOST_IN_TREND = 16
 """Points of a trend, evenly taken: its cost grows with their square."""
 NOISE = 0.05
 """Rates and informations below go up and down by themselves, and their logarithms are no trend."""
+FEWEST_CODES = 0.001
+"""The same for shares of the codes in use, which do not scatter."""
 QUIET_NOISE = 0.02
 """The same for a growth of `Thresholds.waking`, which noise seldom reaches: 0.02 to 0.09 is how a latent begins to wake."""
 
@@ -415,6 +440,9 @@ class Evidence:
             probed_on = describe_probe(point.use_sequences, point.use_steps)
             self.text += f", decoder use {use:.2f} ± {error:.2f}{probed_on}"
             numbers["decoder_use"] = use
+        if now.codes_in_use is not None and now.codes is not None and now.perplexity is not None:
+            self.text += f", {percent(now.codes_in_use)} of {now.codes:,} codes in use, perplexity {now.perplexity:.0f}"
+            numbers |= {"codes_in_use": now.codes_in_use, "code_perplexity": now.perplexity}
         self.numbers = {name: float(f"{value:.3g}") for name, value in numbers.items()}
 
     def last(self, stretch: Stretch) -> tuple[list[Point], int]:
@@ -424,7 +452,7 @@ class Evidence:
         points = self.points[-max(stretch.readings, within) :]
         return points, points[-1].step - points[0].step
 
-    def trend(self, name: Literal["rate", "information"], stretch: Stretch, floor: float = NOISE) -> Trend:
+    def trend(self, name: Literal["rate", "information", "codes_met"], stretch: Stretch, floor: float = NOISE) -> Trend:
         """Return the trend of the points that have the number; the newest has."""
         points = [point for point in self.last(stretch)[0] if not math.isnan(getattr(point, name))]
         every = -(-len(points) // MOST_IN_TREND)
@@ -433,7 +461,7 @@ class Evidence:
 
     def grows(
         self,
-        name: Literal["rate", "information"],
+        name: Literal["rate", "information", "codes_met"],
         growth: float,
         stretch: Stretch = RECENT,
         floor: float = NOISE,
@@ -542,6 +570,10 @@ def _find(
         return _found("collapsed", seen)
     if now.posteriors < LEAST_POSTERIORS:
         return _undecided(f"too few posteriors ({now.posteriors})", seen)
+    if now.codes_met < 1 - t.many_dead_codes:
+        if seen.grows("codes_met", t.growth, MIDDLE, FEWEST_CODES):
+            return _undecided("few codes are in use, but more and more", seen)
+        return _found("codebook_collapsed", seen)
     if (dead_by := _dead_by(seen)) is not None:
         return _found("collapsing", seen)._replace(dead_by_step=dead_by)
     if seen.is_unused:
@@ -562,7 +594,7 @@ def _find(
     is_light = now.weight is None or not math.isfinite(now.weight) or now.weight < t.light_weight
     if now.variance < t.narrow_variance and is_light and not seen.is_worth_it:
         return _found("not_variational", seen)
-    dead = (now.dimensions - now.active) / now.dimensions
+    dead = 0.0 if now.codes is not None else (now.dimensions - now.active) / now.dimensions
     if dead > t.many_dead - (DEAD_MARGIN if before == "partly_collapsed" else 0):
         return _found("partly_collapsed", seen)
     return _found("healthy", seen)

@@ -136,6 +136,10 @@ class PosteriorWindow:
         every = -(-len(rows) // self._most)
         return rows if every <= 1 else rows[self._pushes % every :: every]
 
+    @property
+    def is_empty(self) -> bool:
+        return not (self._waiting or self._pushes)
+
     def rows(self) -> tuple[Tensor, Tensor] | None:
         """Return the last rows of posteriors and of NLLs; None before the first push.
 
@@ -216,10 +220,10 @@ def take_reading(
     posteriors_RP, nll_RP, extras_RE = everything.reshape(-1, sum(sizes)).split(sizes, dim=1)
     mean_NZ, logvar_NZ, kl_NK = window.columns_of(real_rows(posteriors_RP.reshape(-1, posteriors_CW.shape[1])))
     nll_N = real_rows(nll_RP.reshape(-1, 2))[:, 0]
-    return _with_sums(
+    return with_sums(
         read(mean_NZ, logvar_NZ, step, epoch, window.scope, kl_NK, kl_is_estimated=window.kl_is_estimated)._replace(
-            kl_weight=None if kl_weight is None else _rounded(extras_RE[0, 0]),
-            nll=_rounded(nll_N.double().mean()) if len(nll_N) else None,
+            kl_weight=None if kl_weight is None else rounded(extras_RE[0, 0]),
+            nll=rounded(nll_N.double().mean()) if len(nll_N) else None,
         ),
         extras_RE[:, 1:],
     )
@@ -228,7 +232,7 @@ def take_reading(
 def with_decoder_use(reading: Reading, use: DecoderUse, gather: Gather = lambda own: own) -> Reading:
     """Add what a probe found to a reading that was taken without."""
     sums_RU = gather(torch.stack([part.float() for part in use])).cpu().reshape(-1, len(use))  # sync: once a probe
-    return _with_sums(reading, sums_RU)
+    return with_sums(reading, sums_RU)
 
 
 def with_escape_threshold(reading: Reading, threshold: EscapeThreshold, gather: Gather = lambda own: own) -> Reading:
@@ -238,7 +242,7 @@ def with_escape_threshold(reading: Reading, threshold: EscapeThreshold, gather: 
     return reading._replace(**dict(zip(names, numbers, strict=True)))
 
 
-def _with_sums(reading: Reading, sums_RU: Tensor) -> Reading:
+def with_sums(reading: Reading, sums_RU: Tensor) -> Reading:
     """Add the mean over what all processes probed; the reading of nothing stays as it is."""
     total, squares, count, steps, wins = sums_RU.double().sum(dim=0).tolist()
     if not count:
@@ -249,7 +253,7 @@ def _with_sums(reading: Reading, sums_RU: Tensor) -> Reading:
         decoder_use_error=error,
         decoder_use_sequences=int(count),
         decoder_use_steps=int(steps) or None,
-        decoder_use_wins=_rounded(wins / count),
+        decoder_use_wins=rounded(wins / count),
     )
 
 
@@ -279,7 +283,7 @@ def read(
         kl_Z = kl_NK.mean(dim=0) if kl_NK.shape[1] == mean_NZ.shape[1] else formulas.kl_to_moments(mean_NZ, logvar_NZ)
         rate = kl_NK.sum(dim=1).mean()
         if kl_is_estimated:
-            rate_error = _rounded(kl_NK.sum(dim=1).std() / math.sqrt(len(kl_NK)))
+            rate_error = rounded(kl_NK.sum(dim=1).std() / math.sqrt(len(kl_NK)))
     information = formulas.mutual_information(
         mean_NZ,
         logvar_NZ,
@@ -292,15 +296,15 @@ def read(
         epoch=epoch,
         scope=scope,
         posteriors=len(mean_NZ),
-        rate=_rounded(rate),
-        kl_per_dim=tuple(map(_rounded, kl_Z.tolist())),
+        rate=rounded(rate),
+        kl_per_dim=tuple(map(rounded, kl_Z.tolist())),
         active_units=None if variance_Z.isnan().any() else int(formulas.count_active(variance_Z)),
-        mutual_information=_rounded(information),
-        mutual_information_cap=_rounded(math.log(len(mean_NZ))) if len(mean_NZ) else math.nan,
-        aggregate_kl=_rounded(rate - information),
-        variance_of_means=tuple(map(_rounded, variance_Z.tolist())),
-        mean_of_variances=tuple(map(_rounded, formulas.mean_of_variances(logvar_NZ).tolist())),
-        effective_dimensions=_rounded(formulas.effective_dimensions(kl_Z)),
+        mutual_information=rounded(information),
+        mutual_information_cap=rounded(math.log(len(mean_NZ))) if len(mean_NZ) else math.nan,
+        aggregate_kl=rounded(rate - information),
+        variance_of_means=tuple(map(rounded, variance_Z.tolist())),
+        mean_of_variances=tuple(map(rounded, formulas.mean_of_variances(logvar_NZ).tolist())),
+        effective_dimensions=rounded(formulas.effective_dimensions(kl_Z)),
         rate_error=rate_error,
     )
 
@@ -309,8 +313,8 @@ def _mean_and_error(total: float, squares: float, count: float) -> tuple[float, 
     """Return a mean and its standard error, from sums."""
     mean = total / count
     variance = max(squares - count * mean * mean, 0.0) / (count - 1) if count > 1 else math.nan
-    return _rounded(mean), _rounded(math.sqrt(variance / count))
+    return rounded(mean), rounded(math.sqrt(variance / count))
 
 
-def _rounded(value: Tensor | float) -> float:
+def rounded(value: Tensor | float) -> float:
     return float(f"{float(value):.{DIGITS}g}")

@@ -68,14 +68,8 @@ def evaluation_lines(record: Mapping[str, Any], ink: Ink) -> list[str]:
         readings.append([visible(row["name"]), _written(row["value"], None), error, visible(row["of"])])
     lines += grid(readings, ink, texts=range(len(readings[0])))
 
-    kl_per_dim, width = record["kl_per_dim"], ink.width - 6
-    bars, most = BARS if ink.blocks else PLAIN_BARS, max(kl_per_dim)
-    drawn = "".join(bars[min(8, round(8 * kl / most))] if most > 0 else bars[0] for kl in kl_per_dim)
-    lines += heading("KL of each dimension, nats", ink)
-    lines += [f"  |{drawn[first : first + width]}|" for first in range(0, len(drawn), width)]
-    largest = sorted(range(len(kl_per_dim)), key=lambda number: -kl_per_dim[number])[:5]
-    named = ", ".join(f"z{number} {measure(kl_per_dim[number])}" for number in largest)
-    lines += note(f"largest: {named}", ink, mark="")
+    if record["kl_per_dim"]:  # codes have none
+        lines += _dimensions(record["kl_per_dim"], ink)
 
     features = []
     for one in record["features"]:
@@ -90,6 +84,17 @@ def evaluation_lines(record: Mapping[str, Any], ink: Ink) -> list[str]:
     if record.get("probe") is not None:
         lines += _probe(record["probe"], ink)
     return lines + _warnings(record["notes"], ink)
+
+
+def _dimensions(kl_per_dim: Sequence[float], ink: Ink) -> list[str]:
+    width, most = ink.width - 6, max(kl_per_dim)
+    bars = BARS if ink.blocks else PLAIN_BARS
+    drawn = "".join(bars[min(8, round(8 * kl / most))] if most > 0 else bars[0] for kl in kl_per_dim)
+    lines = heading("KL of each dimension, nats", ink)
+    lines += [f"  |{drawn[first : first + width]}|" for first in range(0, len(drawn), width)]
+    largest = sorted(range(len(kl_per_dim)), key=lambda number: -kl_per_dim[number])[:5]
+    named = ", ".join(f"z{number} {measure(kl_per_dim[number])}" for number in largest)
+    return [*lines, *note(f"largest: {named}", ink, mark="")]
 
 
 def comparison_lines(comparison: Mapping[str, Any], ink: Ink) -> list[str]:

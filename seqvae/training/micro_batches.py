@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from seqvae.training.module import TrainingModule
 
 ROWS = (
-    *("posterior_mean", "posterior_logvar", "posterior_mask", "nll", "steps_B", "kl"),
+    *("posterior_mean", "posterior_logvar", "posterior_mask", "nll", "steps_B", "kl", "codes"),
     *("step_posterior_mean", "step_posterior_logvar", "step_posterior_mask"),
 )
 """Outputs of `training_step` with a row for each sequence; its counts and sums add up."""
@@ -206,7 +206,7 @@ def joined(outputs: list[dict[str, Any]]) -> dict[str, Any]:
     whole: dict[str, Any] = {}
     for name, first in outputs[0].items():
         values = [output[name] for output in outputs]
-        if name in ("kl_weight", "kl_is_estimated"):
+        if name in ("kl_weight", "kl_is_estimated", "codebook_size"):
             whole[name] = first
         elif name in ROWS:
             whole[name] = torch.cat(values)

@@ -6,8 +6,10 @@ Shapes: B sequences, C classes, G groups of latent dimensions.
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import lightning
@@ -22,8 +24,10 @@ from torchmetrics.classification import MulticlassAUROC, MulticlassAveragePrecis
 
 from seqvae.config.training import ObjectiveSettings, OptimizerSettings
 from seqvae.data.batch import Batch, padded_steps
+from seqvae.models.codes import CodePosterior
 from seqvae.models.levels import StepLatents
 from seqvae.models.vae import Latents, Posterior, SequenceVAE, VAEOutput
+from seqvae.monitors.contract import StepOutputs, code_outputs
 from seqvae.training.callbacks.nonfinite import StepJudge, scaler_of
 from seqvae.training.micro_batches import MicroBatches
 from seqvae.training.objective import (
@@ -33,6 +37,7 @@ from seqvae.training.objective import (
     Objective,
     WholeBatch,
     classification_loss,
+    commitment_loss,
     contrast_of_parts,
     contrastive_loss,
     find_above_floor,
@@ -94,6 +99,8 @@ class TrainingModule(lightning.LightningModule):
         """`origin` goes into every checkpoint: what it takes to build the network again, in types of JSON."""
         super().__init__()
         self.network = network
+        if self.codes is not None:  # codes cost the same however they are weighed
+            objective = replace(objective, kl_schedule="constant", free_bits=0.0)
         self.objective = self.own_objective = objective
         """In force, and as set by the user."""
         self.optimizer = optimizer
@@ -115,11 +122,14 @@ class TrainingModule(lightning.LightningModule):
         self.offers_rescue = False
         """Whether --on_collapse rescue can be advised: it is not in force."""
         if isinstance(network, Probeable):  # by these methods a monitor sees whether the decoder uses z
+            self.posterior_of: Callable[[Any], Posterior | StepOutputs]
             self.posterior_of = lambda batch: network.encode(batch)  # which `configure_model` may replace
+            if isinstance(network, SequenceVAE) and network.has_codes:
+                self.posterior_of = lambda batch: code_outputs(*network.codes_of(batch))
             self.nll_given_z = lambda batch, z: network.nll_given_z(batch, z)
         if isinstance(network, SequenceVAE) and network.step_level is not None:
             self.nll_given_z = lambda batch, z: network.nll_given_level(batch, z, of_steps=False)
-        if isinstance(network, SequenceVAE) and not network.has_step_latents:
+        if isinstance(network, SequenceVAE) and not (network.has_step_latents or network.has_codes):
             self.latent_scores = lambda batch, draws: network.latent_scores(batch, draws)
         self._validated: list[Sums] = []
         self._kl_of_step: list[Tensor] = []
@@ -154,6 +164,8 @@ class TrainingModule(lightning.LightningModule):
             optimizer.zero_grad()
         self.judge.begin()
         self._kl_of_step.clear()
+        if self.codes is not None:
+            self.codes.begin_step()
 
     def compute(self, batch: Batch, part: int, whole: WholeBatch | None = None) -> dict[str, Any]:
         """Return the loss of a micro-batch or of a part of one, and what callbacks see, detached.
@@ -177,8 +189,7 @@ class TrainingModule(lightning.LightningModule):
             "loss": loss * (parts / batch.step_tokens),
             "sums": sums,
             "kl_weight": objective.kl_weight,
-            "posterior_mean": output.posterior_mean.detach(),
-            "posterior_logvar": output.posterior_logvar.detach(),
+            **self._latents_of(output),
             "posterior_mask": posterior_mask,
             "nll": output.nll_B.detach(),
             **({} if output.kl is None else {"kl": output.kl.detach(), "kl_is_estimated": output.kl_is_estimated}),
@@ -189,13 +200,26 @@ class TrainingModule(lightning.LightningModule):
             "sequences": sums.sequences,
         }
 
+    @property
+    def codes(self) -> CodePosterior | None:
+        """What latents that are codes are chosen by; None: they are none."""
+        posterior = self.network.posterior if isinstance(self.network, SequenceVAE) else None
+        return posterior if isinstance(posterior, CodePosterior) else None
+
+    def _latents_of(self, output: VAEOutput) -> dict[str, Any]:
+        """Return what a monitor reads of the latents."""
+        if self.codes is not None and output.codes is not None:
+            return {"codes": output.codes, "codebook_size": self.codes.codes}
+        return {"posterior_mean": output.posterior_mean.detach(), "posterior_logvar": output.posterior_logvar.detach()}
+
     def loss_of(self, batch: Batch, output: VAEOutput, whole: WholeBatch | None = None) -> tuple[Tensor, Objective]:
         """Return what is minimised of a micro-batch or a part of one, as a sum, and the objective within it."""
         kl_weight = self.kl_weight(self.global_step)
         free_bits, shared_by, of_steps = self._free_bits(output)
         above_floor_G, contrast = (None, None) if whole is None else whole
         objective = negative_elbo(output, kl_weight, free_bits, above_floor_G, shared_by=shared_by, of_steps=of_steps)
-        loss = objective.loss + self.objective.label_weight * classification_loss(output, batch.labels_B)
+        loss = objective.loss + commitment_loss(output)
+        loss = loss + self.objective.label_weight * classification_loss(output, batch.labels_B)
         if self.objective.contrastive_weight:
             if contrast is None:
                 nats = contrastive_loss(output.posterior_mean, output.posterior_logvar).to(loss)
@@ -282,12 +306,19 @@ class TrainingModule(lightning.LightningModule):
             least_rate=settings.least_rate,
             has_label_loss=self.network.classifier is not None and self.objective.label_weight > 0,
             sees_inputs=self.network.decoder.autoregressive,
-            offers_rescue=self.offers_rescue,
+            codebook=settings.codebook if settings.is_discrete else None,
+            revives_codes=settings.revive_codes,
+            offers_rescue=self.offers_rescue and not settings.is_discrete,
         )
 
     def optimizer_step(self, *arguments: Any, **named: Any) -> None:
-        """Take the step, then give the controller of the KL the step's mean over all its micro-batches and processes."""
+        """Take the step; then give codebooks what fell to their codes, and the controller of the KL the step's mean, over all its
+        micro-batches and processes."""
         super().optimizer_step(*arguments, **named)
+        if self.codes is not None:
+            trainer = self.trainer
+            total = partial(trainer.strategy.reduce, reduce_op="sum")
+            self.codes.after_step(trainer.global_step, total, trainer.global_rank, trainer.world_size)
         if self.average is not None:
             self.average.update()
         if self._kl_of_step:

@@ -173,6 +173,11 @@ def resolve_step_free_bits(settings: ObjectiveSettings) -> float:
     return resolve_free_bits(replace(settings, free_bits=settings.step_free_bits), "step")
 
 
+def commitment_loss(output: VAEOutput) -> Tensor:
+    """Return what codes cost beside the evidence lower bound, summed over the sequences; 0 where latents are no codes."""
+    return output.nll_B.new_zeros(()) if output.commitment_B is None else output.commitment_B.sum()
+
+
 def classification_loss(output: VAEOutput, labels_B: Tensor | None) -> Tensor:
     """Return the sum of the cross entropies of the sequences that have a label; 0 where there are no labels or no classifier."""
     if output.class_scores_BC is None or labels_B is None:

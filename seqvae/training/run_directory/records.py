@@ -21,6 +21,7 @@ from seqvae.config.training import SHARDED, TrainingSettings
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.errors import DivergedError, harmless
 from seqvae.files import JsonLines
+from seqvae.models.codes import CodePosterior
 from seqvae.models.vae import SequenceVAE
 from seqvae.reports.run_files import EVENTS, LAST, read_events, utc_now
 from seqvae.reports.terminal import bin_edges
@@ -70,6 +71,11 @@ def header_lines(
             f"{model.encoder} encoder, {model.decoder} decoder, {parameters} (width {model.width}, depth {model.depth}), "
             f"{model.described_latent}"
             + (", means normalised over the batch" if model.posterior == "batch_norm" else "")
+            + (
+                f", {network.posterior.described()} ({model.codebook})"
+                if isinstance(network.posterior, CodePosterior)
+                else ""
+            )
         )
     if objective.target_kl is not None:
         weight = f"steered to {objective.target_kl:g} nats (--target_kl)"
@@ -100,13 +106,17 @@ def header_lines(
     monitoring = [callback.describe(steps) for callback in callbacks if isinstance(callback, Describes)]
     first, *rest = summary_of(settings, data)
     # Nothing is known of networks that are not ours.
-    is_ours = isinstance(network, SequenceVAE)
-    risk = [("risk", describe_risk(features_before(settings, data, plan)))] if is_ours else []
+    is_known = isinstance(network, SequenceVAE) and not network.has_codes
+    risk = [("risk", describe_risk(features_before(settings, data, plan)))] if is_known else []
+    nats = f"KL weight {weight}; {free_bits}"
+    if model.is_discrete:
+        nats = f"{model.codebooks * math.log(model.codes):.3g} nats for the code of each {model.latent_scope}"
+        nats += f"; commitment {model.commitment:g} (--commitment)" if model.codebook == "vq" else ""
     return [
         ("data", first),
         *(("", line) for line in rest),
         ("model", described),
-        ("objective", f"negative ELBO; KL weight {weight}; {free_bits}"),
+        ("objective", f"negative ELBO; {nats}"),
         *risk,
         (
             "training",
