@@ -57,8 +57,12 @@ class ModelSettings:
     least_rate: float = 0.0
     """Nats per step that the KL cannot fall below, with --prior autoregressive, in sequences of two steps or more."""
 
-    posterior: Literal["gaussian", "batch_norm"] = "gaussian"
-    """batch_norm: the posterior means are normalised over each batch, which keeps the KL above a floor."""
+    posterior: Literal["gaussian", "batch_norm", "du", "flow"] = "gaussian"
+    """batch_norm: the posterior means are normalised over each batch, which keeps the KL above a floor; du: and some of the
+    variances dropped in training; flow: draws from the Gaussian are moved by --flow_layers."""
+
+    flow_layers: int = 4
+    """Coupling layers of --posterior flow."""
 
     latent: Literal["gaussian", "discrete"] = "gaussian"
     """What a latent is: numbers with a distribution, or codes, each one of a few vectors."""
@@ -110,9 +114,17 @@ class ModelSettings:
         return 6.0 * self.width * len(attending) / sum(attending) if any(attending) else None
 
     def __post_init__(self) -> None:
-        refuse_below(
-            1, self, "width", "depth", "heads", "latent_size", "step_latent_size", "prior_components", "codebooks"
+        sizes = (
+            "width",
+            "depth",
+            "heads",
+            "latent_size",
+            "step_latent_size",
+            "prior_components",
+            "flow_layers",
+            "codebooks",
         )
+        refuse_below(1, self, *sizes)
         refuse_below(2, self, "codes")
         refuse_below(0, self, "commitment")
         self._refuse_mixed_latents()
@@ -127,6 +139,12 @@ class ModelSettings:
             raise ValueError(
                 f"--pooling {self.pooling} has no effect with --latent_scope step, which pools nothing: leave it out"
             )
+        if self.posterior == "flow" and self.latent_size < 2:
+            raise ValueError(
+                "--posterior flow moves some dimensions by what others are: it needs --latent_size 2 or more"
+            )
+        if self.posterior == "flow" and self.latent_scope == "both":
+            raise ValueError("--posterior flow moves latents of one level: give --latent_scope sequence or step")
         if self.prior == "autoregressive" and self.latent_scope != "step":
             raise ValueError("--prior autoregressive goes from step to step: it needs --latent_scope step")
         if self.least_rate and self.prior != "autoregressive":
@@ -157,7 +175,7 @@ class ModelSettings:
                 "--latent_scope both is for Gaussian latents: give --latent discrete a scope of sequence or step"
             )
         refuse(
-            ("posterior", "prior", "prior_components", "least_rate"),
+            ("posterior", "flow_layers", "prior", "prior_components", "least_rate"),
             "is for Gaussian latents, and --latent discrete has codes",
         )
         if self.latent_size % self.codebooks:

@@ -240,7 +240,7 @@ class ComputeSettings:
     """Numbers in which gradients go to other processes: half as many bytes, for links that are slower than the computation."""
 
     sync_batchnorm: bool = False
-    """Take the statistics of --posterior batch_norm over all processes."""
+    """Take the statistics of --posterior batch_norm or du over all processes."""
 
     compile_model: bool = False
     """Compile the network's layers before the first step, and keep them where that is faster. On a CPU one layer is tried first,

@@ -21,11 +21,20 @@ from torch import Tensor, nn
 from seqvae.data.batch import Batch
 from seqvae.inference.streaming import Pairs, evaluating
 from seqvae.models.levels import StepLatents
-from seqvae.models.posteriors import log_density
+from seqvae.models.posteriors import FlowPosterior, log_density
 from seqvae.models.vae import Posterior, SequenceVAE, VAEOutput, latents_of
 from seqvae.monitors.codes import joint_entropy, perplexity
 from seqvae.monitors.decoder_use import repeated
-from seqvae.monitors.formulas import count_active, gaussian_kl, kl_to_moments, logmeanexp, mutual_information
+from seqvae.monitors.formulas import (
+    Moments,
+    count_active,
+    gaussian_kl,
+    kl_to_moments,
+    logmeanexp,
+    moments_of_draws,
+    moved_information,
+    mutual_information,
+)
 
 MOST_POSTERIORS = 16_384
 """Posteriors that the mutual information is estimated from, as it compares each with each; it then reads at most 9.7 nats."""
@@ -34,6 +43,9 @@ MOST_POSTERIORS = 16_384
 SEQUENCE_LEVEL, STEP_LEVEL = "sequence", "step"
 """What has a latent on each of two levels."""
 
+MOST_MOVED, MOVED_DRAWS = 1024, 32
+"""Posteriors that it is estimated from where a flow moves latents, each with each through the inverse, and draws of each that
+moments are estimated from."""
 LEAST_SAMPLES, MOST_SAMPLES = 16, 500
 """Samples of an importance-weighted NLL that may stop early; published tables have 500."""
 
@@ -129,6 +141,8 @@ class PosteriorStatistics(NamedTuple):
     """Sequences that the decoder use leaves out, as all others are windows of the same one."""
     codes: "CodeUse | None" = None
     """Of latents that are codes: there are then no active units, and the mutual information is the entropy of the codes."""
+    rate_is_estimated: bool = False
+    """Whether the KL has no closed form."""
     own_units: "InOwnUnits | None" = None
     """The densities of values as the data have them; None: these are of what the network sees."""
     levels: Mapping[str, LevelStatistics] = MappingProxyType({})
@@ -309,14 +323,21 @@ def posterior_statistics(
     columns = (torch.cat(column) for column in zip(*parts, strict=True))
     all_nll_N, all_steps_N, kl_NZ, lost_N, has_other_N, units_N = columns
     mean_RZ, logvar_RZ = posteriors.chosen
-    use_of_codes, active = None, 0
-    if counts_HK is None:
-        information = float(mutual_information(mean_RZ, logvar_RZ, torch.Generator().manual_seed(seed)))
-        active = int(count_active(posteriors.variance_of_means_Z))
-    else:
+    use_of_codes, active, kl_to_moments_Z = None, 0, logvar_RZ.new_zeros(0)
+    generator = torch.Generator().manual_seed(seed)
+    if counts_HK is not None:
         information = joint_entropy(mean_RZ.long())
         (books, size), in_use = counts_HK.shape, float((counts_HK > 0).double().mean())
         use_of_codes = CodeUse(size, books, in_use, float(perplexity(counts_HK)))
+    elif isinstance(family, FlowPosterior):
+        every = -(-len(mean_RZ) // MOST_MOVED)
+        mean_RZ, logvar_RZ = mean_RZ[::every].to(device), logvar_RZ[::every].to(device)
+        moments, information = moved_statistics(family, mean_RZ, logvar_RZ, generator)
+        active, kl_to_moments_Z = int(count_active(moments.variance_of_means)), moments.kl
+    else:
+        information = float(mutual_information(mean_RZ, logvar_RZ, generator))
+        active = int(count_active(posteriors.variance_of_means_Z))
+        kl_to_moments_Z = kl_to_moments(mean_RZ, logvar_RZ)
     nll_N, kl_N, steps_N = (tensor.numpy() for tensor in (all_nll_N, kl_NZ.sum(dim=1), all_steps_N))
     owners_N, exchanged_N = np.concatenate(owners), has_other_N.numpy()
 
@@ -328,7 +349,7 @@ def posterior_statistics(
     if use_of_codes is not None:
         kl_Z = kl_Z[:0]  # the rate is that of all codes together
     elif len(kl_Z) < mean_RZ.shape[1]:
-        kl_Z = kl_to_moments(mean_RZ, logvar_RZ) * posteriors.count / len(nll_N)
+        kl_Z = kl_to_moments_Z * posteriors.count / len(nll_N)
     levels = {}
     if step_parts:
         own_rate = mean_of(kl_N, owners_N=owners_N)
@@ -370,6 +391,7 @@ def posterior_statistics(
         codes=use_of_codes,
         own_units=own_units,
         levels=levels,
+        rate_is_estimated=prior.estimates_kl(drawn),
     )
 
 
@@ -377,6 +399,18 @@ def add_counts(codes_NH: Tensor, size: int, counts_HK: Tensor | None = None) -> 
     """Return how often each code of each codebook stands there, (H, K), with those counted before."""
     own_HK = torch.stack([torch.bincount(codes_N, minlength=size) for codes_N in codes_NH.unbind(dim=1)])
     return own_HK if counts_HK is None else own_HK + counts_HK
+
+
+@torch.no_grad()
+def moved_statistics(
+    family: FlowPosterior, mean_RZ: Tensor, logvar_RZ: Tensor, generator: torch.Generator
+) -> tuple[Moments, float]:
+    """Return the moments of latents that a flow moves from these Gaussians, and how much they tell."""
+    noise_KRZ = torch.randn((MOVED_DRAWS, *mean_RZ.shape), generator=generator).to(mean_RZ)
+    posterior = Posterior(mean_RZ, logvar_RZ, torch.ones(mean_RZ.shape[:-1], dtype=torch.bool, device=mean_RZ.device))
+    z_KRZ = torch.stack([family.draw(posterior, noise_RZ).z for noise_RZ in noise_KRZ])
+    information = moved_information(z_KRZ[0], lambda z_BZ: family.log_density_at(z_BZ, posterior))
+    return moments_of_draws(z_KRZ.double().cpu()), float(information)
 
 
 def mean_of(sums_N: np.ndarray, counts_N: np.ndarray | None = None, owners_N: np.ndarray | None = None) -> Estimate:

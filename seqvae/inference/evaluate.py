@@ -221,6 +221,8 @@ def _rows(statistics: PosteriorStatistics, weighted: Weighted | None, unit: str)
     sequences, steps, elbo = statistics.sequences, statistics.steps, statistics.elbo
     whole = counted(statistics.owners, "sequence")
     rate_of = "KL of q(z | x) from the prior" + (", both levels" if statistics.levels else "")
+    if statistics.rate_is_estimated:
+        rate_of += ", one draw each"
     if statistics.codes is not None:
         rate_of = "-log p(codes), by the prior"
     rows: list[tuple[str, Estimate | float, str]] = [

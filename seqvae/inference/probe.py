@@ -158,9 +158,9 @@ def _collect(
         labels.append(batch.labels_B.numpy())
         owners.append(owners_B)
         with evaluating(model.network, model.autocast) as device:
-            posterior = model.network.encode(move_data_to_device(batch, device))
-        per_step = posterior.mean.dim() == 3
-        mean_BZ = mean_over_steps(posterior.mean, posterior.mask) if per_step else posterior.mean
+            latents = model.network.latents(move_data_to_device(batch, device), at_mean=True)
+        z = latents.top_z
+        mean_BZ = mean_over_steps(z, latents.posterior.mask) if z.dim() == 3 else z
         parts["latents"].append(mean_BZ.float().cpu().numpy())
         for name, numbers_BP in summary(batch, len(model.description.names), tokens_V).items():
             parts[name].append(numbers_BP)

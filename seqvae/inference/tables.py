@@ -35,7 +35,8 @@ from seqvae.inference.streaming import SEQUENCE, evaluating, in_order, rows_of
 from seqvae.models import imputation, sampling
 from seqvae.models.likelihoods import real_steps
 from seqvae.models.noise import Noise
-from seqvae.models.vae import Posterior, SequenceVAE, VAEOutput
+from seqvae.models.posteriors import FlowPosterior
+from seqvae.models.vae import SequenceVAE, VAEOutput
 from seqvae.monitors.formulas import gaussian_kl
 from seqvae.training.objective import kl_of
 
@@ -54,8 +55,8 @@ RESERVED = ("id", "window", "split", "place", "share", "step")
 
 
 def encode(model: "Model", data: SequenceDataModule, splits: Sequence[str]) -> Iterator[pa.Table]:
-    """Yield the posterior, the NLL and the rate of each sequence, computed at the posterior's mean. A rate that has no closed form
-    is estimated with RATE_DRAWS latents, the same for a sequence whatever its batch.
+    """Yield the posterior, the NLL and the rate of each sequence, computed at the posterior's mean. What has no closed form, the
+    rate or the variance of a moved latent, is estimated with RATE_DRAWS latents, the same for a sequence whatever its batch.
 
     Where each step alone has a latent, `mean` and `variance` hold a list for each step; where steps have latents below that of
     their sequence, these are `step_mean` and `step_variance`. Where latents are codes, `codes`
@@ -66,12 +67,13 @@ def encode(model: "Model", data: SequenceDataModule, splits: Sequence[str]) -> I
         output = model.network(batch, at_mean=True)
         columns = {SEQUENCE: array(batch.sequences_B), "steps": array(output.steps_B)}
         if output.codes is None:
-            columns |= posterior_columns(output.posterior)
+            columns |= posterior_columns(*moments_of(model.network, batch, output), output.posterior_mask)
         else:
             columns["codes"] = column_of(output.codes, output.posterior_mask)
         rates = [rate_of(model.network, batch, output) * output.posterior_mask]
         if output.steps is not None:
-            columns |= posterior_columns(output.steps.posterior, "step_")
+            of_steps = output.steps.posterior
+            columns |= posterior_columns(of_steps.mean, of_steps.logvar.exp(), of_steps.mask, "step_")
             mean, logvar, mask = output.steps.relative
             rates.append(gaussian_kl(mean, logvar).sum(dim=-1) * mask)
         rate_B = torch.stack([rate.sum(dim=1) if rate.dim() == 2 else rate for rate in rates]).sum(dim=0)
@@ -83,11 +85,11 @@ def encode(model: "Model", data: SequenceDataModule, splits: Sequence[str]) -> I
     return rows_of(data, splits, model, compute, cells_per_step=cells[settings.latent_scope])
 
 
-def posterior_columns(posterior: Posterior, prefix: str = "") -> dict[str, pa.Array]:
+def posterior_columns(mean: Tensor, variance: Tensor, mask: Tensor, prefix: str = "") -> dict[str, pa.Array]:
     """Return mean and variance of each sequence's posterior, or lists of those of its steps."""
     columns = {}
-    for name, numbers in (("mean", posterior.mean), ("variance", posterior.logvar.exp())):
-        columns[prefix + name] = column_of(numbers.float(), posterior.mask)
+    for name, numbers in (("mean", mean), ("variance", variance)):
+        columns[prefix + name] = column_of(numbers.float(), mask)
     return columns
 
 
@@ -99,6 +101,16 @@ def column_of(numbers: Tensor, mask: Tensor) -> pa.Array:
         return column
     ends_B = mask.sum(dim=1).cumsum(dim=0).cpu().numpy()
     return pa.ListArray.from_arrays(pa.array(np.concatenate([[0], ends_B]).astype(np.int32)), column)
+
+
+def moments_of(network: SequenceVAE, batch: Batch, output: VAEOutput) -> tuple[Tensor, Tensor]:
+    """Return the latent at the mean of each posterior, and how much the latent varies in each dimension."""
+    family, posterior = network.posterior, output.posterior
+    if not isinstance(family, FlowPosterior):
+        return posterior.mean, posterior.logvar.exp()
+    noise, shape = Noise(0, batch.sequences_B), posterior.mean.shape
+    z_K = torch.stack([family.draw(posterior, noise.normal(shape)).z for _ in range(RATE_DRAWS)])
+    return family.draw(posterior, torch.zeros(shape, device=z_K.device)).z, z_K.var(dim=0)
 
 
 def rate_of(network: SequenceVAE, batch: Batch, output: VAEOutput) -> Tensor:

@@ -12,8 +12,11 @@ from typing import NamedTuple
 import torch
 import torch.distributed.nn.functional as over_processes
 from torch import Tensor, nn
+from torch.nn.functional import dropout
 
+from seqvae.config.model import ModelSettings
 from seqvae.models.embeddings import Float32Linear
+from seqvae.models.flows import Flow
 
 POSTERIOR_LOGVAR_LIMIT = 12.0
 """Posterior variances stay within exp(-12) and exp(12), where float32 carries every formula on them."""
@@ -24,6 +27,12 @@ for 16 dimensions: enough to be worth using. A deviation of 1 would fill the pri
 
 MOMENTUM = 0.1
 """Share of the newest batch in the statistics that evaluation uses."""
+
+LEAST_VARIANCE = 1 / (2 * math.pi * math.e)
+"""The variance of a Gaussian whose entropy is 0: that of --posterior du where dropout takes all else."""
+
+VARIANCE_DROPOUT = 0.2
+"""Share of the variances that --posterior du drops in training; that of the paper's experiments."""
 
 SMALLEST_VARIANCE = 1e-12
 """Means that are all alike have no deviation to divide by."""
@@ -57,6 +66,8 @@ class PosteriorFamily(nn.Module):
 
     least_sequences = 1
     """How many real sequences a training batch must hold."""
+    name = ""
+    """As --posterior has it."""
     synchronised = False
     """Whether a batch's statistics are shared among processes; False where nothing depends on the rest of the batch."""
 
@@ -87,6 +98,29 @@ class GaussianPosterior(PosteriorFamily):
         return Posterior(mean, bounded(raw_logvar, POSTERIOR_LOGVAR_LIMIT), mask)
 
 
+class FlowPosterior(GaussianPosterior):
+    """Draws from a Gaussian, moved by coupling layers that know its mean and log-variance (Rezende & Mohamed 2015)."""
+
+    def __init__(self, width: int, latent_size: int, layers: int) -> None:
+        super().__init__(width, latent_size)
+        self.flow = Flow(layers, latent_size)
+
+    def draw(self, posterior: Posterior, noise: Tensor | None = None) -> Draw:
+        base = draw(posterior, noise)
+        z, log_det = self.flow(base, posterior.mean, posterior.logvar)
+        return Draw(z, base, log_det)
+
+    def move(self, base: Tensor, mean: Tensor, logvar: Tensor) -> Tensor:
+        """Return the latents that draws from Gaussians with these moments are moved to."""
+        return self.flow(base, mean, logvar)[0]
+
+    def log_density_at(self, z: Tensor, posterior_K: Posterior) -> Tensor:
+        mean_KZ, logvar_KZ = posterior_K.mean, posterior_K.logvar
+        base, log_det = self.flow.inverse(z[..., None, :].float(), mean_KZ, logvar_KZ)
+        distance = (base - mean_KZ).square() * torch.exp(-logvar_KZ)
+        return (-0.5 * (distance + logvar_KZ + math.log(2 * math.pi)).sum(dim=-1) - log_det).to(z.dtype)
+
+
 class BatchNormPosterior(PosteriorFamily):
     """Means of mean 0 and deviation DEVIATION over the batch in each dimension, whatever the encoder does (Zhu et al. 2020).
 
@@ -95,6 +129,7 @@ class BatchNormPosterior(PosteriorFamily):
     """
 
     least_sequences = 2
+    name = "batch_norm"
 
     mean_Z: Tensor
     variance_Z: Tensor
@@ -108,25 +143,23 @@ class BatchNormPosterior(PosteriorFamily):
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Posterior:
         raw_mean = self.mean(hidden)
-        if not self.training:
-            return self._normalised(hidden, raw_mean, mask, self.mean_Z, self.variance_Z)
-        return self._normalised(hidden, raw_mean, mask, *self.update_statistics(raw_mean, mask))
+        statistics = self.update_statistics(raw_mean, mask) if self.training else (self.mean_Z, self.variance_Z)
+        return Posterior(normalised(raw_mean, *statistics), self.logvar_of(hidden, drops=self.training), mask)
 
     def at_rest(self, hidden: Tensor, mask: Tensor) -> Posterior:
-        return self._normalised(hidden, self.mean(hidden), mask, self.mean_Z, self.variance_Z)
+        mean = normalised(self.mean(hidden), self.mean_Z, self.variance_Z)
+        return Posterior(mean, self.logvar_of(hidden, drops=False), mask)
 
-    def _normalised(
-        self, hidden: Tensor, raw_mean: Tensor, mask: Tensor, mean_Z: Tensor, variance_Z: Tensor
-    ) -> Posterior:
-        mean = DEVIATION * (raw_mean - mean_Z) * variance_Z.clamp(min=SMALLEST_VARIANCE).rsqrt()
-        return Posterior(mean, bounded(self.logvar(hidden), POSTERIOR_LOGVAR_LIMIT), mask)
+    def logvar_of(self, hidden: Tensor, *, drops: bool) -> Tensor:
+        """Return the log-variances; `drops`: as in training, where a family may leave out some of it."""
+        return bounded(self.logvar(hidden), POSTERIOR_LOGVAR_LIMIT)
 
     def update_statistics(self, raw_mean: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and variance over what is real; the running ones where that is less than two, as in an empty batch."""
         # sync: only for a batch of one posterior, which a plan for batches of two or more makes empty.
         if mask.numel() == 1 and not self.synchronised and bool(mask.any()):
             raise ValueError(
-                "--posterior batch_norm needs two sequences or more in every batch, got one: raise --batch_size"
+                f"--posterior {self.name} needs two sequences or more in every batch, got one: raise --batch_size"
             )
 
         def total(part: Tensor) -> Tensor:
@@ -141,6 +174,41 @@ class BatchNormPosterior(PosteriorFamily):
         self.mean_Z.lerp_(mean_Z.detach(), MOMENTUM)
         self.variance_Z.lerp_(variance_Z.detach(), MOMENTUM)
         return mean_Z, variance_Z
+
+
+class DuPosterior(BatchNormPosterior):
+    """Normalised means, and variances of which some are dropped in training (DU-VAE, Shen et al. 2021).
+
+    A variance is c + v with c = LEAST_VARIANCE and v what the encoder says; dropped, it is c, and the others are c + v / (1 - p),
+    so that its mean stays. It differs from posterior to posterior then, whatever the encoder does.
+    """
+
+    name = "du"
+
+    def logvar_of(self, hidden: Tensor, *, drops: bool) -> Tensor:
+        variance = bounded(self.logvar(hidden), POSTERIOR_LOGVAR_LIMIT).exp()
+        if drops:
+            variance = dropout(variance, VARIANCE_DROPOUT)
+        return torch.log(LEAST_VARIANCE + variance)
+
+
+def make_posterior(settings: ModelSettings) -> GaussianPosterior | BatchNormPosterior:
+    """Return the family that --posterior names."""
+    sizes = settings.width, settings.latent_size
+    match settings.posterior:
+        case "gaussian":
+            return GaussianPosterior(*sizes)
+        case "batch_norm":
+            return BatchNormPosterior(*sizes)
+        case "du":
+            return DuPosterior(*sizes)
+        case "flow":
+            return FlowPosterior(*sizes, settings.flow_layers)
+
+
+def normalised(raw_mean: Tensor, mean_Z: Tensor, variance_Z: Tensor) -> Tensor:
+    """Return means of deviation DEVIATION around 0, where these are the moments of the raw ones."""
+    return DEVIATION * (raw_mean - mean_Z) * variance_Z.clamp(min=SMALLEST_VARIANCE).rsqrt()
 
 
 def draw(posterior: Posterior, noise: Tensor | None = None) -> Tensor:

@@ -98,7 +98,7 @@ class VampPrior(Prior):
     def __init__(self, components: int, settings: ModelSettings, network: Encodes) -> None:
         super().__init__()
         self.components = components
-        inputs = components if settings.latent_scope == "sequence" else -(-components // PSEUDO_STEPS)
+        inputs = components if settings.latent_scope != "step" else -(-components // PSEUDO_STEPS)
         self.inputs_NLW = nn.Parameter(torch.randn(inputs, PSEUDO_STEPS, settings.width))
         self._network = (network,)  # in a tuple, so that its weights are not found here again
         self._fixed: Posterior | None = None

@@ -27,7 +27,14 @@ from seqvae.models.cpu_kernels import Dropout, HasCpuKernel
 from seqvae.models.embeddings import EventEmbedding, PretrainedVectors, TokenEmbedding, VectorEmbedding
 from seqvae.models.levels import MakeNoise, StepLatents, StepLevel, side_by_side
 from seqvae.models.likelihoods import EventLikelihood, TokenLikelihood, VectorLikelihood, real_steps
-from seqvae.models.posteriors import BatchNormPosterior, GaussianPosterior, Posterior, PosteriorFamily, draw
+from seqvae.models.posteriors import (
+    BatchNormPosterior,
+    GaussianPosterior,
+    Posterior,
+    PosteriorFamily,
+    draw,
+    make_posterior,
+)
 from seqvae.models.priors import Prior, make_prior
 
 __all__ = ["Posterior", "SequenceVAE", "VAEOutput", "draw", "latents_of"]
@@ -123,8 +130,7 @@ class SequenceVAE(nn.Module):
         if settings.is_discrete:
             self.posterior = make_codes(width, settings)
         else:
-            make_posterior = GaussianPosterior if settings.posterior == "gaussian" else BatchNormPosterior
-            self.posterior = make_posterior(width, settings.latent_size)
+            self.posterior = make_posterior(settings)
         self.prior = (
             UniformCodes(settings.codes, settings.codebooks) if settings.is_discrete else make_prior(settings, self)
         )

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from seqvae.monitors.codes import CodeWindow
 from seqvae.monitors.contract import (
+    MovesLatents,
     ReadOutputs,
     StepOutputs,
     check_step_outputs,
@@ -172,6 +173,7 @@ class PosteriorMetricsMonitor(Callback):
         self._detector = Detector(self.thresholds, self.window_size)
         self._loaded: dict[str, Any] | None = None
         """The detector's state in a checkpoint."""
+        self._moves: MovesLatents | None = None
         self._publisher: Publisher | None = None
         """In the first process, while a run goes on."""
 
@@ -260,7 +262,11 @@ class PosteriorMetricsMonitor(Callback):
         use = self._decoder.probe(trainer, pl_module, batch, step_outputs) if probes_now else None
         taken = (step, trainer.current_epoch, step_outputs.kl_weight, use, gather)
         window = self._window
-        reading = window.take_reading(*taken) if isinstance(window, CodeWindow) else take_reading(window, *taken)
+        moves = self._moves = pl_module if isinstance(pl_module, MovesLatents) else None
+        if isinstance(window, CodeWindow):
+            reading = window.take_reading(*taken)
+        else:
+            reading = take_reading(window, *taken, moves)
         if self._probes and not probes_now and self._detector.wants_decoder_use(reading):
             use = self._decoder.probe(trainer, pl_module, batch, step_outputs)
             reading = with_decoder_use(reading, use, gather)  # sync: a second one, where there is a suspicion
@@ -283,7 +289,7 @@ class PosteriorMetricsMonitor(Callback):
                 self._publisher.remark(f"whether it could come to life is judged by time alone: {unreadable}", step)
             if self.plot_frequency is not None and step - self._step_drawn >= self.plot_frequency:
                 self._step_drawn = step
-                self._publisher.draw(self._window, step)
+                self._publisher.draw(self._window, step, moves)
         if self.on_collapse == "stop" and self._detector.is_certain() and not was_certain:
             self._stop(trainer)
 
@@ -430,7 +436,7 @@ class PosteriorMetricsMonitor(Callback):
         publisher.try_again()
         publisher.finish(seconds)  # figures that were begun before
         if draws and self.reading is not None and not self._window.is_empty:  # a rescue may have just emptied it
-            publisher.draw(self._window, self.reading.step)
+            publisher.draw(self._window, self.reading.step, self._moves)
             publisher.finish(seconds)
 
 

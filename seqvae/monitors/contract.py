@@ -7,7 +7,7 @@ Shapes: B sequences, S steps, Z latent dimensions, H codes of a latent.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -65,6 +65,18 @@ class Counts(NamedTuple):
     padded: Tensor | int
     """With padding: what the network computes on."""
     sequences: Tensor | int
+
+
+@runtime_checkable
+class MovesLatents(Protocol):
+    """What a module offers whose z is no draw from its Gaussian, but made of one by an invertible map: a normalising flow. Called
+    without gradients, with float32 tensors on the module's device."""
+
+    def move_latents(self, base: Tensor, mean: Tensor, logvar: Tensor) -> Tensor:
+        """Return the latents that draws from these Gaussians are moved to; all have one shape, (..., Z)."""
+
+    def log_density_at(self, z: Tensor, mean: Tensor, logvar: Tensor) -> Tensor:
+        """Return log q(z | x) of each latent, (R, Z), under each of N posteriors, whose moments are (N, Z): (R, N)."""
 
 
 ReadOutputs = Callable[[Any, Any, Any], StepOutputs]

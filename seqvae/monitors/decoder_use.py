@@ -24,7 +24,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 
-from seqvae.monitors.contract import ReadOutputs, StepOutputs, check_step_outputs, fault_of
+from seqvae.monitors.contract import MovesLatents, ReadOutputs, StepOutputs, check_step_outputs, fault_of
 
 NOISE_SEED = 0
 """The same noise at every reading: what moves is the model."""
@@ -105,6 +105,8 @@ def decoder_use(module: Probeable, batch: Any, posterior: StepOutputs, partners:
     else:
         noise = torch.randn(mean.shape, generator=torch.Generator().manual_seed(NOISE_SEED)).to(mean.device)
         drawn = mean.float() + torch.exp(0.5 * logvar.float()) * noise
+        if isinstance(module, MovesLatents):
+            drawn = module.move_latents(drawn, mean.float(), logvar.float())
         # In the posterior's own type: that is what the decoder is used to. Padding may hold anything.
         z = torch.where(mask[..., None], drawn, 0.0).to(mean.dtype)
     partners = max(1, min(partners, int(real_sequences(mask).sum()) - 1))

@@ -3,10 +3,13 @@
 A posterior q(z|x) is a mean and a log-variance; the prior p(z) is the standard normal. Formulas on a set of posteriors take
 real ones only: the caller leaves padding out.
 
-Shapes: B sequences, N posteriors (of sequences, or of single steps), Z latent dimensions, R rows at once.
+Shapes: B sequences, N posteriors (of sequences, or of single steps), Z latent dimensions, R rows at once, K draws
+of each posterior.
 """
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,6 +65,35 @@ def count_active(variance_of_means_Z: Tensor, threshold: float = ACTIVE_VARIANCE
     tensor(1)
     """
     return (variance_of_means_Z >= threshold).sum()
+
+
+class Moments(NamedTuple):
+    """What is known of each dimension of posteriors from latents that were drawn of them, (Z,)."""
+
+    variance_of_means: Tensor
+    mean_of_variances: Tensor
+    mean_logvar: Tensor
+
+    @property
+    def kl(self) -> Tensor:
+        """The KL that `kl_to_moments` computes of Gaussians."""
+        return 0.5 * ((self.variance_of_means + self.mean_of_variances).log() - self.mean_logvar)
+
+
+def moments_of_draws(z_KNZ: Tensor) -> Moments:
+    """Estimate them from K latents of each of N posteriors, without bias: what K draws scatter by is taken from the variance of
+    their means, and what a sample's log-variance falls short of on average (as for Gaussians) is added.
+
+    >>> moments_of_draws(torch.tensor([[[1.0], [3.0]], [[-1.0], [1.0]]]))[:2]
+    (tensor([1.]), tensor([2.]))
+    """
+    draws = len(z_KNZ)
+    variance_NZ = z_KNZ.var(dim=0)
+    variance_Z = variance_NZ.mean(dim=0)
+    between_Z = (variance_of_means(z_KNZ.mean(dim=0)) - variance_Z / draws).clamp(min=0)
+    half = torch.tensor((draws - 1) / 2, dtype=torch.float64)
+    short = float(half.digamma() - half.log())
+    return Moments(between_Z, variance_Z, variance_NZ.log().mean(dim=0) - short)
 
 
 def kl_to_moments(mean_NZ: Tensor, logvar_NZ: Tensor) -> Tensor:
@@ -123,6 +155,19 @@ def mutual_information(
         own_R = l_RN[:, start : start + rows_at_once * nth : nth].diagonal()
         surprise = surprise + (torch.logsumexp(l_RN, dim=1) - own_R).sum()
     return math.log(max(count, 1)) - surprise / -(-count // nth)
+
+
+def moved_information(
+    z_NZ: Tensor, log_density_at: Callable[[Tensor], Tensor], *, every_nth_sample: int = 1, rows_at_once: int = 32
+) -> Tensor:
+    """Return I(x; z) as `mutual_information` does, of posteriors of any form: one latent of each, and log q(z_i | x_j) by a
+    function from (R, Z) to (R, N)."""
+    surprises, nth = [], every_nth_sample
+    for start in range(0, len(z_NZ), rows_at_once * nth):
+        places_R = torch.arange(start, min(start + rows_at_once * nth, len(z_NZ)), nth, device=z_NZ.device)
+        l_RN = log_density_at(z_NZ[places_R]).double()
+        surprises.append(torch.logsumexp(l_RN, dim=1) - l_RN.gather(1, places_R[:, None])[:, 0])
+    return math.log(len(z_NZ)) - torch.cat(surprises).mean()
 
 
 def logmeanexp(values: Tensor, dim: int) -> Tensor:

@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import Logger
 
 from seqvae.files import DISK_FULL, JsonLines, Patience
 from seqvae.monitors.codes import CodeWindow
+from seqvae.monitors.contract import MovesLatents
 from seqvae.monitors.drawing import PLOTS, Drawing, save_posteriors
 from seqvae.monitors.reading import NAME, Reading, describe_reading
 from seqvae.monitors.window import PosteriorWindow
@@ -139,13 +140,14 @@ class Publisher:
         self._readings.try_again()
         self._events.try_again()
 
-    def draw(self, window: PosteriorWindow | CodeWindow, step: int) -> None:
-        """Begin to draw, without waiting; while figures are still being drawn no others are begun."""
+    def draw(self, window: PosteriorWindow | CodeWindow, step: int, moves: MovesLatents | None = None) -> None:
+        """Begin to draw, without waiting; while figures are still being drawn no others are begun. `moves` as in a reading."""
         if not self.draws:
             return
         try:
             if isinstance(window, PosteriorWindow):  # codes have no posteriors to draw
-                mean_NZ, logvar_NZ = window.real_posteriors()  # sync: once a drawing
+                # sync: once a drawing
+                mean_NZ, logvar_NZ = window.real_posteriors() if moves is None else window.moved_posteriors(moves)
                 save_posteriors(self.directory, mean_NZ.numpy(), logvar_NZ.numpy(), step)
         except OSError as error:
             if error.errno not in DISK_FULL:

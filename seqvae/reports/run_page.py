@@ -224,6 +224,7 @@ def six_numbers(run: Run) -> list[tuple[str, str, str]]:
     reading = run.readings[-1]
     probed = next((row for row in reversed(run.readings) if number(row, "decoder_use") is not None), {})
     error, cap = number(probed, "decoder_use_error"), number(reading, "mutual_information_cap")
+    rate_error = number(reading, "rate_error")
     active, of = whole(reading, "active_units"), len(numbers(reading, "kl_per_dim"))
     scope = "step" if text(reading, "scope") == "step" else "sequence"
     sequences, steps = whole(probed, "decoder_use_sequences"), whole(probed, "decoder_use_steps")
@@ -234,7 +235,12 @@ def six_numbers(run: Run) -> list[tuple[str, str, str]]:
     information = known(number(reading, "mutual_information"))
     return [
         first,
-        ("Rate", known(number(reading, "rate")), f"nats per {scope}, KL to the prior, latest in training"),
+        (
+            "Rate",
+            known(number(reading, "rate")),
+            (f"± {brief(rate_error)} " if rate_error else "")
+            + f"nats per {scope}, KL to the prior, latest in training",
+        ),
         ("Mutual information", information, f"nats, of at most {brief(cap)}" if cap is not None else "nats"),
         ("Decoder use", known(number(probed, "decoder_use")), (f"± {brief(error)} " if error else "") + probe),
         (

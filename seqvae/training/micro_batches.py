@@ -40,6 +40,7 @@ class MicroBatches:
     def __init__(self, module: "TrainingModule") -> None:
         self.module = module
         network = module.network
+        self.posterior = network.settings.posterior if isinstance(network, SequenceVAE) else ""
         self.parts = Parts(network.posterior.least_sequences if isinstance(network, SequenceVAE) else 1)
         self.may_split = True
         self._batches_of_step: list[Batch] = []
@@ -131,8 +132,8 @@ class MicroBatches:
         if not self.parts.double(batch):
             if (least := self.parts.least_sequences) > 1:
                 raise MemoryError(
-                    f"with {sequences} sequences of {steps:,} steps, of which --posterior batch_norm needs {least} together: lower "
-                    "--max_sequence_length or --width, give --gradient_checkpointing, or take --posterior gaussian"
+                    f"with {sequences} sequences of {steps:,} steps, of which --posterior {self.posterior} needs {least} together: "
+                    "lower --max_sequence_length or --width, give --gradient_checkpointing, or take --posterior gaussian"
                 )
             raise MemoryError(
                 f"with a single sequence of {steps:,} steps: lower --max_sequence_length or --width, or give "

@@ -26,6 +26,7 @@ from seqvae.config.training import ObjectiveSettings, OptimizerSettings
 from seqvae.data.batch import Batch, padded_steps
 from seqvae.models.codes import CodePosterior
 from seqvae.models.levels import StepLatents
+from seqvae.models.posteriors import FlowPosterior
 from seqvae.models.vae import Latents, Posterior, SequenceVAE, VAEOutput
 from seqvae.monitors.contract import StepOutputs, code_outputs
 from seqvae.training.callbacks.nonfinite import StepJudge, scaler_of
@@ -127,6 +128,12 @@ class TrainingModule(lightning.LightningModule):
             if isinstance(network, SequenceVAE) and network.has_codes:
                 self.posterior_of = lambda batch: code_outputs(*network.codes_of(batch))
             self.nll_given_z = lambda batch, z: network.nll_given_z(batch, z)
+        if isinstance(network, SequenceVAE) and isinstance(network.posterior, FlowPosterior):
+            family = network.posterior
+            self.move_latents = lambda base, mean, logvar: family.move(base, mean, logvar)
+            self.log_density_at = lambda z, mean, logvar: family.log_density_at(
+                z, Posterior(mean, logvar, torch.ones(mean.shape[:-1], dtype=torch.bool))
+            )
         if isinstance(network, SequenceVAE) and network.step_level is not None:
             self.nll_given_z = lambda batch, z: network.nll_given_level(batch, z, of_steps=False)
         if isinstance(network, SequenceVAE) and not (network.has_step_latents or network.has_codes):
@@ -301,7 +308,7 @@ class TrainingModule(lightning.LightningModule):
         return Circumstances(
             free_bits=resolve_free_bits(self.objective, settings.latent_scope),
             free_bits_by=self.objective.free_bits_by,
-            has_normalised_means=settings.posterior == "batch_norm",
+            has_normalised_means=settings.posterior in ("batch_norm", "du"),
             has_contrastive_loss=self.objective.contrastive_weight > 0,
             least_rate=settings.least_rate,
             has_label_loss=self.network.classifier is not None and self.objective.label_weight > 0,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from seqvae.config.model import ModelSettings
-from seqvae.config.training import ComputeSettings
+from seqvae.config.training import SHARDED, ComputeSettings
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.description import DataDescription
 from seqvae.errors import UsageError
@@ -41,6 +41,11 @@ def build_network(
     if vectors_VG is not None:
         pretrained = PretrainedVectors(torch.from_numpy(vectors_VG), data.source.freeze_variable_embeddings)
     network = SequenceVAE(data.description, model, pretrained)
+    if compute.strategy in SHARDED and model.posterior == "flow":
+        raise UsageError(
+            f"--posterior flow: monitors move latents between the steps, when --strategy {compute.strategy} has no whole weights "
+            "at hand. Take --strategy ddp"
+        )
     least = network.posterior.least_sequences
     if data.fewest_sequences < least:
         raise UsageError(

@@ -191,7 +191,7 @@ def features_before(settings: TrainingSettings, data: SequenceDataModule, plan: 
 def floor_of(model: ModelSettings, objective: ObjectiveSettings) -> float:
     """Return the nats in all dimensions of a posterior that cost nothing, or that it cannot do without."""
     floor = model.latent_size * resolve_free_bits(objective, model.latent_scope)
-    if model.posterior == "batch_norm":
+    if model.posterior in ("batch_norm", "du"):
         floor = max(floor, model.latent_size * DEVIATION**2 / 2)
     return max(floor, model.least_rate)
 

@@ -46,6 +46,15 @@ UNMONITORED = "off: a posterior collapse will neither be seen nor named, and the
 _log = logging.getLogger(__name__)
 
 
+OF_POSTERIOR = {
+    "gaussian": "",
+    "batch_norm": ", means normalised over the batch",
+    "du": ", means normalised over the batch and variances dropped",
+    "flow": ", moved by {layers} coupling layers",
+}
+"""What a run's header says of --posterior."""
+
+
 @runtime_checkable
 class Describes(Protocol):
     """A callback that describes what it does in a run of `total_steps` optimizer steps."""
@@ -70,7 +79,8 @@ def header_lines(
         described = (
             f"{model.encoder} encoder, {model.decoder} decoder, {parameters} (width {model.width}, depth {model.depth}), "
             f"{model.described_latent}"
-            + (", means normalised over the batch" if model.posterior == "batch_norm" else "")
+            + OF_POSTERIOR[model.posterior].format(layers=model.flow_layers)
+            + ("" if model.prior == "standard" else f", {model.prior} prior")
             + (
                 f", {network.posterior.described()} ({model.codebook})"
                 if isinstance(network.posterior, CodePosterior)
