@@ -60,6 +60,12 @@ FORMS = {
         is_default=False,
         sets=VARIANT_SETS,
     ),
+    "recipe": Form(
+        "quality",
+        short=("--steps", "20", "--seeds", "1", "--only", "default", "muon, rate x 1"),
+        is_default=False,
+        sets=VARIANT_SETS,
+    ),
     "lagging": Form(
         "quality", short=("--steps", "100"), full=("--checkout", "runs/vae-lagging-encoder"), is_default=False
     ),

@@ -72,6 +72,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "muon": ("--optimizer", "muon"),
     "ema": ("--ema", "0.99"),
     "muon and ema": ("--optimizer", "muon", "--ema", "0.99"),
+    "aggressive encoder": ("--aggressive_encoder",),
+    "pretrained": ("--pretrain_autoencoder", "{fifth}", "--reset_decoder"),
     WITHOUT_LATENT: (),
 }
 
