@@ -171,6 +171,10 @@ def refuse_no_onnx(network: SequenceVAE) -> None:
     """Refuse what cannot be exported, and an environment that cannot export."""
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise UsageError(f'ONNX needs {some(missing)}: pip install "seqvae[onnx]"')
+    if network.has_codes:
+        raise UsageError(
+            "an ONNX file of latents that are codes is not written so far: export this network as safetensors"
+        )
     if sum(weight.numel() for weight in network.parameters()) * 4 > LARGEST:
         raise UsageError("an ONNX file holds 2 GB of weights at most: export this network as safetensors")
 

@@ -13,6 +13,7 @@ value`.
 Shapes: B sequences of a batch, N samples, T steps, D features, V variables, E events, R rows, Z latent dimensions.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
@@ -42,6 +43,8 @@ from seqvae.training.objective import kl_of
 
 if TYPE_CHECKING:
     from seqvae.inference.model import Model
+
+_log = logging.getLogger(__name__)
 
 SAMPLES_PER_BATCH, STEPS_PER_BATCH = 512, 2**16
 """Most that is sampled at once: a decoder remembers a few kB of each step per layer."""
@@ -155,6 +158,10 @@ def reconstruct(
 
 def sample(model: "Model", settings: SampleSettings, seed: int) -> Iterator[pa.Table]:
     """Yield samples from the prior; `id` counts them. Lengths are those of the training data, or all are of one length."""
+    if model.network.has_codes:
+        _log.warning(
+            "codes are drawn evenly, as this model has no prior over them: samples hold codes that do not go together"
+        )
     count, quantiles = settings.count, model.stored.data.get("length_quantiles")
     if settings.length is not None:
         lengths_N = np.full(count, settings.length)
@@ -191,6 +198,10 @@ def interpolate(
     """
     with evaluating(model.network, model.autocast) as device:
         ends = [move_data_to_device(_sequence_with_id(data, splits, one), device) for one in ids]
+        if model.network.has_codes:
+            raise UsageError(
+                "interpolate needs a path between two latents, and nothing lies between this model's codes"
+            )
         if model.network.latent_per_step:
             raise UsageError("interpolate needs one latent per sequence, but this model has one for each step")
         share_N = torch.linspace(0, 1, path.steps, device=device)

@@ -75,6 +75,7 @@ def predictions(
     network: SequenceVAE, batch: VectorBatch | EventBatch, draws: int, noise: Noise
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield for each latent mean and variance of all features or variables at each step."""
+    draws = min(draws, 1) if network.has_codes else draws  # which are the same each time
     likelihood, steps_BTW = network.likelihood, network.embedding(batch)
     encoding = network.encoding(batch, steps_BTW)
     for _ in range(max(draws, 1)):

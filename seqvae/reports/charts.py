@@ -62,6 +62,7 @@ MOST_OF_WEIGHT = 3.0
 """Times the highest KL weight that an escape threshold is shown up to: far above it nothing has to be told apart."""
 NAME_WIDTH = 24
 OF_THE_LAST = "numbers: the last reading"
+NO_DIMENSIONS = "codes cost the same, whichever they are"
 
 
 class Look(NamedTuple):
@@ -237,8 +238,10 @@ class HeatMap(NamedTuple):
     per_row: int
 
 
-def kl_per_dim_chart(medium: Medium, history: History) -> Chart:
+def kl_per_dim_chart(medium: Medium, history: History) -> Chart | str:
     """Draw the KL of each dimension as a picture whose columns are as wide as the steps that a reading stands for."""
+    if history.codes:
+        return NO_DIMENSIONS
     found = heat_map(history.kl_RZ, MOST_ROWS if medium.has_words else MOST_ROWS // 4)
     dimensions, last = len(found.order_Z), float(history.steps_R[-1])
     mean_of = f"each row the mean of up to {found.per_row} neighbours" if found.per_row > 1 else ""
@@ -339,7 +342,9 @@ def columns_of(steps_R: np.ndarray, starts_at: float, columns: int = COLUMNS) ->
 
 
 def active_units(medium: Medium, history: History) -> Chart:
-    """Draw how many dimensions are active, and over how many the rate is spread."""
+    """Draw how many dimensions are active, and over how many the rate is spread; of codes, how many are in use."""
+    if history.codes:
+        return code_use(medium, history)
     dimensions = history.kl_RZ.shape[1]
     counts_R, effective_R, steps_R = history.active_units_R, history.effective_dimensions_R, history.steps_R
     mark = "o" if len(steps_R) == 1 else None
@@ -360,6 +365,23 @@ def active_units(medium: Medium, history: History) -> Chart:
         axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.set_ylabel("dimensions")
     axes.yaxis.set_major_formatter(TICKS)
+    chart.legend(axes, columns=2)
+    return chart
+
+
+def code_use(medium: Medium, history: History) -> Chart:
+    """Draw the share of the codes in use, and what the perplexity is as a share of them."""
+    steps_R, in_use_R, perplexity_R = history.steps_R, history.codes_in_use_R, history.code_perplexity_R
+    mark = "o" if len(steps_R) == 1 else None
+    chart = Chart(medium, 3.4, f"Codes in use, of {history.codes:,}", _readings_drawn(history), OF_THE_LAST)
+    axes = chart.figure.subplots()
+    _over_steps(axes, history)
+    label = f"in use: {percent(float(in_use_R[-1]))}"
+    axes.plot(steps_R, 100 * in_use_R, color=DARK, linewidth=1.8, marker=mark, label=label)
+    label = f"perplexity (as many, equally used, would tell as much): {_legend_number(perplexity_R[-1], ',.0f')}"
+    axes.plot(steps_R, 100 * perplexity_R / history.codes, "--", color=MIDDLE, linewidth=1.4, marker=mark, label=label)
+    axes.set_ylim(-2, 106)
+    axes.set_ylabel("% of the codes")
     chart.legend(axes, columns=2)
     return chart
 
@@ -671,6 +693,8 @@ def training_loss(medium: Medium, run: Run) -> Chart | str:
 
 def last_kl(medium: Medium, run: Run) -> Chart | str:
     last = run.readings[-1] if run.readings else {}
+    if whole(last, "codebook_size"):
+        return NO_DIMENSIONS
     kl_Z = [(str(place), value or 0.0) for place, value in enumerate(numbers(last, "kl_per_dim"))]
     ordered = sorted(kl_Z, key=lambda pair: -pair[1])[:MOST_BARS]
     few = f"the {MOST_BARS} greatest of {len(kl_Z):,}" if len(kl_Z) > MOST_BARS else ""

@@ -171,8 +171,11 @@ def _numbers(results: Row) -> list[str]:
                 f"{on}{'' if cap is None else f', at most {brief(cap)}'}",
             ],
             ["decoder use", _with_error(number(reading, "decoder_use"), number(reading, "decoder_use_error")), on],
-            ["active units", _with_error(number(reading, "active_units")), on],
         ]
+        if whole(reading, "codebook_size"):
+            rows.append(["codes in use, share", _with_error(number(reading, "codes_in_use")), on])
+        else:
+            rows.append(["active units", _with_error(number(reading, "active_units")), on])
     missing = "The IW-NLL was not measured: `seqvae evaluate RUN` before the model is saved writes it here."
     if not rows:
         return [missing] if results else []

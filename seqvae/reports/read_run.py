@@ -224,6 +224,11 @@ class History(NamedTuple):
     """The most that the mutual information can be seen to be."""
     active_units_R: np.ndarray
     effective_dimensions_R: np.ndarray
+    codes: int
+    """Of a codebook, where latents are codes; 0: they are not."""
+    codes_in_use_R: np.ndarray
+    """Their share, and their perplexity."""
+    code_perplexity_R: np.ndarray
     kl_weight_R: np.ndarray
     probed_steps_P: np.ndarray
     decoder_use_P: np.ndarray
@@ -278,6 +283,9 @@ def history_of(readings: Sequence[Row], readings_taken: int) -> History | None:
         cap_R=array(rows, "mutual_information_cap"),
         active_units_R=array(rows, "active_units"),
         effective_dimensions_R=array(rows, "effective_dimensions"),
+        codes=whole(rows[-1], "codebook_size") or 0,
+        codes_in_use_R=array(rows, "codes_in_use"),
+        code_perplexity_R=array(rows, "code_perplexity"),
         kl_weight_R=array(rows, "kl_weight"),
         probed_steps_P=array(probed, "step"),
         decoder_use_P=array(probed, "decoder_use"),

@@ -233,6 +233,10 @@ def six_numbers(run: Run) -> list[tuple[str, str, str]]:
     )
     probe = f"nats, at step {whole(probed, 'step') or 0:,}{rests_on}" if probed else "never probed"
     information = known(number(reading, "mutual_information"))
+    in_use, codes = None, whole(reading, "codebook_size")
+    if codes:
+        share, perplexity = number(reading, "codes_in_use"), known(number(reading, "code_perplexity"))
+        in_use = ("Codes in use", "none" if share is None else percent(share), f"of {codes:,}, perplexity {perplexity}")
     return [
         first,
         (
@@ -243,7 +247,8 @@ def six_numbers(run: Run) -> list[tuple[str, str, str]]:
         ),
         ("Mutual information", information, f"nats, of at most {brief(cap)}" if cap is not None else "nats"),
         ("Decoder use", known(number(probed, "decoder_use")), (f"± {brief(error)} " if error else "") + probe),
-        (
+        in_use
+        or (
             "Active units",
             "none" if active is None else f"{active:,} of {of:,}",
             "latent dimensions, latest in training",
