@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from seqvae.api import load as load
     from seqvae.api import tune as tune
     from seqvae.data.datamodule import SequenceDataModule as SequenceDataModule
+    from seqvae.embedder import SequenceEmbedder as SequenceEmbedder
     from seqvae.errors import CollapsedError as CollapsedError
     from seqvae.errors import DataError as DataError
     from seqvae.errors import DivergedError as DivergedError
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "seqvae.api": ("fit", "load", "tune", "Run", "Study"),
+    "seqvae.embedder": ("SequenceEmbedder",),
     "seqvae.inference.model": ("Model",),
     "seqvae.data.datamodule": ("SequenceDataModule",),
     "seqvae.models.vae": ("SequenceVAE",),
