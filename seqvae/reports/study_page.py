@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 import numpy as np
 from markupsafe import Markup
@@ -143,7 +142,7 @@ def _with_two_decimals(value: float) -> str:
 def _linked(trial: TrialRow) -> Markup:
     """Return the name of a trial as a link to its report."""
     mark = " ★" if trial.is_on_front else ""
-    return Markup('<a href="{}/{}">{}</a>{}').format(quote(trial.name), REPORT, upto(trial.name), mark)
+    return Markup('<a href="./{}/{}">{}</a>{}').format(trial.name, REPORT, upto(trial.name), mark)
 
 
 # --- Charts ---------------------------------------------------------------------------------------------------------------

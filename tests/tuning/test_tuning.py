@@ -296,7 +296,7 @@ def test_a_killed_study_goes_on_and_its_trials_are_runs_as_any_other(tmp_path):
     assert output.endswith(f"{tmp_path}/runs/study/index.html\n"), errors
     study = seqvae.Study(tmp_path / "runs/study")
     assert list(study.trials["state"]) == ["finished", "finished"]
-    assert (study.directory / "index.html").read_text().count('<a href="trial-') == 2
+    assert (study.directory / "index.html").read_text().count('<a href="./trial-') == 2
     for name in study.trials.index:
         run = study.run(name)
         assert run.metrics["step"].max() == 60
