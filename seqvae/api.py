@@ -137,7 +137,8 @@ def load(
     device: Literal["auto", "cpu", "gpu"] = "auto",
     precision: Literal["32-true", "bf16-mixed"] = "32-true",
 ) -> "Model":
-    """Open a checkpoint, the directory of a run (its best checkpoint) or what `Model.save` or `seqvae export` wrote."""
+    """Open a checkpoint, the directory of a run (its best checkpoint), what `Model.save` or `seqvae export` wrote, or a model on
+    the Hugging Face Hub (`hf://user/name`, `hf://user/name@revision`)."""
     from seqvae.inference.model import Model
 
     return Model.load(path, device=device, precision=precision)

@@ -78,7 +78,9 @@ def main() -> int:
         if verb in ("", "-h", "--help"):
             lines = [f"  {f'{name} {row.usage}':<26} {row.summary}" for name, row in VERBS.items()]
             print("usage: seqvae COMMAND [...]\n", f"{seqvae.__doc__}\n", *lines, sep="\n")
-            print("\nCHECKPOINT is a .ckpt file, the directory of a run, or an export; RUN the directory of a run.")
+            print(
+                "\nCHECKPOINT is a .ckpt file, the directory of a run, an export, or hf://user/name; RUN the directory of a run."
+            )
             print("`seqvae COMMAND --help` explains the flags of a command. --version prints the version.")
             return ExitCode.DONE if verb else ExitCode.USAGE
         if verb == "--version":

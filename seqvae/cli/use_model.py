@@ -28,9 +28,9 @@ PROGRESS_SECONDS = 5
 """Between two lines of progress on a terminal."""
 _ABOUT_CHECKPOINTS = """
 
-CHECKPOINT is a .ckpt file, the directory of a run (its best checkpoint) or an export. Values come out in the data's own units,
-text as text, as Parquet or, with an --output that ends in .csv, as CSV, written as it is computed: memory does not grow with the
-data."""
+CHECKPOINT is a .ckpt file, the directory of a run (its best checkpoint), an export, or hf://user/name. Values come out in the
+data's own units, text as text, as Parquet or, with an --output that ends in .csv, as CSV, written as it is computed: memory does
+not grow with the data."""
 
 
 class Action(NamedTuple):

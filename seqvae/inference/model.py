@@ -32,10 +32,10 @@ from seqvae.data.frames import path_of
 from seqvae.data.storage import require_consent
 from seqvae.errors import DataError, UsageError
 from seqvae.files import is_remote, why_no_path
-from seqvae.inference import tables
+from seqvae.inference import hub, tables
 from seqvae.inference.evaluate import evaluate
 from seqvae.inference.onnx_export import write_onnx
-from seqvae.inference.saved import Saved, config_in, read_saved, write_saved
+from seqvae.inference.saved import CONFIG, Saved, config_in, read_saved, write_saved
 from seqvae.inference.streaming import all_splits, chosen_splits
 from seqvae.models.vae import SequenceVAE
 from seqvae.reports.model_card import results_of
@@ -98,7 +98,8 @@ class Model:
         device: Literal["auto", "cpu", "gpu"] = "auto",
         precision: Literal["32-true", "bf16-mixed"] = "32-true",
     ) -> "Model":
-        """Open a checkpoint, the directory of a run (its best checkpoint, by the ELBO of validation) or a saved model."""
+        """Open a checkpoint, the directory of a run (its best checkpoint, by the ELBO of validation), a saved model, or one on the
+        Hugging Face Hub (`hf://user/name`, `hf://user/name@revision`)."""
         return open_model(str(path), MachineChoices(accelerator=device, precision=precision))
 
     @property
@@ -219,6 +220,14 @@ class Model:
         """Write the model into a directory, as safetensors and JSON with a model card, and return the directory."""
         return write_saved(Path(directory).expanduser(), self.stored, self.results)[0].parent
 
+    def push_to_hub(self, name: str, *, private: bool = True, message: str | None = None) -> str:
+        """Put the model onto the Hugging Face Hub as `user/name`, or `name` of your own, and return the address to load it by.
+
+        A new one is private unless you say otherwise. Paths of this machine are left out. Needs the extra `hub`, and a token of
+        `hf auth login` or HF_TOKEN.
+        """
+        return hub.push(Saved(self.stored, dict(self.results)), name, private=private, message=message)
+
     def export_onnx(self, directory: str | Path) -> Path:
         """Write encoder and decoder step as ONNX files into a directory, and return the directory; needs the extra `onnx`."""
         return write_onnx(Path(directory).expanduser(), self.network, self.stored)[0].parent
@@ -250,12 +259,16 @@ def _frame(tables: Iterable[pa.Table]) -> "pd.DataFrame":
 def open_model(place: str, machine: MachineChoices | None = None) -> Model:
     """Open a checkpoint, the directory of a run (its best checkpoint, by the ELBO of validation) or a saved model."""
     machine = machine or MachineChoices()
-    if reason := why_no_path(place):
+    if hub.is_on_hub(place):
+        directory = hub.fetch(place)
+        path, saved = directory / CONFIG, hub.without_places(read_saved(directory))
+    elif reason := why_no_path(place):
         raise UsageError(f"CHECKPOINT {reason}")
-    path = Path(place).expanduser()
-    if path.is_dir():
-        path = config_in(path) or _best_checkpoint(path)
-    saved = read_saved(path.parent) if path.suffix == ".json" else Saved(read_network(path, "CHECKPOINT"), {})
+    else:
+        path = Path(place).expanduser()
+        if path.is_dir():
+            path = config_in(path) or _best_checkpoint(path)
+        saved = read_saved(path.parent) if path.suffix == ".json" else Saved(read_network(path, "CHECKPOINT"), {})
     stored = saved.stored
     network = build_stored(stored, path)
     has_gpu = torch.cuda.is_available()  # never an Apple GPU, which has no float64
