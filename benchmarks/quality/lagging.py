@@ -38,6 +38,7 @@ STEPS = (250, 500, 1000, 2000, 4000)
 PLAIN = ("--kl_schedule", "constant", "--beta", "1", "--free_bits", "0")
 OURS = {
     "plain": PLAIN,
+    "aggressive encoder": (*PLAIN, "--aggressive_encoder"),
     "free bits in total": ("--free_bits_by", "total", "--free_bits", "1"),
 }
 NETWORK = ("--encoder", "lstm", "--decoder", "lstm", "--width", "50", "--depth", "1", "--latent_size", str(LATENTS))
