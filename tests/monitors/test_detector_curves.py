@@ -128,11 +128,21 @@ def test_a_recorded_run_gets_its_right_verdict_and_no_false_alarm(run, cadence):
     assert {name for _, name in watched.alarms} <= allowed
 
 
-@pytest.mark.parametrize("run", [run for run in RECORDED if run.truth == ["collapsed"]], ids=lambda run: run.name)
+NEVER_ALIVE = [run for run in RECORDED if run.truth == ["collapsed"] and not run.name.startswith("continued")]
+
+
+@pytest.mark.parametrize("run", NEVER_ALIVE, ids=lambda run: run.name)
 @at_two_cadences
 def test_a_recorded_collapse_is_called_within_ten_readings_of_the_full_weight(run, cadence):
     full_from = run.schedule().full_from() or 0
     assert run.watched(cadence).first("collapsed") <= full_from + 10 * cadence.every_n_steps
+
+
+@at_two_cadences
+def test_a_recorded_fall_is_called_while_it_goes_on(cadence):
+    (run,) = [run for run in RECORDED if run.name.startswith("continued")]
+    names = [name for _, name in run.watched(cadence).changes]
+    assert names == ["cannot_tell", "healthy", "collapsing", "collapsed"]
 
 
 def test_the_recorded_runs_came_to_every_end_there_is():

@@ -14,18 +14,21 @@ import pytest
 
 from benchmarks import bench, pages
 from benchmarks.flag_page import COMMANDS, Command
+from benchmarks.guides import PROGRAMS, read_guide, run_guide
 from seqvae.cli.command_line import parse_command_line
 from seqvae.cli.use_model import models_and_flags
 from seqvae.config.flags import CommandLine, flags_of
 from seqvae.config.training import OptimizedSettings
 from seqvae.errors import ExitCode
 from tests.support.documents import (
+    GUIDES,
     OF_EXAMPLES,
     PAGES,
     ROOT,
     Table,
     commands,
     files_named,
+    files_written,
     flags_named,
     make_targets,
     modules_run,
@@ -129,7 +132,10 @@ each_page = pytest.mark.parametrize("page", [*PAGES, *OF_EXAMPLES], ids=lambda p
 
 @each_page
 def test_every_command_shown_parses(page):
+    written = files_written(text_of(page))
     for words in commands(text_of(page)):
+        if words[0] in written:
+            continue
         command = command_of(words)
         assert command is not None, f"{page.name} shows {shlex.join(words)}"
         rest = [word for word in words[len(command.typed.split()) :] if word != "--plain"]
@@ -207,7 +213,8 @@ def test_every_file_linked_is_there(page):
 @each_page
 def test_every_file_named_is_there(page):
     """By its path from the root or from the page, or, as in a list of a folder's files, by its name."""
-    assert {name for name in files_named(text_of(page)) if not is_there(name, page)} == set()
+    named = files_named(text_of(page)) - files_written(text_of(page))
+    assert {name for name in named if not is_there(name, page)} == set()
 
 
 def is_there(name: str, page: Path) -> bool:
@@ -268,6 +275,13 @@ python use.py sub id --one 1     # and no more
 python plain.py --two ...
 ```
 
+```python
+# own.py
+table.to_parquet("mine.parquet", index=False)
+run("seqvae sample --output out.csv")
+plt.savefig("a.png")
+```
+
 | a | b |
 |---|---|
 | `7` | x |
@@ -279,9 +293,11 @@ python plain.py --two ...
 """
     assert commands(text) == [["use.py", "sub", "id", "--one", "1"], ["plain.py", "--two"]]
     assert modules_run(text) == [["a.b", "--some-flag", "2"]]
-    assert flags_named(text) == {"some_flag", "one", "two"}
+    assert flags_named(text) == {"some_flag", "one", "two", "output"}
     assert make_targets(text) == {"test-slow"}
-    assert files_named(text) == {"models/no.py", "plots", "use.py", "plain.py"}
+    written = {"own.py", "mine.parquet", "out.csv", "a.png"}
+    assert files_named(text) == {"models/no.py", "plots", "use.py", "plain.py"} | written
+    assert files_written(text) == written
     found = [(table.heading, table.is_rendered, table.has_numbers) for table in tables(text)]
     assert found == [("Head", False, False), ("Head", True, True), ("Head", False, True)]
 
@@ -328,3 +344,25 @@ def test_the_readmes_own_parquet_is_ready_to_train(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("ready to train: tokens")
+
+
+each_guide = pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+
+
+@each_guide
+def test_a_guide_leads_from_the_installation_to_a_picture(page):
+    text, guide = text_of(page), read_guide(page)
+    assert re.search(r"^```\npip install ", text, flags=re.MULTILINE)
+    assert guide.picture.exists()
+    assert "savefig(" in guide.steps[-1][1] or guide.picture.name in IN_RUNS
+    for kind, code in guide.steps:
+        if kind == "python":
+            compile(code, page.name, "exec")
+        else:
+            assert code.split()[0] in PROGRAMS, f"{page.name} shows {code}"
+
+
+@pytest.mark.slow
+@each_guide
+def test_a_guide_runs_as_it_is_shown(page, tmp_path):
+    assert run_guide(read_guide(page), tmp_path).stat().st_size > 5_000

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.detection.verdict_pictures import CADENCE, SHOWN, recorded
 from seqvae.config.monitoring import Watch
 from seqvae.config.training import OptimizedSettings, ReferenceSettings
 from seqvae.monitors.reading import Reading
@@ -124,3 +125,16 @@ def words_on_probes(watch: Watch) -> str:
 
 def test_the_line_on_the_risk_is_the_one_of_these_settings():
     assert f"\nrisk        {describe_risk(KNOWN._replace(final_weight=4.0))}\n" in PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("verdict", SHOWN)
+def test_a_picture_of_a_verdict_is_of_a_run_that_gets_it(verdict):
+    assert f"`{verdict}` (" in text_of(PAGE)
+    assert f"(images/verdicts/{verdict}.png)" in text_of(PAGE)
+    assert verdict in [name for _, name in recorded(verdict).watched(CADENCE).changes]
+
+
+def test_every_verdict_has_a_picture():
+    elsewhere = {"asleep": "asleep_and_awake.png", "collapsed": "dead.png", "cannot_tell": "verdicts/healthy.png"}
+    assert SHOWN.keys() | elsewhere.keys() == VERDICTS.keys()
+    assert all(f"(images/{name})" in text_of(PAGE) for name in elsewhere.values())

@@ -40,6 +40,7 @@ def test_the_menu_leads_to_every_page_once():
     ("source", "link", "on_site"),
     [
         ("README.md", "[a](docs/data.md)", "[a](data.md)"),
+        ("README.md", "[a](docs/guides/text.md)", "[a](guides/text.md)"),
         ("README.md", "![a [b] c](docs/images/layers.svg)", "![a [b] c](images/layers.svg)"),
         ("README.md", "[a](examples/molecules/README.md#what-it-reached)", "[a](examples/molecules.md#what-it-reached)"),
         ("examples/molecules/README.md", "[a](../../docs/results.md)", "[a](../results.md)"),

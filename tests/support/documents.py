@@ -66,6 +66,16 @@ def files_named(text: str) -> set[str]:
     return {*_FILE.findall(_without_urls(text)), *_FOLDER.findall(text)}
 
 
+def files_written(text: str) -> set[str]:
+    """Return the files that the code on a page writes, and those that a reader saves it as."""
+    by_calls = re.findall(r"(?:to_parquet|to_csv|savefig)\(\"([\w.]+)\"", text)
+    return {
+        *by_calls,
+        *re.findall(r"--output ([\w.]+\.\w+)", text),
+        *re.findall(r"^# (\w+\.py)$", text, flags=re.MULTILINE),
+    }
+
+
 def _without_urls(text: str) -> str:
     return re.sub(r"https?://\S+", "", text)
 

@@ -13,8 +13,11 @@ from tests.support.made_curves import Cadence, Curve, Watched, reading, watch
 
 
 class Recorded(NamedTuple):
-    """A run of `benchmarks.detection.collapse_zoo`, from its tuning half: each tenth step, numbers of three digits, what a detector
-    remembers of a reading, and the truth that was measured at the end apart from all readings."""
+    """A run of `benchmarks.detection.collapse_zoo`, from its tuning half; the last: a healthy one, continued at a KL weight of 6.
+
+    Each tenth step, numbers of three digits, what a detector remembers of a reading, and the truth that was measured at the end
+    apart from all readings.
+    """
 
     name: str
     truth: list[str]
