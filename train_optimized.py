@@ -108,19 +108,23 @@ def callbacks(settings: TrainingSettings) -> "list[Callback]":
     watch = settings.watch
     if watch is None:  # --disable_metrics_monitoring
         return []
-    monitor = PosteriorMetricsMonitor(  # values: without, or with --fast_detection
-        update_frequency=watch.monitor_every_n_steps,  # 100, or 200 steps between two readings: one device sync each
-        plot_frequency=watch.plot_every_n_steps,  # 1000, or 2000: figures are drawn by another process
-        window_size=watch.monitor_window,  # 50, or 50 readings that a trend is judged on
-        probe_every_n_readings=watch.probe_every_n_readings,  # 4, or None: only to confirm a suspicion
-        on_collapse=settings.monitoring.monitor_on_collapse,
-    )
+    monitors = [
+        PosteriorMetricsMonitor(  # values: without, or with --fast_detection
+            update_frequency=watch.monitor_every_n_steps,  # 100, or 200 steps between two readings: one device sync each
+            plot_frequency=watch.plot_every_n_steps,  # 1000, or 2000: figures are drawn by another process
+            window_size=watch.monitor_window,  # 50, or 50 readings that a trend is judged on
+            probe_every_n_readings=watch.probe_every_n_readings,  # 4, or None: only to confirm a suspicion
+            on_collapse=settings.monitoring.monitor_on_collapse,
+            level=level,  # one monitor for each level of latents: with --latent_scope both a second one, of the steps
+        )
+        for level in settings.model.watched_levels
+    ]
     speed = ThroughputMonitor(every_n_steps=settings.run.log_every_n_steps)
     if (
         settings.monitoring.on_collapse == "rescue"
     ):  # another objective and a fresh optimizer, where the monitor finds a collapse
-        return [monitor, Rescue(monitor, settings.monitoring.rescue_budget), speed]
-    return [monitor, speed]
+        return [*monitors, Rescue(monitors[0], settings.monitoring.rescue_budget), speed]
+    return [*monitors, speed]
 
 
 if __name__ == "__main__":

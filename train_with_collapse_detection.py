@@ -99,20 +99,24 @@ def callbacks(settings: TrainingSettings) -> "list[Callback]":
     watch = settings.watch
     if watch is None:  # --disable_metrics_monitoring
         return []
-    monitor = PosteriorMetricsMonitor(  # values: without, or with --fast_detection
-        update_frequency=watch.monitor_every_n_steps,  # 20, or 50 steps between two readings
-        plot_frequency=watch.plot_every_n_steps,  # 200, or 500: figures are drawn by another process
-        window_size=watch.monitor_window,  # 100, or 100 readings that a trend is judged on
-        probe_every_n_readings=watch.probe_every_n_readings,  # 1, or None: at each reading, or only to confirm a suspicion
-        on_collapse=settings.monitoring.monitor_on_collapse,
-        verbose=not settings.monitoring.fast_detection,  # print each reading
-    )
+    monitors = [
+        PosteriorMetricsMonitor(  # values: without, or with --fast_detection
+            update_frequency=watch.monitor_every_n_steps,  # 20, or 50 steps between two readings
+            plot_frequency=watch.plot_every_n_steps,  # 200, or 500: figures are drawn by another process
+            window_size=watch.monitor_window,  # 100, or 100 readings that a trend is judged on
+            probe_every_n_readings=watch.probe_every_n_readings,  # 1, or None: at each reading, or only to confirm a suspicion
+            on_collapse=settings.monitoring.monitor_on_collapse,
+            verbose=not settings.monitoring.fast_detection,  # print each reading
+            level=level,  # one monitor for each level of latents: with --latent_scope both a second one, of the steps
+        )
+        for level in settings.model.watched_levels
+    ]
     speed = ThroughputMonitor(every_n_steps=settings.run.log_every_n_steps)
     if (
         settings.monitoring.on_collapse == "rescue"
     ):  # another objective and a fresh optimizer, where the monitor finds a collapse
-        return [monitor, Rescue(monitor, settings.monitoring.rescue_budget), speed]
-    return [monitor, speed]
+        return [*monitors, Rescue(monitors[0], settings.monitoring.rescue_budget), speed]
+    return [*monitors, speed]
 
 
 if __name__ == "__main__":

@@ -182,6 +182,17 @@ class Run:
 
         return pd.DataFrame(read_rows(self.directory / NAME))
 
+    @property
+    def step_readings(self) -> "pd.DataFrame":
+        """The same of the latents of steps below their sequence's (`latent_scope="both"`); empty in other runs."""
+        import pandas as pd
+
+        from seqvae.files import read_rows
+        from seqvae.monitors.reading import NAME
+        from seqvae.reports.read_run import STEP_LEVEL
+
+        return pd.DataFrame(read_rows(self.directory / STEP_LEVEL / NAME))
+
     @cached_property
     def model(self) -> "Model":
         """The model of the best checkpoint."""

@@ -7,6 +7,7 @@ remedies from the entry, the report its sentence, and pages and figures choose t
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Literal, NamedTuple
 
 Tone = Literal["open", "good", "fair", "bad"]
@@ -152,6 +153,8 @@ HEAVY = 1.05
 class Circumstances(NamedTuple):
     """What in a run holds a rate up, or lets a decoder do without the latent."""
 
+    level: Literal["sequence", "step"] | None = None
+    """Which of two levels of latents this is of; None: there is one."""
     free_bits: float = 0.0
     """Nats of each dimension that cost nothing."""
     free_bits_by: Literal["dimension", "group", "total"] = "dimension"
@@ -252,7 +255,7 @@ def advice_on(
         GRID: known.codebook != "fsq",
         RESCUE: known.offers_rescue and as_flags,
         FREE_BITS: known.free_bits < floor,
-        TARGET_KL: not is_steered,
+        TARGET_KL: not is_steered and known.level is None,  # it would be for both together
         LOWER_TARGET_KL: is_steered,
         LIGHTER_WEIGHT: codes is None and not is_steered and (kl_weight is None or kl_weight > beta > 0),
         WARM_UP: is_between and not (is_steered or has_warm_up),
@@ -267,7 +270,13 @@ def advice_on(
     numbers: dict[str, Any] = {"active": max(active, 1), "kl_weight": kl_weight, "floor": floor, "fewer": fewer}
     numbers |= {"floor_effect": FLOOR_EFFECTS[scope], "beta": beta, "why_beta": why_beta}
     remedies = [remedy for remedy in VERDICTS[name].remedies if applies.get(remedy, True)]
-    return tuple(_written(remedy, as_flags).format(**numbers) for remedy in remedies)
+    written = (_written(remedy, as_flags).format(**numbers) for remedy in remedies)
+    renamed = FLAGS_OF_STEPS if known.level == "step" else {}
+    return tuple(reduce(lambda line, names: line.replace(*names), renamed.items(), line) for line in written)
+
+
+FLAGS_OF_STEPS = {"--free_bits ": "--step_free_bits ", "--latent_size ": "--step_latent_size "}
+"""Flags that go by another name where the latents are those of steps below their sequence's."""
 
 
 def _written(remedy: Remedy, as_flag: bool) -> str:

@@ -99,6 +99,11 @@ class ModelSettings:
         return self.latent_size + (self.step_latent_size if self.latent_scope == "both" else 0)
 
     @property
+    def watched_levels(self) -> tuple[str | None, ...]:
+        """The `level` of a PosteriorMetricsMonitor for each level of latents; None: the only one, or the uppermost."""
+        return (None, "step") if self.latent_scope == "both" else (None,)
+
+    @property
     def described_latent(self) -> str:
         """What has a latent of how many dimensions."""
         if self.latent_scope == "both":

@@ -20,7 +20,9 @@ from torch.distributed.tensor import DTensor
 
 from seqvae.monitors.codes import CodeWindow
 from seqvae.monitors.contract import (
+    HasLevels,
     MovesLatents,
+    ReadLevel,
     ReadOutputs,
     StepOutputs,
     check_step_outputs,
@@ -28,7 +30,7 @@ from seqvae.monitors.contract import (
     seen_from_prior,
     step_outputs_of,
 )
-from seqvae.monitors.decoder_use import DecoderProbe, Probeable
+from seqvae.monitors.decoder_use import DecoderProbe, Probeable, level_of
 from seqvae.monitors.detector import FEWEST_IN_WINDOW, Detector, KLSchedule
 from seqvae.monitors.escape import ThresholdReader, why_unreadable
 from seqvae.monitors.publish import Publisher
@@ -45,6 +47,8 @@ FIRST_OF_TIMED = 20
 """The step at which a run that ends by the clock is first read: its pace says then how long it will be."""
 DOUBTED_READINGS = 3
 """The first readings, at which a module's loss is compared with what it hands over."""
+UPPERMOST = "sequence"
+"""Name of the uppermost of several levels of latents."""
 COLLAPSED_EXIT_CODE = 7
 CHECKPOINT = "collapsed.ckpt"
 
@@ -121,7 +125,8 @@ class PosteriorMetricsMonitor(Callback):
         probe_decoder: bool = True,
         probe_every_n_readings: int | None = 1,
         probe_batch: Any = None,
-        read_outputs: ReadOutputs = step_outputs_of,
+        read_outputs: ReadOutputs | None = None,
+        level: str | None = None,
     ) -> None:
         """`update_frequency` and `plot_frequency` are in optimizer steps, however many micro-batches make one; `window_size`,
         what trends are judged on, is in readings. The last step is read, too, where it is known beforehand, and a run's end is
@@ -135,6 +140,8 @@ class PosteriorMetricsMonitor(Callback):
         `probe_decoder` reads decoder use, where the module has `nll_given_z`: at every n-th reading, and whenever a suspicion
         has to be confirmed before the verdict changes; `probe_every_n_readings=None`: only then. It is read on `probe_batch`, or
         on a few sequences that are chosen from the first validation batches and then kept.
+        `level` names one of several levels of latents, for a monitor of its own (`HasLevels` in `contract.py`); without it the
+        uppermost is read. Its files go below `log_dir` into a folder, as `step_level`.
         """
         counts = (
             ("update_frequency", update_frequency, 1),
@@ -159,6 +166,9 @@ class PosteriorMetricsMonitor(Callback):
         self.probe_decoder = probe_decoder
         self.probe_every_n_readings = probe_every_n_readings
         self.probe_batch = probe_batch
+        self.level = level
+        if read_outputs is None:
+            read_outputs = step_outputs_of if level is None else ReadLevel(level)
         self.read_outputs = read_outputs
         self._begin(world_size=1)
 
@@ -168,7 +178,7 @@ class PosteriorMetricsMonitor(Callback):
         """The latest."""
         self._at_least_every: int | None = None
         self._window: PosteriorWindow | CodeWindow = PosteriorWindow(-(-self.posteriors // world_size))
-        self._decoder = DecoderProbe(self.read_outputs, self.probe_batch)
+        self._decoder = DecoderProbe(self.read_outputs, self.probe_batch, self.level)
         self._escape = ThresholdReader()
         self._detector = Detector(self.thresholds, self.window_size)
         self._loaded: dict[str, Any] | None = None
@@ -176,6 +186,11 @@ class PosteriorMetricsMonitor(Callback):
         self._moves: MovesLatents | None = None
         self._publisher: Publisher | None = None
         """In the first process, while a run goes on."""
+
+    @property
+    def state_key(self) -> str:
+        """Return the name of this monitor's state in a checkpoint."""
+        return super().state_key if self.level is None else self._generate_state_key(level=self.level)
 
     @property
     def verdict(self) -> Verdict:
@@ -199,6 +214,8 @@ class PosteriorMetricsMonitor(Callback):
             steps += f" (in place of {self.update_frequency:,}, as the run is short)"
         reading = f"a reading of up to {self.posteriors:,} posteriors every {steps}"
         end = ", stops when the posterior has collapsed" if self.on_collapse == "stop" else ""
+        if self.level is not None:
+            return f"the same of {self.level} latents"
         if not self.probe_decoder:
             return f"{reading}, without decoder use{end}"
         nth = self.probe_every_n_readings
@@ -213,15 +230,25 @@ class PosteriorMetricsMonitor(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._directory = Path(self.log_dir or trainer.default_root_dir)
+        if self.level is not None:
+            self._directory /= f"{self.level}_level"
+        self._probed = level_of(pl_module, self.level)
+        """The module, or what it offers of the level that is read."""
         self._step_read = self._step_drawn = steps_done(trainer)  # a checkpoint is saved after the reading of its step
         self._every_n_steps = self.update_frequency
-        self._probes = self.probe_decoder and isinstance(pl_module, Probeable)
+        self._probes = self.probe_decoder and isinstance(self._probed, Probeable)
         self._begin_to_judge(trainer, pl_module)
         if self._loaded is not None:
             self._detector.load_state_dict(self._loaded)
         if trainer.is_global_zero:
             draws = self.plot_frequency is not None
-            self._publisher = Publisher(self._directory, trainer.loggers, verbose=self.verbose, draws=draws)
+            self._publisher = Publisher(
+                self._directory,
+                trainer.loggers,
+                verbose=self.verbose,
+                draws=draws,
+                level=read_level(pl_module, self.level),
+            )
             unprobed = type(pl_module).__name__ if self.probe_decoder and not self._probes else None
             stops = self.on_collapse == "stop" and self._detector.is_certain()
             self._publisher.start_after(steps_done(trainer), self.verdict, unprobed=unprobed, stops=stops)
@@ -239,7 +266,7 @@ class PosteriorMetricsMonitor(Callback):
             return
         self._step_read = step
         self._expect_length(trainer, step)
-        is_foreign = not isinstance(pl_module, KnowsCircumstances)
+        is_foreign = self.level is None and not isinstance(self._probed, KnowsCircumstances)
         if is_foreign and self._publisher is not None and len(self._detector.points) < DOUBTED_READINGS:
             name = type(pl_module).__name__
             loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
@@ -262,7 +289,7 @@ class PosteriorMetricsMonitor(Callback):
         use = self._decoder.probe(trainer, pl_module, batch, step_outputs) if probes_now else None
         taken = (step, trainer.current_epoch, step_outputs.kl_weight, use, gather)
         window = self._window
-        moves = self._moves = pl_module if isinstance(pl_module, MovesLatents) else None
+        moves = self._moves = self._probed if isinstance(self._probed, MovesLatents) else None
         if isinstance(window, CodeWindow):
             reading = window.take_reading(*taken)
         else:
@@ -274,7 +301,7 @@ class PosteriorMetricsMonitor(Callback):
         if closely:
             use = self._decoder.probe(trainer, pl_module, batch, step_outputs, closely=True)
             reading = with_decoder_use(reading, use, gather)  # sync: and a third, where few sequences do not decide it
-        unreadable = why_unreadable(pl_module, step_outputs)
+        unreadable = why_unreadable(self._probed, step_outputs)
         self._detector.can_read_threshold = self.probe_decoder and unreadable is None
         if self._is_judging and self._detector.wants_escape_threshold(reading):
             threshold = self._escape.read(trainer, pl_module)  # sync: one for each batch that it is read on
@@ -400,6 +427,7 @@ class PosteriorMetricsMonitor(Callback):
         if self._has_clock:  # how many steps that is, is known once there is a pace
             self._every_n_steps = min(self._every_n_steps, FIRST_OF_TIMED)
         schedule = KLSchedule(self._last_step)
+        probed = level_of(pl_module, self.level)
         if isinstance(pl_module, KnowsKLSchedule):
             is_steered = pl_module.kl_weight_at(0) is None
             weight_at = None if is_steered else lambda step: float(pl_module.kl_weight_at(step) or 0.0)
@@ -410,7 +438,7 @@ class PosteriorMetricsMonitor(Callback):
             schedule,
             can_probe=self._probes,
             advises_flags=isinstance(pl_module, KnowsFlags) and pl_module.takes_flags(),
-            circumstances=pl_module.circumstances() if isinstance(pl_module, KnowsCircumstances) else None,
+            circumstances=probed.circumstances() if isinstance(probed, KnowsCircumstances) else None,
         )
 
     def _stop(self, trainer: Trainer) -> None:
@@ -438,6 +466,11 @@ class PosteriorMetricsMonitor(Callback):
         if draws and self.reading is not None and not self._window.is_empty:  # a rescue may have just emptied it
             publisher.draw(self._window, self.reading.step, self._moves)
             publisher.finish(seconds)
+
+
+def read_level(module: LightningModule, level: str | None) -> str | None:
+    """Return the name of the level that is read of a module's latents; None: there is one level."""
+    return UPPERMOST if level is None and isinstance(module, HasLevels) else level
 
 
 def gathered(own: Tensor, trainer: Trainer) -> Tensor:

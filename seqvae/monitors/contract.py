@@ -120,6 +120,30 @@ def step_outputs_of(module: object, outputs: object, batch: object) -> StepOutpu
     return StepOutputs(**{name: found[name] for name in StepOutputs._fields if name in found})
 
 
+@runtime_checkable
+class HasLevels(Protocol):
+    """A module with latents of several levels: what it hands over and offers by the usual names is of the uppermost."""
+
+    def latent_level(self, name: str) -> Any:
+        """Return what offers `nll_given_z`, `posterior_of` and the like of another level; the latents of all others stay."""
+
+
+class ReadLevel:
+    """Reader of one level's posteriors in the dict of `training_step`: of the level "step" `step_posterior_mean` and the like."""
+
+    def __init__(self, level: str) -> None:
+        self.level = level
+
+    def __call__(self, module: object, outputs: object, batch: object) -> StepOutputs:
+        own = {f"{self.level}_{name}": name for name in (*_OF_LEVEL, "kl", "kl_is_estimated")}
+        found = _with_names(module, outputs, tuple(own)[:2], STEP_OUTPUTS_HELP)
+        shared = {name: found[name] for name in ("nll", "kl_weight") if name in found}
+        return StepOutputs(**shared, **{name: found[key] for key, name in own.items() if key in found})
+
+
+_OF_LEVEL = ("posterior_mean", "posterior_logvar", "posterior_mask", "prior_mean", "prior_logvar")
+
+
 def counts_of(module: object, outputs: object, batch: object) -> Counts:
     """Take the counts from the dict of `training_step`."""
     names = ("real_steps", "padded_steps", "sequences")

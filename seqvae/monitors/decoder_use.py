@@ -24,7 +24,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 
-from seqvae.monitors.contract import MovesLatents, ReadOutputs, StepOutputs, check_step_outputs, fault_of
+from seqvae.monitors.contract import HasLevels, MovesLatents, ReadOutputs, StepOutputs, check_step_outputs, fault_of
 
 NOISE_SEED = 0
 """The same noise at every reading: what moves is the model."""
@@ -145,6 +145,17 @@ def posterior_of(module: ComputesPosterior, batch: Any) -> StepOutputs:
     return posterior
 
 
+def level_of(module: LightningModule, level: str | None) -> Any:
+    """Return what offers the methods for probing a level of a module's latents: itself, or what it has for the level."""
+    if level is None:
+        return module
+    if not isinstance(module, HasLevels):
+        raise ValueError(
+            f"{type(module).__name__} has no method latent_level(name), so that level {level!r} cannot be read"
+        )
+    return module.latent_level(level)
+
+
 def mask_of(posterior: StepOutputs) -> Tensor:
     """Return (B,) or (B, S), true for what is real."""
     mean, mask = posterior.posterior_mean, posterior.posterior_mask
@@ -193,9 +204,11 @@ def undisturbed(module: nn.Module, device: torch.device, precision: AbstractCont
 class DecoderProbe:
     """The probe of one run's module. A new run takes a new one."""
 
-    def __init__(self, read_outputs: ReadOutputs, probe_batch: Any = None) -> None:
+    def __init__(self, read_outputs: ReadOutputs, probe_batch: Any = None, level: str | None = None) -> None:
+        """`level`: what of a module with several levels of latents to probe; None: its own latents, or the uppermost."""
         self.read_outputs = read_outputs
         self.probe_batch = probe_batch
+        self.level = level
         self._fixed: list[Any] | None = None
         """On the device, chosen at the first probe."""
         self._quick = 0
@@ -209,7 +222,8 @@ class DecoderProbe:
         What the others find on fixed batches does not count, as these may be the same for all. They probe nevertheless: a module
         may wait for the other processes.
         """
-        assert isinstance(module, Probeable)
+        probed = level_of(module, self.level)
+        assert isinstance(probed, Probeable)
         precision = trainer.precision_plugin.forward_context()
         with isolate_rng(include_cuda=False), undisturbed(module, trainer.strategy.root_device, precision):
             if self._fixed is None:
@@ -217,15 +231,15 @@ class DecoderProbe:
             torch.manual_seed(NOISE_SEED)
             partners = PARTNERS if closely else 1
             if not self._fixed:
-                return decoder_use(module, batch, outputs, partners)
+                return decoder_use(probed, batch, outputs, partners)
             fixed = self._fixed if closely else self._fixed[: self._quick]
-            uses = [decoder_use(module, one, self._posterior(trainer, module, one), partners) for one in fixed]
+            uses = [decoder_use(probed, one, self._posterior(trainer, module, one), partners) for one in fixed]
         sums = DecoderUse(*(torch.stack(column).sum(dim=0) for column in zip(*uses, strict=True)))
         return sums if trainer.is_global_zero else DecoderUse(*(torch.zeros_like(total) for total in sums))
 
     def _choose(self, trainer: Trainer, module: LightningModule) -> Iterator[Any]:
         """Yield batches in which sequences can exchange their latents, until there are enough."""
-        if not (isinstance(module, ComputesPosterior) or module.automatic_optimization):
+        if not (isinstance(level_of(module, self.level), ComputesPosterior) or module.automatic_optimization):
             # A step of manual optimisation moves the weights: it cannot be taken to learn a posterior.
             if self.probe_batch is not None:
                 raise ValueError(
@@ -255,8 +269,9 @@ class DecoderProbe:
                 return
 
     def _posterior(self, trainer: Trainer, module: LightningModule, batch: Any) -> StepOutputs:
-        if isinstance(module, ComputesPosterior):
-            return posterior_of(module, batch)
+        probed = level_of(module, self.level)
+        if isinstance(probed, ComputesPosterior):
+            return posterior_of(probed, batch)
         named = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
         with _leaving_no_trace(trainer, module):
             try:

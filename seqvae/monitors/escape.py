@@ -32,7 +32,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
 from seqvae.errors import is_out_of_memory
-from seqvae.monitors.contract import StepOutputs
+from seqvae.monitors.contract import HasLevels, StepOutputs
 from seqvae.monitors.decoder_use import (
     NOISE_SEED,
     ComputesPosterior,
@@ -219,6 +219,8 @@ def why_unreadable(module: LightningModule, posterior: StepOutputs) -> str | Non
         return "it is defined for the prior N(0, I)"
     if isinstance(module, OffersScores):
         return None
+    if isinstance(module, HasLevels):
+        return "it is defined for one level of latents, and there are more"
     if not (isinstance(module, Probeable) and isinstance(module, DrawsTargets)):
         return f"{name} has no nll_of_drawn(batch, z) beside nll_given_z(batch, z)"
     if not isinstance(module, ComputesPosterior):

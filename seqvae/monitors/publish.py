@@ -40,8 +40,13 @@ REMADE = ("verdict", "stopped")
 class Publisher:
     """The publisher of one run, in its directory."""
 
-    def __init__(self, directory: Path, loggers: list[Logger], *, verbose: bool, draws: bool) -> None:
+    def __init__(
+        self, directory: Path, loggers: list[Logger], *, verbose: bool, draws: bool, level: str | None = None
+    ) -> None:
+        """`level`: what a module with several levels of latents calls the one that is read."""
         self.directory = directory
+        self.subject = "posterior" if level is None else f"{level} latents"
+        self.metrics = "posterior" if level is None else f"{level}_posterior"
         self.loggers = loggers
         self.verbose = verbose
         self.draws = draws
@@ -75,10 +80,10 @@ class Publisher:
             )
             if not any(row.get("event") == NOT_PROBED for row in self._events.rows()):  # a resumed run has this event
                 self._event(NOT_PROBED, step, said=message)
-            _say(f"posterior: {message}")
+            self._say(message)
         if stops:
-            _say(
-                f"posterior: {readable(in_force.name)} since step {in_force.since_step:,}; the run continues nevertheless, and "
+            self._say(
+                f"{readable(in_force.name)} since step {in_force.since_step:,}; the run continues nevertheless, and "
                 "stops only if it collapses again after another verdict"
             )
 
@@ -87,14 +92,14 @@ class Publisher:
         numbers = reading._asdict()
         self._readings.append(numbers | {"verdict": verdict.name})
         metrics = {
-            f"posterior/{name}": value
+            f"{self.metrics}/{name}": value
             for name, value in numbers.items()
             if isinstance(value, int | float) and name not in NO_METRICS
         }
         for logger in self.loggers:
             logger.log_metrics(metrics, step=reading.step)
         if self.verbose:
-            _say(describe_reading(reading))
+            self._say(describe_reading(reading))
 
     def change(self, verdict: Verdict, before: str, step: int) -> None:
         """Publish the verdict, if it is another one than before."""
@@ -103,24 +108,24 @@ class Publisher:
         fields = verdict._asdict() | {"numbers": dict(verdict.numbers)}
         self._event("verdict", step, verdict=fields.pop("name"), was=before, **fields)
         was = None if before == "cannot_tell" else before
-        _say(f"posterior: {describe_change(verdict, was, step)}")
+        self._say(describe_change(verdict, was, step))
 
     def remark(self, message: str, step: int) -> None:
         """Publish, once, what a reading cannot know, or cannot trust, of what the module hands over."""
         if message not in self._reported_failures:
             self._reported_failures.add(message)
             self._event("doubtful_outputs", step, said=message)
-            _say(f"posterior: {message}")
+            self._say(message)
 
     def assumed(self, message: str) -> None:
         """Print what is taken for granted of a module that does not say it."""
-        _say(f"posterior: {message}")
+        self._say(message)
 
     def stopped(self, verdict: Verdict, step: int, saved: str) -> None:
         """Publish that the collapse ends the run."""
         self._event("stopped", step, verdict=verdict.name)
         print(
-            f"posterior: {readable(verdict.name)}: stopped after step {step:,}, which {saved}",
+            f"{self.subject}: {readable(verdict.name)}: stopped after step {step:,}, which {saved}",
             file=sys.stderr,
             flush=True,
         )
@@ -128,10 +133,10 @@ class Publisher:
     def end(self, verdict: Verdict | None) -> None:
         """Print how a run ends (None: no step of it returned a posterior); raise an error for lines that cannot be written."""
         if verdict is None:
-            _say("posterior: nothing was read, since no training_step returned one")
+            self._say("nothing was read, since no training_step returned one")
         else:
             since = f"{readable(verdict.name)} since step {verdict.since_step:,}"
-            _say(f"posterior: {since}: {verdict.evidence}")
+            self._say(f"{since}: {verdict.evidence}")
         self._readings.finish()
         self._events.finish()
 
@@ -172,8 +177,7 @@ class Publisher:
         """Print why there are no figures, each reason once: the next drawing often meets it again."""
         if reason is not None and reason not in self._reported_failures:
             self._reported_failures.add(reason)
-            print(f"posterior: figures cannot be drawn ({reason}); training continues without them", flush=True)
+            print(f"{self.subject}: figures cannot be drawn ({reason}); training continues without them", flush=True)
 
-
-def _say(line: str) -> None:
-    print(folded(line, window_width(sys.stdout)), flush=True)
+    def _say(self, line: str) -> None:
+        print(folded(f"{self.subject}: {line}", window_width(sys.stdout)), flush=True)

@@ -114,7 +114,7 @@ def describe_reading(reading: Reading) -> str:
         probed = describe_probe(reading.decoder_use_sequences, reading.decoder_use_steps)
         parts.append(f"decoder use {reading.decoder_use:.2f}{error}{probed}")
     rest = (("NLL", reading.nll), ("KL weight", reading.kl_weight))
-    return "posterior: " + "  ".join([*parts, *(f"{name} {value:.2f}" for name, value in rest if value is not None)])
+    return "  ".join([*parts, *(f"{name} {value:.2f}" for name, value in rest if value is not None)])
 
 
 def describe_codes(reading: Reading) -> str:

@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,8 @@ from seqvae.text import counted, step_name
 
 CONFIG, METRICS, READINGS, THROUGHPUT = "config.yaml", "metrics.csv", "posterior.jsonl", "throughput.jsonl"
 EVALUATION = "evaluation.jsonl"
+STEP_LEVEL = "step_level"
+"""The folder of the monitor that reads the latents of steps below their sequence's."""
 PLOTS, SAMPLES = "plots", "samples"
 POSTERIORS = f"{PLOTS}/posteriors.npz"
 """Written by `seqvae/monitors/drawing.py`: the posteriors of the last reading that was drawn."""
@@ -80,6 +83,8 @@ class Run(NamedTuple):
     posteriors: Posteriors | None
     last_sign: float | None
     """When the run last wrote something, in seconds since 1970."""
+    levels: Mapping[str, "Run"] = MappingProxyType({})
+    """The run with the readings, verdicts and posteriors of each level of latents; empty where there is one level."""
 
     @property
     def name(self) -> str:
@@ -150,6 +155,11 @@ def is_run_directory(directory: Path) -> bool:
 
 def read_run(directory: Path) -> Run:
     """Read whatever of a run is there."""
+    run = _read_files(directory)
+    return with_levels(run) if (directory / STEP_LEVEL).is_dir() else run
+
+
+def _read_files(directory: Path) -> Run:
     metrics = _last_lines(directory / METRICS, head=MOST_HEAD)
     previews = sorted((directory / SAMPLES).glob("step-*"))
     pages = [path for path in previews if path.suffix == ".txt"]
@@ -181,6 +191,25 @@ def read_run(directory: Path) -> Run:
         posteriors=posteriors,
         last_sign=max(times, default=None),
     )
+
+
+def with_levels(run: Run) -> Run:
+    """Return a run with its levels of latents: that of the sequences, which its own files hold, and that of the steps."""
+    below = _read_files(run.directory / STEP_LEVEL)
+    judged = [row for row in below.events if row["event"] != "stopped"]
+    # What ended a run may stand in the files of either level.
+    events = sorted(
+        [*run.events, *(row for row in below.events if row["event"] == "stopped")], key=lambda row: text(row, "time")
+    )
+    run = run._replace(events=events)
+    others = [row for row in events if row["event"] != "verdict"]
+    steps = run._replace(
+        readings=below.readings,
+        readings_taken=below.readings_taken,
+        events=[*others, *judged],
+        posteriors=below.posteriors,
+    )
+    return run._replace(levels={"sequence": run, "step": steps})
 
 
 def read_posteriors(path: Path, most: int = MOST_POSTERIORS) -> Posteriors:

@@ -117,6 +117,7 @@ def report_page(run: Run, now: float) -> str:
             for row in run.events
             if row["event"] == "verdict"
         ],
+        "levels": [level_below(name, level) for name, level in list(run.levels.items())[1:]],
         "rescue_rows": rescue_rows(run),
         "rescued": rescued(run),
         "evaluations": evaluation_tables(run),
@@ -153,6 +154,26 @@ def report_page(run: Run, now: float) -> str:
     }
     page = render("run.html.j2", **content)
     return page if len(page.encode()) <= MOST_BYTES else render("run.html.j2", **content | {"picture": ""})
+
+
+def level_below(name: str, run: Run) -> dict[str, Any]:
+    """Return what the section of one of the lower levels of latents holds."""
+    history = history_of(run.readings, run.readings_taken)
+    return {
+        "title": f"{name.capitalize()} latents",
+        "numbers": list(six_numbers(run)[1:5]) if run.readings else [],
+        "charts": [
+            history and page_figure(f"{name}_timeline", charts.timeline, history),
+            history and page_figure(f"{name}_active_units", charts.active_units, history),
+            history and page_figure(f"{name}_kl_per_dim", charts.kl_per_dim_chart, history),
+            run.posteriors and page_figure(f"{name}_posterior_pca", charts.posterior_pca, run.posteriors),
+        ],
+        "verdicts": [
+            [f"{whole(row, 'step') or 0:,}", text(row, "verdict").replace("_", " "), text(row, "evidence")]
+            for row in run.events
+            if row["event"] == "verdict"
+        ],
+    }
 
 
 def upto(value: object, most: int = MOST_TEXT) -> Markup:

@@ -22,6 +22,7 @@ ENDS = ("finished", "interrupted", "diverged", "stopped", "failed")
 """Events that end a session."""
 SILENT_SECONDS = 1800
 """After so long without a sign, a run whose end was not noted is taken for dead."""
+GRAVITY: tuple[Tone, ...] = ("good", "open", "fair", "bad")
 STILL_RISING = 0.003
 """Share of the ELBO that the last quarter of the validations gained."""
 
@@ -40,7 +41,30 @@ class Story(NamedTuple):
 
 
 def story_of(run: Run, now: float) -> Story:
-    """Sum a run up. `now`: seconds since 1970."""
+    """Sum a run up. `now`: seconds since 1970. Of several levels of latents the gravest verdict is the headline."""
+    stories = {f"{name} latents": _story_of_level(level, now) for name, level in run.levels.items()}
+    if not stories:
+        return _story_of_level(run, now)
+    name, worst = max(stories.items(), key=lambda item: GRAVITY.index(item[1].tone))
+    if worst.verdict in ("failed", "diverged") or len(set(stories.values())) == 1:
+        return worst
+    alike = len({story.verdict for story in stories.values()}) == 1
+    advice = {
+        line: [of for of, story in stories.items() if line in story.next]
+        for story in stories.values()
+        for line in story.next
+    }
+    return Story(
+        worst.tone,
+        worst.verdict if alike else ", ".join(f"{of}: {story.verdict}" for of, story in stories.items()),
+        f"{name.capitalize()}: {worst.sentence[0].lower()}{worst.sentence[1:]}",
+        " ".join(f"{of.capitalize()}, {story.verdict}: {story.why}" for of, story in stories.items()),
+        tuple(line if len(of) == len(stories) else f"{of[0].capitalize()}: {line}" for line, of in advice.items()),
+        worst.state,
+    )
+
+
+def _story_of_level(run: Run, now: float) -> Story:
     end = end_of(run.events)
     events = [row for row in run.events if row["event"] == "verdict"]
     event = events[-1] if events else {}

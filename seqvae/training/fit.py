@@ -614,15 +614,19 @@ def make_monitors(settings: TrainingSettings) -> list[Callback]:
     watch = settings.watch
     if watch is None:
         return []
-    monitor = PosteriorMetricsMonitor(
-        update_frequency=watch.monitor_every_n_steps,
-        plot_frequency=watch.plot_every_n_steps,
-        window_size=watch.monitor_window,
-        probe_every_n_readings=watch.probe_every_n_readings,
-        on_collapse=settings.monitoring.monitor_on_collapse,
-        verbose=settings.VERBOSE_WATCH and not settings.monitoring.fast_detection,
-    )
+    monitors = [
+        PosteriorMetricsMonitor(
+            update_frequency=watch.monitor_every_n_steps,
+            plot_frequency=watch.plot_every_n_steps,
+            window_size=watch.monitor_window,
+            probe_every_n_readings=watch.probe_every_n_readings,
+            on_collapse=settings.monitoring.monitor_on_collapse,
+            verbose=settings.VERBOSE_WATCH and not settings.monitoring.fast_detection,
+            level=level,
+        )
+        for level in settings.model.watched_levels
+    ]
     speed = ThroughputMonitor(every_n_steps=settings.run.log_every_n_steps)
     if settings.monitoring.on_collapse == "rescue":
-        return [monitor, Rescue(monitor, settings.monitoring.rescue_budget), speed]
-    return [monitor, speed]
+        return [*monitors, Rescue(monitors[0], settings.monitoring.rescue_budget), speed]
+    return [*monitors, speed]

@@ -136,6 +136,7 @@ class TrainingModule(lightning.LightningModule):
             )
         if isinstance(network, SequenceVAE) and network.step_level is not None:
             self.nll_given_z = lambda batch, z: network.nll_given_level(batch, z, of_steps=False)
+            self.latent_level = lambda name: StepLevelOfModule(self, network)
         if isinstance(network, SequenceVAE) and not (network.has_step_latents or network.has_codes):
             self.latent_scores = lambda batch, draws: network.latent_scores(batch, draws)
         self._validated: list[Sums] = []
@@ -305,7 +306,9 @@ class TrainingModule(lightning.LightningModule):
         if not isinstance(self.network, SequenceVAE):
             return None
         settings = self.network.settings
+        has_levels = self.network.step_level is not None
         return Circumstances(
+            level="sequence" if has_levels else None,
             free_bits=resolve_free_bits(self.objective, settings.latent_scope),
             free_bits_by=self.objective.free_bits_by,
             has_normalised_means=settings.posterior in ("batch_norm", "du"),
@@ -315,7 +318,7 @@ class TrainingModule(lightning.LightningModule):
             sees_inputs=self.network.decoder.autoregressive,
             codebook=settings.codebook if settings.is_discrete else None,
             revives_codes=settings.revive_codes,
-            offers_rescue=self.offers_rescue and not settings.is_discrete,
+            offers_rescue=self.offers_rescue and not (settings.is_discrete or has_levels),
         )
 
     def optimizer_step(self, *arguments: Any, **named: Any) -> None:
@@ -398,6 +401,31 @@ class TrainingModule(lightning.LightningModule):
         longest = self.optimizer.gradient_clip or float("inf")
         self.gradient_norm = whole(nn.utils.clip_grad_norm_(self.network.parameters(), longest))
         self.judge.refuse_if_spoilt(optimizer, self.gradient_norm, self.trainer)
+
+
+class StepLevelOfModule:
+    """What a monitor reads of the latents of steps below their sequence's; they are in units of their prior."""
+
+    def __init__(self, module: TrainingModule, network: SequenceVAE) -> None:
+        self.module, self.network = module, network
+
+    def posterior_of(self, batch: Batch) -> Posterior:
+        return self.network.step_posterior(batch)
+
+    def nll_given_z(self, batch: Batch, z: Tensor) -> Tensor:
+        return self.network.nll_given_level(batch, z, of_steps=True)
+
+    def steps_of(self, batch: Batch) -> Tensor:
+        return self.module.steps_of(batch)
+
+    def circumstances(self) -> Circumstances:
+        """Return what holds the rate up; a loss on labels and a contrastive one are computed from the sequence's latent."""
+        return Circumstances(
+            level="step",
+            free_bits=resolve_step_free_bits(self.module.objective),
+            free_bits_by=self.module.objective.free_bits_by,
+            sees_inputs=self.network.decoder.autoregressive,
+        )
 
 
 def outputs_of_steps(steps: StepLatents, is_taken: Tensor) -> dict[str, Tensor]:

@@ -369,5 +369,6 @@ def _numbers_of(trainer: Any) -> dict[str, float]:
     for monitor in trainer.callbacks:
         if isinstance(monitor, PosteriorMetricsMonitor) and monitor.reading is not None:
             read = monitor.reading._asdict()
-            numbers |= {f"posterior_{name}": float(value) for name, value in read.items() if isinstance(value, Real)}
+            of = "posterior" if monitor.level is None else f"{monitor.level}_posterior"
+            numbers |= {f"{of}_{name}": float(value) for name, value in read.items() if isinstance(value, Real)}
     return numbers | {"step": trainer.global_step}

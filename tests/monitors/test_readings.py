@@ -341,7 +341,7 @@ def test_of_a_large_latent_fewer_posteriors_are_read_evenly_and_the_reading_coun
 
 def test_a_line_holds_what_is_known():
     reading = read(torch.ones(1, 2), torch.zeros(1, 2), step=1200, epoch=0)
-    assert describe_reading(reading) == "posterior: step 1,200  rate 1.00  MI 0.00 of at most 0.00  active units ?/2"
+    assert describe_reading(reading) == "step 1,200  rate 1.00  MI 0.00 of at most 0.00  active units ?/2"
     assert describe_reading(reading._replace(kl_weight=0.5, decoder_use=2.0)).endswith(
         "decoder use 2.00  KL weight 0.50"
     )

@@ -52,6 +52,7 @@ OF_OTHERS = OF_TORCHRUN | {"nodes", "ntasks", "ntasks_per_node", "plain", "query
 FROM_ELSEWHERE = {"venv", "pip"}
 """Modules that are not ours."""
 IN_RUNS = {
+    "step_level",
     *(
         "config.yaml",
         "environment.json",

@@ -192,6 +192,21 @@ def test_the_first_or_second_batch_of_a_step_in_parts_gives_the_gradients_of_the
     assert len(module.micro_batches.parts.state_dict()) == 1
 
 
+def test_two_levels_of_latents_in_parts_give_the_gradients_of_the_whole(tmp_path, monkeypatch):
+    for place in ("posteriors", "levels"):
+        monkeypatch.setattr(f"seqvae.models.{place}.draw", lambda posterior, noise: posterior.mean)
+    model = replace(MODEL_WITHOUT_NOISE, latent_scope="both", step_latent_size=3)
+    monkeypatch.setattr("tests.support.short_runs.MODEL", model)
+    runs = []
+    for directory, module in ((tmp_path / "parts", tight({6, 7}, "forward")), (tmp_path / "whole", short_module())):
+        module.objective = replace(FREE_BITS, step_free_bits=0.01)
+        train(directory, module=module, max_steps=4, limit_val_batches=0)
+        runs.append(module)
+    for name, weight in runs[1].state_dict().items():
+        torch.testing.assert_close(runs[0].state_dict()[name], weight, rtol=0, atol=2e-5)
+    assert len(runs[0].micro_batches.parts.state_dict()) == 1
+
+
 def batch_norm_module() -> TrainingModule:
     """Has room for two of four sequences, and its posterior needs as many."""
     module = tight(set(range(100)), "forward")

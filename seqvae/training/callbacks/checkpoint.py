@@ -194,7 +194,7 @@ class Checkpoints(Checkpoint):
             failure = StorageError(str(error))
         if failure is None and trainer.is_global_zero:
             try:
-                if any(watcher.is_unharmed() for watcher in self.watchers):
+                if self.watchers and all(watcher.is_unharmed() for watcher in self.watchers):
                     give_second_name(new, self.directory / HEALTHY)
                 if as_best:
                     give_second_name(new, self.directory / BEST)

@@ -53,14 +53,15 @@ from seqvae.training.run_directory.checkpoint_file import (
 
 LOCK = ".lock"
 CONFIG = "config.yaml"
-FOLDERS = ("checkpoints", "plots", "samples", "tensorboard")
+FOLDERS = ("checkpoints", "plots", "samples", "step_level", "tensorboard")
 FILES = (CONFIG, ENVIRONMENT, FACTS, "*.csv", "*.jsonl")
 """What stands in a run's directory and is written to in place."""
 ROLLED_BACK = "rolled_back"
 """The event that a run went back to an earlier checkpoint."""
 _OUTPUTS = (
     *(CONFIG, ENVIRONMENT, FACTS, EVENTS, REPORT),
-    *("metrics.csv", "posterior.jsonl", "throughput.jsonl", "evaluation.jsonl", "samples", "plots", "checkpoints"),
+    *("metrics.csv", "posterior.jsonl", "throughput.jsonl", "evaluation.jsonl", "samples", "plots", "step_level"),
+    "checkpoints",
 )
 """What a run writes, and what one that starts over in its directory removes; nothing else is ever touched."""
 
