@@ -136,5 +136,6 @@ def test_a_picture_of_a_verdict_is_of_a_run_that_gets_it(verdict):
 
 def test_every_verdict_has_a_picture():
     elsewhere = {"asleep": "asleep_and_awake.png", "collapsed": "dead.png", "cannot_tell": "verdicts/healthy.png"}
+    elsewhere["codebook_collapsed"] = "verdicts/codebook_collapsed.png"
     assert SHOWN.keys() | elsewhere.keys() == VERDICTS.keys()
     assert all(f"(images/{name})" in text_of(PAGE) for name in elsewhere.values())
