@@ -364,6 +364,7 @@ def test_a_guide_leads_from_the_installation_to_a_picture(page):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @each_guide
 def test_a_guide_runs_as_it_is_shown(page, tmp_path):
     assert run_guide(read_guide(page), tmp_path).stat().st_size > 5_000
