@@ -34,6 +34,9 @@ VERBS = {
     "interpolate": Verb("use_model.run", "CHECKPOINT ID ID", "write what lies between two sequences"),
     "impute": Verb("use_model.run", "CHECKPOINT", "write vectors or events with missing values filled"),
     "export": Verb("use_model.run", "CHECKPOINT", "write the weights as safetensors, with settings as JSON"),
+    "fit-prior": Verb(
+        "use_model.fit_prior", "CHECKPOINT", "fit a prior over a model's codes, to sample and evaluate by"
+    ),
     "profile": Verb("profile.run", "", "say where a training step's time goes, and what to change"),
     "build-cache": Verb("manage_cache.build", "", "convert data before they are used, by several processes"),
     "cache": Verb("manage_cache.run", "list|clear", "say what the cache of converted data holds, or empty it"),

@@ -1,5 +1,5 @@
 """The commands that use a trained model: `seqvae evaluate` in numbers; `encode`, `reconstruct`, `sample`, `interpolate`, `impute`
-and `export` in files.
+and `export` in files; and `fit-prior`, which adds a prior over codes to it.
 """
 
 import json
@@ -12,9 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from seqvae.cli.command_line import INFORMATION_FLAGS, parse_command_line, split_positional
-from seqvae.config.inference import DataChoices, Encode, Evaluate, Export, Impute, Interpolate, Reconstruct, Sample
+from seqvae.config.inference import (
+    DataChoices,
+    DataSource,
+    Encode,
+    Evaluate,
+    Export,
+    FitPrior,
+    Impute,
+    Interpolate,
+    Reconstruct,
+    Sample,
+)
 from seqvae.console import program, say, set_up_output, share_machine
 from seqvae.errors import UsageError, harmless
+from seqvae.text import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -141,10 +153,14 @@ def _opened(
 
     data = open_data(model, choices, keeps_values=keeps_values)
     splits = all_splits(data) if choices.split is None else [chosen_split(data, choices.split)]
+    _show_notes(data, choices)
+    return data, splits
+
+
+def _show_notes(data: "SequenceDataModule", choices: DataSource) -> None:
     if choices.data_dir is not None:  # notes on the training's own data were shown then
         for note in data.data.notes:
             say(note if note.startswith("warning: ") else f"note: {note}")
-    return data, splits
 
 
 def _with_progress(tables: "Iterator[pa.Table]") -> "Iterator[pa.Table]":
@@ -155,6 +171,52 @@ def _with_progress(tables: "Iterator[pa.Table]") -> "Iterator[pa.Table]":
             say(f"{rows:,} rows so far")
             last = time.monotonic()
         yield table
+
+
+# --- A prior over codes ------------------------------------------------------------------------------------------------
+
+_ABOUT_PRIOR = """\
+Fit a prior over the codes of a model that was trained with --latent discrete: which codes are likely after which.
+
+    seqvae fit-prior runs/mine                       # into its best checkpoint
+    seqvae sample runs/mine --output samples.parquet # from the prior; evaluate takes its rate from it, too
+
+CHECKPOINT is a .ckpt file, the directory of a run (its best checkpoint) or an export; the prior is written into it, in place of an
+older one. It learns from the training split and ends by the validation split. The same seed gives the same prior.
+"""
+
+
+def fit_prior(verb: str, words: Sequence[str]) -> None:
+    """Fit a prior over the codes of a model, and write it into the model's file."""
+    places, flags = split_positional(words, ["CHECKPOINT"], f"{program()} CHECKPOINT [--flag value ...]")
+    settings = parse_command_line(
+        FitPrior, flags, prog=f"seqvae {verb} CHECKPOINT", description=_ABOUT_PRIOR, presets=None
+    )
+    share_machine()
+    set_up_output()
+
+    from seqvae.inference import prior_fitting  # only now: torch takes seconds
+    from seqvae.inference.hub import is_on_hub
+    from seqvae.inference.model import open_data, open_model
+
+    if is_on_hub(places[0]):
+        raise UsageError(
+            f"{places[0]}: a prior is written into a file of this machine; `seqvae export` the model first"
+        )
+    model = open_model(places[0], settings.machine)
+    prior_fitting.refuse_no_codes(model)
+    say(repr(model))
+    begin = time.perf_counter()
+    data = open_data(model, settings.data)
+    _show_notes(data, settings.data)
+    fitted_model, fitted = prior_fitting.fit_prior(model, data, settings.prior, settings.machine.seed)
+    prior_fitting.store_prior(fitted_model)
+    seconds = time.perf_counter() - begin
+    print(harmless(f"{model.path}: prior fitted in {counted(fitted.epochs, 'epoch')}, {seconds:.1f} s ({verb})"))
+    print(
+        f"nats per latent, valid: {fitted.valid:.3f}; by frequencies alone {fitted.frequencies:.3f}; all equally likely "
+        f"{fitted.even:.3f}"
+    )
 
 
 # --- Evaluation --------------------------------------------------------------------------------------------------------

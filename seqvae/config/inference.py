@@ -9,7 +9,7 @@ from seqvae.files import refuse_no_paths
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataChoices:
+class DataSource:
     """Data to use it on"""
 
     data_dir: str | None = None
@@ -22,9 +22,6 @@ class DataChoices:
     endpoint_url: str | None = None
     """Address of a store that is not the provider's own, like MinIO: http://localhost:9000; default: as in the training, for the
     training's own data."""
-
-    split: str | None = None
-    """train, valid or test; pool: data without splits."""
 
     sequence_column: str | None = None
     """Column that holds one sequence a row, where it is called otherwise than in the training data."""
@@ -52,6 +49,14 @@ class DataChoices:
         refuse_no_paths(self, "label_path", "cache_dir", remote="data_dir")
         refuse_no_endpoint(self.endpoint_url)
         refuse_below(1, self, "max_sequence_length")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataChoices(DataSource):
+    """Data to use it on"""
+
+    split: str | None = None
+    """train, valid or test; pool: data without splits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +168,34 @@ class EvaluateSettings:
         refuse_below(0, self, "iw_sequences")
         if self.probe is not None and not self.probe:
             raise ValueError("--probe is empty: give the name of a column")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriorSettings:
+    """Prior over codes"""
+
+    width: int = 128
+    """Numbers that it remembers of the codes before."""
+
+    max_epochs: int = 100
+    """Passes over the training codes at most; it ends five after the best one, by the validation split."""
+
+    lr: float = 3e-3
+    """Learning rate."""
+
+    def __post_init__(self) -> None:
+        refuse_below(1, self, "width", "max_epochs")
+        if not 0 < self.lr < float("inf"):
+            raise ValueError(f"--lr must be above 0, got {self.lr}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitPrior:
+    """All settings of `seqvae fit-prior`."""
+
+    prior: PriorSettings = field(default_factory=PriorSettings)
+    data: DataSource = field(default_factory=DataSource)
+    machine: MachineChoices = field(default_factory=MachineChoices)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from seqvae.data.batch import Batch
 from seqvae.inference.streaming import Pairs, evaluating
+from seqvae.models.codes import UniformCodes
 from seqvae.models.levels import StepLatents
 from seqvae.models.posteriors import FlowPosterior, log_density
 from seqvae.models.vae import Posterior, SequenceVAE, VAEOutput, latents_of
@@ -158,6 +159,8 @@ class CodeUse(NamedTuple):
     in_use: float
     """Share of the codes of all codebooks."""
     perplexity: float
+    has_fitted_prior: bool = False
+    """Whether the rate is that by a prior which was fitted to them; else all codes count as equally likely."""
 
 
 class InOwnUnits(NamedTuple):
@@ -328,7 +331,7 @@ def posterior_statistics(
     if counts_HK is not None:
         information = joint_entropy(mean_RZ.long())
         (books, size), in_use = counts_HK.shape, float((counts_HK > 0).double().mean())
-        use_of_codes = CodeUse(size, books, in_use, float(perplexity(counts_HK)))
+        use_of_codes = CodeUse(size, books, in_use, float(perplexity(counts_HK)), not isinstance(prior, UniformCodes))
     elif isinstance(family, FlowPosterior):
         every = -(-len(mean_RZ) // MOST_MOVED)
         mean_RZ, logvar_RZ = mean_RZ[::every].to(device), logvar_RZ[::every].to(device)

@@ -224,7 +224,9 @@ def _rows(statistics: PosteriorStatistics, weighted: Weighted | None, unit: str)
     if statistics.rate_is_estimated:
         rate_of += ", one draw each"
     if statistics.codes is not None:
-        rate_of = "-log p(codes), by the prior"
+        rate_of = "-log p(codes), " + (
+            "by the fitted prior" if statistics.codes.has_fitted_prior else "all equally likely"
+        )
     rows: list[tuple[str, Estimate | float, str]] = [
         ("ELBO", elbo, whole if statistics.owners == sequences else f"{sequences:,} windows of {whole}"),
         ("NLL", statistics.nll, "-log p(x | z), one z each"),

@@ -19,11 +19,13 @@ import torch
 from seqvae.config.data import CacheSettings, LengthSettings, SourceSettings
 from seqvae.config.inference import (
     DataChoices,
+    DataSource,
     DrawingSettings,
     EvaluateSettings,
     ImputeSettings,
     MachineChoices,
     PathSettings,
+    PriorSettings,
     SampleSettings,
 )
 from seqvae.data.datamodule import SequenceDataModule
@@ -35,6 +37,7 @@ from seqvae.files import is_remote, why_no_path
 from seqvae.inference import hub, tables
 from seqvae.inference.evaluate import evaluate
 from seqvae.inference.onnx_export import write_onnx
+from seqvae.inference.prior_fitting import fit_prior
 from seqvae.inference.saved import CONFIG, Saved, config_in, read_saved, write_saved
 from seqvae.inference.streaming import all_splits, chosen_splits
 from seqvae.models.vae import SequenceVAE
@@ -211,6 +214,23 @@ class Model:
         record, _ = evaluate(self, opened, splits, settings, seed)
         return record
 
+    def fit_prior(
+        self,
+        data: "Data | None" = None,
+        *,
+        width: int = PriorSettings.width,
+        max_epochs: int = PriorSettings.max_epochs,
+        lr: float = PriorSettings.lr,
+        seed: int = 0,
+        **reading: Unpack[Reading],
+    ) -> "Model":
+        """Return this model, whose latents are codes, with a prior over them, fitted to those of the training split.
+
+        It is then sampled and evaluated by that prior; `save` keeps it. Training and validation split are needed.
+        """
+        settings = PriorSettings(width=width, max_epochs=max_epochs, lr=lr)
+        return fit_prior(self, self._opened(data, None, reading)[0], settings, seed)[0]
+
     @property
     def results(self) -> Mapping[str, Any]:
         """Return what is known of the run that trained it, as its card has it: verdict, readings, evaluation, data, command."""
@@ -298,7 +318,7 @@ def _best_checkpoint(directory: Path) -> Path:
 
 
 def open_data(
-    model: Model, choices: DataChoices, label_column: str | None = None, *, keeps_values: bool = False
+    model: Model, choices: DataSource, label_column: str | None = None, *, keeps_values: bool = False
 ) -> SequenceDataModule:
     """Open the data of the training, or others read with the model's vocabulary and moments.
 

@@ -34,6 +34,7 @@ from seqvae.data.description import DataDescription
 from seqvae.errors import UsageError
 from seqvae.inference.streaming import SEQUENCE, evaluating, in_order, rows_of
 from seqvae.models import imputation, sampling
+from seqvae.models.codes import UniformCodes
 from seqvae.models.likelihoods import real_steps
 from seqvae.models.noise import Noise
 from seqvae.models.posteriors import FlowPosterior
@@ -158,9 +159,10 @@ def reconstruct(
 
 def sample(model: "Model", settings: SampleSettings, seed: int) -> Iterator[pa.Table]:
     """Yield samples from the prior; `id` counts them. Lengths are those of the training data, or all are of one length."""
-    if model.network.has_codes:
+    if isinstance(model.network.prior, UniformCodes):
         _log.warning(
-            "codes are drawn evenly, as this model has no prior over them: samples hold codes that do not go together"
+            "codes are drawn evenly, as this model has no prior over them: samples hold codes that do not go together. "
+            "`seqvae fit-prior` fits one"
         )
     count, quantiles = settings.count, model.stored.data.get("length_quantiles")
     if settings.length is not None:

@@ -4,7 +4,8 @@
 
 `LearnedCodes` learns the vectors (VQ, van den Oord et al. 2017), `GridCodes` takes the points of a grid (FSQ, Mentzer et al. 2023).
 A gradient goes through the choice as if it were none. Each sequence or step has H codes, one for each codebook, of its own slice of
-the latent. There is nothing to draw: a posterior is a point, and under a uniform prior its KL is H log K, whatever the codes are.
+the latent. There is nothing to draw: a posterior is a point, and its KL is -log p of its codes. Under the prior of the training,
+which finds all codes equally likely, that is H log K, whatever they are; another one is fitted afterwards (`code_prior.py`).
 
 Shapes: B sequences, S steps, W width, Z latent dimensions, H codebooks, K codes of each, D dimensions of each (Z = H D), N real
 latents of a batch, P vectors that are kept of a step; `hidden` is (B, W) or (B, S, W), codes are (B, H) or (B, S, H).
@@ -249,18 +250,29 @@ def nearest(written: Tensor, vectors_HKD: Tensor) -> Tensor:
         return (vectors_HKD.square().sum(dim=-1) - 2 * products).argmin(dim=-1)
 
 
-class UniformCodes(Prior):
-    """All codes equally likely, whatever the others are."""
+class CodePrior(Prior):
+    """What priors over codes have in common."""
 
     def __init__(self, codes: int, codebooks: int) -> None:
         super().__init__()
         self.codes, self.codebooks = codes, codebooks
 
-    def kl(self, posterior: Posterior, drawn: Draw) -> Tensor:
-        return drawn.z.new_full((*drawn.z.shape[:-1], 1), self.codebooks * math.log(self.codes))
+    def nll(self, codes: Tensor) -> Tensor:
+        """Return -log p of the codes of each latent given those of the steps before it, (B,) or (B, S): the KL of a point."""
+        raise NotImplementedError
 
     def sample_codes(self, shape: Sequence[int], noise: Noise) -> Tensor:
         """Draw codes for latents of this shape, (..., H)."""
+        raise NotImplementedError
+
+
+class UniformCodes(CodePrior):
+    """All codes equally likely, whatever the others are."""
+
+    def nll(self, codes: Tensor) -> Tensor:
+        return torch.full(codes.shape[:-1], self.codebooks * math.log(self.codes), device=codes.device)
+
+    def sample_codes(self, shape: Sequence[int], noise: Noise) -> Tensor:
         return (noise.uniform((*shape, self.codebooks)) * self.codes).long()
 
 

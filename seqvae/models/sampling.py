@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch, end_marks
 from seqvae.models.backbones import Decoder, Pasts
-from seqvae.models.codes import CodePosterior, UniformCodes
+from seqvae.models.codes import CodePosterior, CodePrior
 from seqvae.models.likelihoods import EventLikelihood, TokenLikelihood, VectorLikelihood
 from seqvae.models.noise import Noise
 from seqvae.models.vae import SequenceVAE, latents_of
@@ -136,7 +136,7 @@ def sample_prior(network: SequenceVAE, lengths_B: Tensor, *, temperature: float 
     with evaluating(network):
         shape = (sequences, *((steps,) if network.latent_per_step else ()))
         if isinstance(network.posterior, CodePosterior):
-            assert isinstance(network.prior, UniformCodes)
+            assert isinstance(network.prior, CodePrior)
             z = network.posterior.vectors_of(network.prior.sample_codes(shape, noise))
         else:
             z = network.prior.sample((*shape, settings.latent_size), noise)

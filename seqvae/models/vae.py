@@ -22,7 +22,7 @@ from seqvae.config.model import ModelSettings
 from seqvae.data.batch import Batch, TokenBatch, end_marks, predicted_steps
 from seqvae.data.description import DataDescription
 from seqvae.models.backbones import Decoder, Encoder
-from seqvae.models.codes import CodePosterior, Quantised, UniformCodes, make_codes
+from seqvae.models.codes import CodePosterior, CodePrior, Quantised, UniformCodes, make_codes
 from seqvae.models.cpu_kernels import Dropout, HasCpuKernel
 from seqvae.models.embeddings import EventEmbedding, PretrainedVectors, TokenEmbedding, VectorEmbedding
 from seqvae.models.levels import MakeNoise, StepLatents, StepLevel, side_by_side
@@ -192,11 +192,13 @@ class SequenceVAE(nn.Module):
         """Draw the latents of a batch, that of a sequence before those of its steps; without `noise` by torch's own."""
         posterior = encoding.posterior
         drawn = self.posterior.draw(posterior, None if noise is None else noise(posterior.mean.shape))
+        if encoding.quantised is not None:
+            assert isinstance(self.prior, CodePrior)
+            _, codes, commitment_B = encoding.quantised
+            nll = self.prior.nll(codes)[..., None]
+            return Latents(posterior, drawn.z, drawn.z, nll, codes=codes, commitment_B=commitment_B)
         kl, is_estimated = self.prior.kl(posterior, drawn), self.prior.estimates_kl(drawn)
         latents = Latents(posterior, drawn.z, drawn.z, kl, is_estimated)
-        if encoding.quantised is not None:
-            _, codes, commitment_B = encoding.quantised
-            return latents._replace(codes=codes, commitment_B=commitment_B)
         if self.step_level is None:
             return latents
         steps = self.draw_steps(drawn.z, encoding, noise)

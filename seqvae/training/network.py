@@ -4,6 +4,7 @@ In: settings and data, or a checkpoint's path. Out: a network that turns a batch
 a `UsageError`.
 """
 
+import math
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from seqvae.config.training import SHARDED, ComputeSettings
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.description import DataDescription
 from seqvae.errors import UsageError
+from seqvae.models.code_prior import RecurrentCodes
 from seqvae.models.embeddings import PretrainedVectors
 from seqvae.models.likelihoods import EventLikelihood, TokenLikelihood
 from seqvae.models.vae import SequenceVAE
@@ -30,6 +32,12 @@ from seqvae.training.run_directory.checkpoint_file import (
     plain,
     read_lazily,
 )
+
+CODE_PRIOR = "code_prior"
+"""What a checkpoint holds the weights of a fitted prior over codes under. A run that goes on leaves them behind, as it moves the
+codes."""
+PRIOR = "prior."
+"""Prefix of the prior's weights among those of a network."""
 
 
 def build_network(
@@ -101,6 +109,7 @@ def read_network(path: Path, flag: str = "checkpoint") -> StoredNetwork:
             for name, weight in checkpoint["state_dict"].items()
             if name.startswith(WEIGHTS)
         }
+        weights |= {f"{PRIOR}{name}": weight for name, weight in checkpoint.get(CODE_PRIOR, {}).items()}
         if strange := [name for name, weight in weights.items() if not isinstance(weight, Tensor)]:
             raise TypeError(f"no weights: {some(strange)}")
         return StoredNetwork(
@@ -124,6 +133,9 @@ def build_stored(stored: StoredNetwork, where: object) -> SequenceVAE:
     except (LookupError, TypeError, ValueError) as error:
         raise UsageError(f"{where} holds no network of this product: {error!r}") from error
     network = SequenceVAE(stored.description, model, pretrained)
+    memory = stored.weights.get(f"{PRIOR}memory.weight_hh_l0")
+    if model.is_discrete and memory is not None:  # (4 W, W); no wider than the file is large, whatever it holds
+        network.prior = RecurrentCodes(model.codes, model.codebooks, max(1, math.isqrt(memory.numel() // 4)))
     if found := list(misfits(network.state_dict(), stored.weights)):
         raise UsageError(f"{where} does not hold a network of this product: {some(found, separator='; ')}")
     network.load_state_dict(stored.weights)
@@ -146,6 +158,11 @@ def go_on_as_begun(network: nn.Module, own_origin: dict[str, Any], stored_origin
 def load_weights(network: nn.Module, path: Path, description: DataDescription) -> None:
     """Take a checkpoint's weights and nothing else (--init_from)."""
     stored = read_network(path, "--init_from")
+    if (
+        stored.settings.get("latent") == "discrete"
+    ):  # codes are about to move, and a prior that was fitted to them is not for others
+        kept = {name: weight for name, weight in stored.weights.items() if not name.startswith(PRIOR)}
+        stored = stored._replace(weights=kept)
     found = other_meanings(stored.description, description) + list(misfits(network.state_dict(), stored.weights))
     if found:
         raise UsageError(f"--init_from {path} does not fit: {some(found, separator='; ')}")

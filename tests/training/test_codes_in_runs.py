@@ -12,8 +12,11 @@ from seqvae.config.monitoring import MonitoringSettings
 from seqvae.config.run import RunSettings
 from seqvae.config.training import ReferenceSettings
 from seqvae.files import read_rows
+from seqvae.models.code_prior import RecurrentCodes
 from seqvae.monitors import read_readings
 from seqvae.training.fit import fit
+from seqvae.training.network import CODE_PRIOR
+from seqvae.training.run_directory.checkpoint_file import AtomicCheckpointIO
 from tests.support.short_runs import MODEL, Kill, Run, ShortData, assert_same, last_of, short_module, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")
@@ -27,6 +30,21 @@ def test_a_run_of_codes_that_was_killed_goes_on_exactly(model, tmp_path):
     train(tmp_path / "killed", [Kill("on_train_batch_start", 13)], module=short_module(model=model))
     after = train(tmp_path / "killed", module=short_module(model=model), checkpoint=last_of(tmp_path / "killed"))
     assert_same(after, unbroken)
+
+
+def test_a_run_goes_on_without_the_prior_that_was_fitted_to_its_checkpoint(tmp_path):
+    unbroken = train(tmp_path / "unbroken", module=short_module(model=CODES))
+    train(tmp_path / "killed", [Kill("on_train_batch_start", 13)], module=short_module(model=CODES))
+    checkpoint = last_of(tmp_path / "killed")
+    assert checkpoint is not None
+    prior = {name: weight.detach() for name, weight in RecurrentCodes(4, 2, 3).state_dict().items()}
+    content = torch.load(checkpoint, weights_only=True) | {CODE_PRIOR: prior}
+    AtomicCheckpointIO().save_checkpoint(content, checkpoint)
+    after = train(tmp_path / "killed", module=short_module(model=CODES), checkpoint=checkpoint)
+    assert_same(after, unbroken)
+    newest = last_of(tmp_path / "killed")
+    assert newest is not None
+    assert CODE_PRIOR not in torch.load(newest, weights_only=True)
 
 
 def test_a_codebook_learns_the_same_of_a_batch_in_parts(tmp_path):
