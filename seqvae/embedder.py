@@ -82,8 +82,8 @@ class SequenceEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
                 f"Found array with {len(sequences)} sample(s) while a minimum of {FEWEST} is required by {type(self).__name__}"
             )
         flags = dict(self.flags or {})
-        if flags.get("latent_scope", "sequence") != "sequence":
-            raise ValueError(f"latent_scope={flags['latent_scope']!r} gives no embedding of a whole sequence")
+        if flags.get("latent_scope", "sequence") == "step":
+            raise ValueError("latent_scope='step' gives no embedding of a whole sequence")
         if not 0 < self.validation_fraction < 1:
             raise ValueError(f"validation_fraction must lie between 0 and 1, got {self.validation_fraction}")
         random = check_random_state(self.random_state)

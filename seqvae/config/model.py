@@ -148,8 +148,6 @@ class ModelSettings:
             raise ValueError(
                 "--posterior flow moves some dimensions by what others are: it needs --latent_size 2 or more"
             )
-        if self.posterior == "flow" and self.latent_scope == "both":
-            raise ValueError("--posterior flow moves latents of one level: give --latent_scope sequence or step")
         if self.prior == "autoregressive" and self.latent_scope != "step":
             raise ValueError("--prior autoregressive goes from step to step: it needs --latent_scope step")
         if self.least_rate and self.prior != "autoregressive":

@@ -90,7 +90,9 @@ def card_of(config: Mapping[str, Any], address: str | None = None) -> str:
     results, settings = row_in(config, "results"), row_in(config, "settings")
     description = row_in(config, "description")
     name = address.rpartition("/")[2] if address else text(results, "run") or "SeqVAE model"
-    latent = f"{settings.get('latent_size')} latent dimensions for each {settings.get('latent_scope')}"
+    has_two = settings.get("latent_scope") == "both"
+    latent = f"{settings.get('latent_size')} latent dimensions for each {'sequence' if has_two else settings.get('latent_scope')}"
+    latent += f", {settings.get('step_latent_size')} below it for each step" if has_two else ""
     lines = [
         f"---\n{yaml.safe_dump(_header(results, text(description, 'kind'), name), sort_keys=False, allow_unicode=True)}---",
         f"# {_escaped(name)}",

@@ -3,6 +3,7 @@
 import json
 import struct
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from seqvae.inference.model import Model, open_data, open_model
 from seqvae.inference.saved import read_saved
 from seqvae.inference.streaming import evaluating
 from seqvae.inference.tables import encode
+from seqvae.training.objective import negative_elbo
 from tests.support.parquet_files import write
-from tests.support.trained_models import KINDS, SIZES, columns, make_checkpoint
+from tests.support.trained_models import KINDS, SIZES, TINY, columns, make_checkpoint
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -184,6 +186,36 @@ def test_a_latent_for_each_step_comes_as_a_list_for_each(tmp_path):
     table = latents(open_model(str(run)), "test").to_pandas()
     assert [len(mean) for mean in table["mean"]] == table["steps"].tolist()
     assert {len(step) for mean in table["mean"] for step in mean} == {3}
+
+
+@pytest.mark.parametrize("kind", ["tokens", "vectors", "events"])
+def test_latents_of_two_levels_stand_beside_each_other_and_every_verb_takes_them(kind, tmp_path, monkeypatch):
+    model = replace(TINY, latent_scope="both", step_latent_size=2)
+    run = make_checkpoint(tmp_path, kind, model)
+    trained = open_model(str(run))
+    table = latents(trained, "test").to_pandas()
+    assert {len(mean) for mean in table["mean"]} == {3}
+    for name in ("step_mean", "step_variance"):
+        assert [len(steps) for steps in table[name]] == table["steps"].tolist()
+        assert {len(step) for steps in table[name] for step in steps} == {2}
+    batch = open_data(trained, DataChoices()).split("test").gather(np.arange(12))
+    with evaluating(trained.network, None):
+        output = trained.network(batch, at_mean=True)
+        rate_B = negative_elbo(output, 1.0, 0.0).kl
+    np.testing.assert_allclose(table["rate"].sum(), float(rate_B), rtol=1e-4)
+    ids = table["id"][:2].tolist()
+    verbs: list[tuple[str, ...]] = [("reconstruct",), ("sample", "--count", "5"), ("interpolate", *ids)]
+    for verb, *words in [*verbs, ("impute",)] if kind != "tokens" else verbs:
+        places = words if verb == "interpolate" else []
+        flags = words if verb == "sample" else ["--split", "test"]
+        out = tmp_path / f"{verb}.parquet"
+        assert use(monkeypatch, verb, run, *places, *flags, "--output", out) == 0
+        assert len(pd.read_parquet(out)) > 0
+    assert use(monkeypatch, "export", run, "--output", tmp_path / "exported") == 0
+    assert "3 latent dimensions for each sequence, 2 below it for each step" in (
+        (tmp_path / "exported" / "README.md").read_text()
+    )
+    assert latents(open_model(str(tmp_path / "exported")), "test").equals(latents(trained, "test"))
 
 
 # --- Own units -------------------------------------------------------------------------------------------------------

@@ -180,6 +180,4 @@ def encoder_weights(network: nn.Module) -> Sequence[nn.Parameter]:
     """Return the weights that only the posterior depends on; embeddings are the decoder's, too."""
     assert isinstance(network, SequenceVAE)
     parts = [*network.encoder.parameters(), *network.posterior.parameters(), network.end_W]
-    if network.step_level is not None:
-        parts += network.step_level.posterior_moments.parameters()
     return [weight for weight in parts if weight.requires_grad]
