@@ -37,6 +37,9 @@ DATA_SETS = ("demo", "moses_smiles", "japanese_vowels", "physionet2012")
 VARIANT_SETS = ("demo_tokens", "demo_vectors", "demo_events", *DATA_SETS[1:])
 """Those of `benchmarks.quality.variants`."""
 
+CODE_SETS = ("demo_tokens", "japanese_vowels")
+"""Those of `benchmarks.quality.codes`."""
+
 FORMS = {
     "step": Form("speed"),
     "ablation": Form("speed"),
@@ -66,6 +69,7 @@ FORMS = {
         is_default=False,
         sets=VARIANT_SETS,
     ),
+    "codes": Form("quality", short=("--steps", "20"), is_default=False, sets=CODE_SETS),
     "lagging": Form(
         "quality", short=("--steps", "100"), full=("--checkout", "runs/vae-lagging-encoder"), is_default=False
     ),
