@@ -206,10 +206,17 @@ def fit_prior(verb: str, words: Sequence[str]) -> None:
     model = open_model(places[0], settings.machine)
     prior_fitting.refuse_no_codes(model)
     say(repr(model))
-    begin = time.perf_counter()
+    begin = last = time.perf_counter()
+
+    def show(epoch: int, nll: float) -> None:
+        nonlocal last
+        if sys.stderr.isatty() and time.perf_counter() - last > PROGRESS_SECONDS:
+            say(f"epoch {epoch}: {nll:.3f} nats per latent, valid")
+            last = time.perf_counter()
+
     data = open_data(model, settings.data)
     _show_notes(data, settings.data)
-    fitted_model, fitted = prior_fitting.fit_prior(model, data, settings.prior, settings.machine.seed)
+    fitted_model, fitted = prior_fitting.fit_prior(model, data, settings.prior, settings.machine.seed, show)
     prior_fitting.store_prior(fitted_model)
     seconds = time.perf_counter() - begin
     print(harmless(f"{model.path}: prior fitted in {counted(fitted.epochs, 'epoch')}, {seconds:.1f} s ({verb})"))

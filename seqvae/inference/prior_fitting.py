@@ -5,6 +5,7 @@ on; and the checkpoint or the saved model that it came from, with the prior in i
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -31,12 +32,17 @@ MOST_CODES = 2**25
 
 
 def fit_prior(
-    model: "Model", data: SequenceDataModule, settings: PriorSettings, seed: int
+    model: "Model",
+    data: SequenceDataModule,
+    settings: PriorSettings,
+    seed: int,
+    on_epoch: Callable[[int, float], object] = lambda epoch, nll: None,
 ) -> tuple["Model", FittedPrior]:
-    """Return the model with a prior over its codes, trained on those of the training split and validated on the others'."""
+    """Return the model with a prior over its codes, trained on those of the training split and validated on those of the validation
+    split; `on_epoch` as in `fit_codes`."""
     refuse_no_codes(model)
     train, valid = (codes_of(model, data, split, seed) for split in ("train", "valid"))
-    fitted = fit_codes(train, valid, model.network.settings.codes, settings, seed, model.device)
+    fitted = fit_codes(train, valid, model.network.settings.codes, settings, seed, model.device, on_epoch)
     weights = {f"{PRIOR}{name}": weight.cpu() for name, weight in fitted.prior.state_dict().items()}
     others = {name: weight for name, weight in model.stored.weights.items() if not name.startswith(PRIOR)}
     stored = model.stored._replace(weights=others | weights)

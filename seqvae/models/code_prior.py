@@ -14,7 +14,7 @@ real, X codes of a whole split.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -138,11 +138,18 @@ class FittedPrior(NamedTuple):
 
 
 def fit_codes(
-    train: CodeSet, valid: CodeSet, codes: int, settings: PriorSettings, seed: int, device: torch.device
+    train: CodeSet,
+    valid: CodeSet,
+    codes: int,
+    settings: PriorSettings,
+    seed: int,
+    device: torch.device,
+    on_epoch: Callable[[int, float], object] = lambda epoch, nll: None,
 ) -> FittedPrior:
     """Train a prior on codes, and return it as it was when it was best on the validation codes.
 
-    The same seed gives the same prior. Torch's random numbers are left as they were.
+    `on_epoch` gets the number of each pass, and the nats per latent over the validation codes after it. The same seed gives the
+    same prior. Torch's random numbers are left as they were.
     """
     books = train.codes_XH.shape[1]
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.enable_grad():
@@ -163,7 +170,9 @@ def fit_codes(
                 loss.backward()
                 nn.utils.clip_grad_norm_(prior.parameters(), 1.0)
                 optimizer.step()
-            if (found := mean_nll(prior, valid)) < best:
+            found = mean_nll(prior, valid)
+            on_epoch(epoch, found)
+            if found < best:
                 best, best_epoch, weights = found, epoch, _copied(prior)
             elif epoch - best_epoch >= PATIENCE:
                 break

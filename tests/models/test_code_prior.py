@@ -126,7 +126,11 @@ def test_samples_are_decoded_from_codes_that_the_prior_draws(kind, monkeypatch):
 
 def test_a_fitted_prior_comes_near_to_the_entropy_of_a_chain():
     train, valid = chain(1500, 0), chain(400, 1)
-    fitted = fit_codes(train, valid, 4, PriorSettings(width=16, max_epochs=12, lr=0.01), 0, CPU)
+    seen: list[tuple[int, float]] = []
+    settings = PriorSettings(width=16, max_epochs=12, lr=0.01)
+    fitted = fit_codes(train, valid, 4, settings, 0, CPU, lambda *epoch: seen.append(epoch))
+    assert fitted.valid == min(nll for _, nll in seen)
+    assert (fitted.epochs, fitted.valid) in seen
     counts = np.bincount(train.codes_XH[:, 0], minlength=4) + PSEUDO_COUNT
     by_hand = -np.log(counts / counts.sum())[valid.codes_XH[:, 0]].mean()
     assert fitted.frequencies == pytest.approx(by_hand, abs=1e-5)
