@@ -40,7 +40,7 @@ VERBS = {
     "profile": Verb("profile.run", "", "say where a training step's time goes, and what to change"),
     "build-cache": Verb("manage_cache.build", "", "convert data before they are used, by several processes"),
     "cache": Verb("manage_cache.run", "list|clear", "say what the cache of converted data holds, or empty it"),
-    "report": Verb("main.report", "RUN ...", "write the report of each run again"),
+    "report": Verb("main.report", "RUN ...", "write the report of each run again, or an index of runs/"),
     "compare": Verb("main.report", "RUN RUN ...", "write one page that lays runs over one another"),
 }
 

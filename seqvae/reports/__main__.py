@@ -1,7 +1,8 @@
-"""Write the report of a run directory, or one page that compares several runs. Needs neither torch nor Lightning.
+"""Write the report of a run, the index of a directory of runs or a page that compares runs. Needs neither torch nor Lightning.
 
 python -m seqvae.reports runs/name                          # writes runs/name/report.html
 python -m seqvae.reports runs/*                             # of several, each its own
+python -m seqvae.reports runs/                              # writes runs/index.html, which runs there then keep up to date
 python -m seqvae.reports --compare runs/a runs/b            # writes comparison.html
 python -m seqvae.reports.draw runs/name                     # draws the figures in runs/name/plots
 """
@@ -18,6 +19,8 @@ from seqvae.reports.compare import comparison_page
 from seqvae.reports.read_run import is_run_directory, read_run
 from seqvae.reports.run_files import REPORT
 from seqvae.reports.run_page import report_page
+from seqvae.reports.runs_page import PAGE, STUDY, renew_runs_page, runs_in, studies_in, write_runs_page, write_summary
+from seqvae.reports.study_page import read_study, write_study_page
 from seqvae.text import visible
 
 COMPARISON = "comparison.html"
@@ -26,8 +29,20 @@ MOST_RUNS = 24
 
 
 def write_report(directory: Path, output: Path | None = None) -> Path:
-    """Write the report of a run, by default into its directory."""
-    return _write(output or directory / REPORT, report_page(read_run(directory), time.time()))
+    """Write the report of a run, by default into its directory; then it takes its place in the index beside it, if there is one."""
+    run, now = read_run(directory), time.time()
+    page = _write(output or directory / REPORT, report_page(run, now))
+    if output is None:
+        write_summary(run, now)
+        renew_runs_page(directory)
+    return page
+
+
+def write_index(directory: Path) -> Path:
+    """Write the page of a directory of runs: of a study the one that `seqvae tune` writes, else an index."""
+    if (directory / STUDY).is_file():
+        return write_study_page(directory, read_study(directory))
+    return write_runs_page(directory)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,22 +53,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         allow_abbrev=False,
         epilog="Exit codes: 0 done, 2 wrong arguments or no run directory, 6 a file cannot be written.",
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR", help="directory of a run, finished or not")
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN_DIR", help="directory of a run, finished or not, or of runs"
+    )
     parser.add_argument("--compare", action="store_true", help="one page that lays several runs over one another")
     parser.add_argument(
         *("--output", "-o"),
         type=Path,
         metavar="FILE",
-        help=f"where to write (default: {REPORT} in the run's directory; of a comparison {COMPARISON} here)",
+        help=f"where to write (default: {REPORT} in the run's directory; of a comparison {COMPARISON} here); not for an index",
     )
     settings = parser.parse_args(argv)
     output: Path | None = settings.output
     try:
-        runs = _runs_among(settings.runs)
+        runs, of_runs = _runs_among(settings.runs, takes_indexes=not settings.compare)
         if settings.compare and not 2 <= len(runs) <= MOST_RUNS:
             raise UsageError(f"--compare wants 2 to {MOST_RUNS} run directories, got {len(runs)}")
-        if output is not None and not settings.compare and len(runs) > 1:
-            raise UsageError("--output is for one report, or for a comparison (--compare)")
+        if output is not None and not settings.compare and (len(runs) > 1 or of_runs):
+            raise UsageError(
+                f"--output is for one report, or for a comparison (--compare); links of {PAGE} lead to the runs beside it"
+            )
         if output is not None and output.is_dir():
             raise UsageError(f"--output {output} is a directory: give the name of a file in it")
         if settings.compare:
@@ -61,6 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             written = [_write(output or Path(COMPARISON), page)]
         else:
             written = [write_report(directory, output) for directory in runs]
+            written += [write_index(directory) for directory in of_runs]
     except UsageError as error:
         message, code = str(error), ExitCode.USAGE
     except OSError as error:
@@ -77,21 +97,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _runs_among(directories: Sequence[Path]) -> list[Path]:
-    """Return those that are runs, with a note on the others: a shell's `*` stands for whatever lies there."""
-    runs, reasons = [], []
+def _runs_among(directories: Sequence[Path], *, takes_indexes: bool) -> tuple[list[Path], list[Path]]:
+    """Return the runs and the directories of runs, with a note on the others: a shell's `*` stands for whatever lies there."""
+    runs, of_runs, reasons = [], [], []
     for directory in directories:
+        if directory.name == PAGE and directory.is_file():  # it lies among the runs
+            continue
         if not directory.is_dir():
             reasons.append(f"{directory}: there is no such directory")
-        elif not is_run_directory(directory):
-            reasons.append(f"{directory} is no run: it has neither config.yaml nor metrics.csv")
-        else:
+        elif is_run_directory(directory):
             runs.append(directory)
-    if not runs:
-        raise UsageError(f"{reasons[0]}. Give the directory of a run.")
+        elif takes_indexes and ((directory / STUDY).is_file() or runs_in(directory) or studies_in(directory)):
+            of_runs.append(directory)
+        else:
+            holds = ", and holds no run" if takes_indexes else ""
+            reasons.append(f"{directory} is no run: it has neither config.yaml nor metrics.csv{holds}")
+    if not runs and not of_runs:
+        raise UsageError(f"{reasons[0] if reasons else f'{PAGE} is no run'}. Give the directory of a run.")
     for reason in reasons:
         print(visible(f"note: {reason}; it is left out"), file=sys.stderr)
-    return runs
+    return runs, of_runs
 
 
 def _write(path: Path, content: str) -> Path:

@@ -10,8 +10,9 @@ from matplotlib.ticker import MaxNLocator
 
 from seqvae.reports.charts import Curve, curves, robust_span
 from seqvae.reports.figures import DARK, INK, MIDDLE, MORE_COLOURS, Chart, Medium, page_figure
-from seqvae.reports.read_run import Run, column, number, row_in, rows_in, text
+from seqvae.reports.read_run import Run, column, number
 from seqvae.reports.run_page import OWN_SETTINGS, render, shown, six_numbers
+from seqvae.reports.runs_page import different_data, summary_of
 from seqvae.reports.story import moment, story_of
 from seqvae.text import clip, visible
 
@@ -67,7 +68,7 @@ def comparison_page(runs: Sequence[Run], now: float) -> str:
         runs=list(zip(names, stories, strict=True)),
         names=names,
         overview=overview,
-        different=different_data(runs),
+        different=different_data([summary_of(run, now) for run in runs]),
         rate_distortion=page_figure("rate_distortion", rate_distortion, runs, looks),
         elbo=elbo,
         overlays=[overlay for overlay in overlays.values() if overlay],
@@ -77,27 +78,6 @@ def comparison_page(runs: Sequence[Run], now: float) -> str:
         alike=[[f"--{name}", row[0]] for name, row in settings.items() if len(set(row)) == 1],
         written=moment(now),
     )
-
-
-def different_data(runs: Sequence[Run]) -> list[str]:
-    """Return the signs that the runs were not validated on the same sequences; none where it is not known."""
-    found = [
-        f"--{name}"
-        for name in ("data_dir", "tokenizer")
-        if len({run.settings[name] for run in runs if name in run.settings}) > 1
-    ]
-    data = [row_in(run.facts, "data") for run in runs if row_in(run.facts, "data")]
-    if len({text(one, "kind") for one in data}) > 1:
-        found.append("the kind of data")
-    counts = [
-        [(text(row, "split"), number(row, "sequences"), number(row, "steps")) for row in rows_in(one, "splits")]
-        for one in data
-    ]
-    if any(one != counts[0] for one in counts):
-        found.append("the number of sequences or of tokens or time steps")
-    if len({number(run.comparable_validations[-1], "valid_sequences") for run in runs if run.validations}) > 1:
-        found.append("how many sequences they were validated on")
-    return found
 
 
 def path_of(run: Run) -> list[tuple[float, float]]:

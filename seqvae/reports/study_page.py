@@ -17,11 +17,11 @@ from seqvae.files import replace_file
 from seqvae.reports.charts import ROUND
 from seqvae.reports.figures import DARK, FAINT, GREY, MIDDLE, TICKS, Chart, Medium, page_figure
 from seqvae.reports.run_files import REPORT
-from seqvae.reports.run_page import render, upto
+from seqvae.reports.run_page import render
+from seqvae.reports.runs_page import PAGE, STUDY, linked, with_two_decimals
 from seqvae.reports.story import moment
-from seqvae.text import MINUS, duration
+from seqvae.text import duration
 
-STUDY, PAGE = "study.json", "index.html"
 FINISHED, COLLAPSED, FAILED, UNFINISHED = "finished", "collapsed", "failed", "unfinished"
 """The states of a trial."""
 MOST_NAMED = 8
@@ -68,12 +68,15 @@ class Study(NamedTuple):
 def write_study(directory: Path, study: Study) -> Path:
     """Write `study.json` and the page into the directory of a study, and return the page."""
     content = study._asdict() | {"trials": [one._asdict() for one in study.trials]}
-    for name, text in (
-        (STUDY, json.dumps(content, indent=1, ensure_ascii=False)),
-        (PAGE, study_page(study, time.time())),
-    ):
-        with replace_file(directory / name) as partial:
-            partial.write_text(f"{text}\n", encoding="utf-8")
+    with replace_file(directory / STUDY) as partial:
+        partial.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return write_study_page(directory, study)
+
+
+def write_study_page(directory: Path, study: Study) -> Path:
+    """Write the page of a study into its directory, and return it."""
+    with replace_file(directory / PAGE) as partial:
+        partial.write_text(study_page(study, time.time()), encoding="utf-8")
     return directory / PAGE
 
 
@@ -103,7 +106,7 @@ def study_page(study: Study, now: float) -> str:
         [
             _linked(one),
             one.verdict or one.state,
-            *(_with_two_decimals(value) for value in one.objectives),
+            *(with_two_decimals(value) for value in one.objectives),
             *(("", "") if not one.objectives else ()),
             *(one.values.get(name, "") for name in settings),
             "" if one.seconds is None else duration(one.seconds),
@@ -134,15 +137,9 @@ def _shown(value: object) -> str:
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _with_two_decimals(value: float) -> str:
-    """Return a number by which trials can be told apart."""
-    return f"{value:,.2f}".replace("-", MINUS)
-
-
 def _linked(trial: TrialRow) -> Markup:
     """Return the name of a trial as a link to its report."""
-    mark = " ★" if trial.is_on_front else ""
-    return Markup('<a href="./{}/{}">{}</a>{}').format(trial.name, REPORT, upto(trial.name), mark)
+    return linked(trial.name, REPORT) + (" ★" if trial.is_on_front else "")
 
 
 # --- Charts ---------------------------------------------------------------------------------------------------------------

@@ -471,7 +471,7 @@ def test_what_is_no_run_is_left_out_with_a_note(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr()
     assert said.out == "a/report.html\n"
     assert said.err == (
-        "note: empty is no run: it has neither config.yaml nor metrics.csv; it is left out\n"
+        "note: empty is no run: it has neither config.yaml nor metrics.csv, and holds no run; it is left out\n"
         "note: nowhere: there is no such directory; it is left out\n"
     )
 

@@ -13,6 +13,7 @@ from markupsafe import Markup
 from seqvae.reports.compare import comparison_page
 from seqvae.reports.read_run import read_run
 from seqvae.reports.run_page import render, report_page
+from seqvae.reports.runs_page import runs_page, summary_of
 from tests.support.hostile import NAMES
 from tests.support.report_runs import finished, make_run
 
@@ -28,9 +29,9 @@ for (const frame of document.querySelectorAll("iframe")) {
   if (!page.querySelector("h1")) say("no heading", page.body);
   for (const element of page.body.querySelectorAll("*")) {
     const box = element.getBoundingClientRect();
-    const inside = element.closest(".scroll, svg");
-    if ((!inside || inside === element) && (box.left < -0.5 || box.right > width + 0.5)) say("outside", element);
-    if (["svg", "img"].includes(element.localName) && (box.width < 100 || box.height < 60)) say("not seen", element);
+    const inside = element.parentElement.closest(".scroll, svg");
+    if (!inside && (box.left < -0.5 || box.right > width + 0.5)) say("outside", element);
+    if (element.matches("svg:not(.spark, .sparks), img") && (box.width < 100 || box.height < 60)) say("not seen", element);
     if (element.localName === "img" && !(element.complete && element.naturalWidth)) say("no picture", element);
     if (element.localName === "text") {
       const whole = element.closest("svg").getBoundingClientRect();
@@ -40,7 +41,13 @@ for (const frame of document.querySelectorAll("iframe")) {
     if (element.localName === "text" && page.defaultView.getComputedStyle(element).fill === "rgb(0, 0, 0)")
       say("without style", element);
   }
-  found.push([frame.id, "looked at", String(page.querySelectorAll("svg, img").length)]);
+  for (const element of page.querySelectorAll(".spark")) {
+    const box = element.getBoundingClientRect(), line = page.querySelector(element.firstChild.getAttribute("href"));
+    const shown = element.closest(".order") === [...page.querySelectorAll(".order")].at(-1);
+    if ((box.width > 40 && box.height > 15) !== shown || !line) say("no line", element);
+    if (page.defaultView.getComputedStyle(element.firstChild).fill !== "none") say("filled", element);
+  }
+  found.push([frame.id, "looked at", String(page.querySelectorAll("svg:not(.spark, .sparks), img").length)]);
 }
 document.body.textContent = "FOUND" + JSON.stringify(found) + "END";
 """
@@ -90,13 +97,14 @@ def test_pages_fit_a_phone_and_a_screen_and_the_browser_has_nothing_to_complain_
     (tmp_path / "empty" / "config.yaml").touch()
     runs = {path.name: read_run(path) for path in (text, hostile, blind, tmp_path / "empty")}
     pages = {name: report_page(run, 0.0) for name, run in runs.items()}
+    pages["index"] = runs_page("runs", [summary_of(run, 0.0) for run in runs.values()], ["a study"], 0.0)
     pages["comparison"] = comparison_page([*runs.values(), *runs.values()], 0.0)
     found, console = look_at(pages, browser, tmp_path)
     figures = {name: int(number) for name, what, number in found if what == "looked at"}
     assert [one for one in found if one[1] != "looked at"] == []
     assert figures == {
         f"{name} {width}": number
-        for name, number in (("text", 9), ("hostile", 10), ("blind", 4), ("empty", 0), ("comparison", 7))
+        for name, number in (("text", 9), ("hostile", 10), ("blind", 4), ("empty", 0), ("index", 0), ("comparison", 7))
         for width in WIDTHS
     }
     assert console == ""

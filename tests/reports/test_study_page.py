@@ -44,7 +44,7 @@ def test_names_from_outside_are_text():
     odd = study.trials[0]._replace(name="<b>", verdict="<i>")
     page = study_page(study._replace(name="<script>", trials=(odd,)), NOW)
     assert "<script>" not in page
-    assert '<a href="./&lt;b&gt;/report.html">&lt;b&gt;</a>' in page
+    assert '<a href="./%3Cb%3E/report.html">&lt;b&gt;</a>' in page
 
 
 def test_a_study_is_read_back_as_it_was_written(tmp_path):
