@@ -128,7 +128,7 @@ def tune(verb: str, words: Sequence[str]) -> None:
     )
     set_up_output()
 
-    from seqvae.reports.study_page import PAGE
+    from seqvae.reports.runs_page import PAGE
     from seqvae.tuning import tune as run_trials
 
     directory = run_trials(settings, lambda line: print(line, flush=True))

@@ -9,7 +9,7 @@ import pytest
 
 from seqvae.reports import runs_page as index
 from seqvae.reports.__main__ import main, write_report
-from seqvae.reports.read_run import read_run
+from seqvae.reports.read_run import Run, read_run
 from seqvae.reports.runs_page import (
     SUMMARY,
     Summary,
@@ -95,8 +95,13 @@ def test_a_report_renews_the_index_beside_it_from_what_the_other_runs_left_there
     assert not (runs / "index.html").exists(), "there is one where it was asked for"
     write_runs_page(runs)
     assert "collapsed</span>" in (runs / "index.html").read_text(encoding="utf-8")
-    read = []
-    monkeypatch.setattr(index, "read_run", lambda directory: read.append(directory) or read_run(directory))
+    read: list[Path] = []
+
+    def read_and_note(directory: Path) -> Run:
+        read.append(directory)
+        return read_run(directory)
+
+    monkeypatch.setattr(index, "read_run", read_and_note)
     with (runs / "a" / "events.jsonl").open("a") as file:
         file.write(json.dumps(event("failed", 900, said="out of paper")) + "\n")
     write_report(runs / "a")
@@ -108,7 +113,8 @@ def test_a_report_renews_the_index_beside_it_from_what_the_other_runs_left_there
 
 def test_what_another_run_writes_meanwhile_is_not_lost(runs, monkeypatch):
     write_runs_page(runs)
-    render, times = index.runs_page, []
+    render = index.runs_page
+    times: list[int] = []
 
     def render_late(*arguments):
         """Let run b end when its summary has been read already."""
