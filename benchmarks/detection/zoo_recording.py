@@ -47,7 +47,7 @@ from seqvae.files import wait_for_lock
 from seqvae.inference.estimates import Estimate, importance_weighted_nll, mean_of, posterior_statistics
 from seqvae.inference.streaming import batches_of, paired_batches
 from seqvae.models.backbones import Decoder
-from seqvae.models.posteriors import Posterior
+from seqvae.models.posteriors import Posterior, PosteriorFamily
 from seqvae.models.vae import SequenceVAE
 from seqvae.monitors.callback import FEWEST_READINGS, PosteriorMetricsMonitor
 from seqvae.monitors.contract import step_outputs_of
@@ -76,10 +76,8 @@ BASELINE_SEEDS = (0, 1)
 # --- What is done to networks -----------------------------------------------------------------------------------------
 
 
-class AlteredPosterior(nn.Module):
+class AlteredPosterior(PosteriorFamily):
     """A posterior with a constant variance (its means may move), or one that passes no gradient on to its encoder."""
-
-    least_sequences, synchronised = 1, False
 
     def __init__(self, posterior: nn.Module, *, has_fixed_variance: bool) -> None:
         super().__init__()

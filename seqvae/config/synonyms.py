@@ -75,7 +75,7 @@ ANSWERS = {
         "num_encoder_layers num_decoder_layers"
     ),
     "--heads": "num_heads n_heads n_head nhead num_attention_heads attention_heads",
-    "--latent_size": "latent latent_dim latent_dims n_latent z_dim zdim dim_z z_size nz latent_channels bottleneck_size",
+    "--latent_size": "latent_dim latent_dims n_latent z_dim zdim dim_z z_size nz latent_channels bottleneck_size",
     "--pooling": "pool pool_type pooling_type pooling_mode encoder_pooling pooler",
     "--dropout": "dropout_rate dropout_prob dropout_p drop_rate hidden_dropout_prob attention_dropout attn_dropout",
     "--word_dropout": "word_drop word_dropout_rate token_dropout",

@@ -85,6 +85,8 @@ class TrainingModule(lightning.LightningModule):
 
     steering: Steering | None = None
     """What a rescue has put in place of the schedules."""
+    average: WeightAverage | None = None
+    """What is validated and saved in place of the weights that train."""
 
     def __init__(
         self,
@@ -111,8 +113,8 @@ class TrainingModule(lightning.LightningModule):
         self.origin = origin
         self.kl_weight = KLWeight(objective, total_steps)
         self.label_metrics = LabelMetrics(classes)
-        self.average = None if optimizer.ema is None else WeightAverage(network, optimizer.ema)
-        """What is validated and saved in place of the weights that train."""
+        if optimizer.ema is not None:
+            self.average = WeightAverage(network, optimizer.ema)
         self.gradient_norm = torch.full((), float("nan"))
         """Before clipping, in the last optimizer step."""
         self.validated_at_step = -1

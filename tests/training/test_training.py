@@ -130,7 +130,7 @@ def weights_of(module: TrainingModule) -> Tensor:
 
 
 def test_two_accumulated_batches_make_the_same_step_as_one_batch_of_both(tmp_path, monkeypatch):
-    monkeypatch.setattr("seqvae.models.vae.draw", lambda posterior: posterior.mean)
+    monkeypatch.setattr("seqvae.models.posteriors.draw", lambda posterior, noise: posterior.mean)
     first, second = make_batches([3, 9], [0, 0])
     tokens_BT, lengths_B = (
         torch.cat((first.tokens_BT, second.tokens_BT)),
