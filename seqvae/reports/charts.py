@@ -8,6 +8,7 @@ Z latent dimensions, D dimensions shown, G rows or places on an axis, K principa
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
@@ -29,6 +30,7 @@ from seqvae.reports.figures import (
     LOST,
     LOST_BEHIND,
     MIDDLE,
+    MORE_COLOURS,
     RULE,
     THREATENED,
     THREATENED_BEHIND,
@@ -40,6 +42,8 @@ from seqvae.reports.figures import (
 )
 from seqvae.reports.read_run import (
     History,
+    Latents,
+    Moved,
     Posteriors,
     Run,
     column,
@@ -47,7 +51,7 @@ from seqvae.reports.read_run import (
     row_in,
     whole,
 )
-from seqvae.text import brief, clip, counted, percent, visible
+from seqvae.text import MINUS, brief, clip, counted, percent, visible
 from seqvae.verdicts import VERDICTS, Tone, tone_of
 
 LINEAR_BELOW = 0.1
@@ -515,6 +519,69 @@ def posterior_pca(medium: Medium, posteriors: Posteriors) -> Chart | str:
     spectrum.grid(visible=False, axis="x")
     chart.legend(spectrum, columns=2)
     return chart
+
+
+GROUP_LOOKS = ((DARK, "o"), (MIDDLE, "^"), (MORE_COLOURS[0], "s"), (MORE_COLOURS[1], "D"), (MORE_COLOURS[2], "v"))
+"""Colour and mark of the groups of sequences; the rest is grey."""
+
+
+def latent_places(medium: Medium, latents: Latents, unit: str) -> Chart | str:
+    """Draw where sequences lie in the plane in which their latents differ most, by their class or their length."""
+    if len(latents.places) < 2:
+        return "no sequences, or no plane"
+    by = "class" if latents.are_classes else f"length in {unit}s"
+    title = f"Validation sequences in the latent space, by their {by}"
+    chart = Chart(medium, 5.6, title, f"{counted(len(latents.places), 'sequence')}, at step {latents.step:,}")
+    axes = chart.figure.subplots()
+    names = Counter(latents.groups)
+    rest = [name for name in ("other", "none") if name in names]
+    order = sorted((name for name in names if name not in rest), key=lambda name: _first_number(name, names[name]))
+    for place, name in enumerate([*order, *rest]):
+        colour, mark = GROUP_LOOKS[place] if place < min(len(order), len(GROUP_LOOKS)) else (GREY, ".")
+        x_N, y_N = np.transpose([at for at, of in zip(latents.places, latents.groups, strict=True) if of == name])
+        label = clip(visible(name), NAME_WIDTH)
+        axes.plot(
+            x_N, y_N, mark, color=colour, markersize=4.5, alpha=0.7, markeredgewidth=0, linestyle="None", label=label
+        )
+    axes.set_aspect("equal", adjustable="datalim")
+    shares = [f" ({percent(share)} of the variance)" for share in latents.shares] or ["", ""]
+    axes.set_xlabel(f"first component{shares[0]}")
+    axes.set_ylabel("second component" + (shares[-1] if medium.has_words else ""))
+    axes.xaxis.set_major_formatter(TICKS)
+    axes.yaxis.set_major_formatter(TICKS)
+    chart.legend(axes, columns=4)
+    return chart
+
+
+def _first_number(name: str, count: int) -> tuple[float, int]:
+    """Return what groups are ordered by: lengths by themselves, classes by how many sequences they have."""
+    first = name.split(" to ")[0].replace(",", "")
+    return (float(first), 0) if first.isdecimal() and " to " in name else (math.inf, -count)
+
+
+MOVE_LOOKS = ((MIDDLE, "--"), (MORE_COLOURS[2], "--"), (INK, "-"), (MORE_COLOURS[0], "-."), (DARK, "-."))
+
+
+def moved_dimension(medium: Medium, moved: Moved, time_label: str) -> Chart | str:
+    """Draw what a feature of a decoded sequence becomes while one dimension of the latent is moved."""
+    lines = [
+        Curve(_signed(move), shown.points, colour, stroke, has_value=False)
+        for move, shown, (colour, stroke) in zip(moved.moves, moved.decoded, MOVE_LOOKS, strict=False)
+    ]
+    values = [value for line in lines for _, value in line.points]
+    if not values:
+        return "no values"
+    title = f"Dimension {moved.dimension}: {clip(visible(moved.name), NAME_WIDTH)}"
+    room = 0.08 * (max(values) - min(values)) or 1.0
+    limits = (min(values) - room, max(values) + room)
+    left = min(time for line in lines for time, _ in line.points)
+    right = max(time for line in lines for time, _ in line.points)
+    label = clip(visible(time_label), 2 * NAME_WIDTH)
+    return curves(medium, title, lines, y_label="", y=limits, x=(left, right), x_label=label)
+
+
+def _signed(move: float) -> str:
+    return "mean" if move == 0 else f"{move:+g} sd".replace("-", MINUS)
 
 
 def kl_per_dim(mean_NZ: np.ndarray, logvar_NZ: np.ndarray) -> np.ndarray:

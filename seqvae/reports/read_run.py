@@ -10,6 +10,7 @@ Z latent dimensions.
 import csv
 import math
 import zipfile
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ import yaml
 
 from seqvae.files import parse_rows, whole_lines
 from seqvae.reports.previews import Preview, read_preview
-from seqvae.reports.run_files import ENVIRONMENT, EVENTS, FACTS
+from seqvae.reports.run_files import ENVIRONMENT, EVENTS, FACTS, LATENTS
 from seqvae.text import counted, step_name
 
 CONFIG, METRICS, READINGS, THROUGHPUT = "config.yaml", "metrics.csv", "posterior.jsonl", "throughput.jsonl"
@@ -60,6 +61,50 @@ class Posteriors(NamedTuple):
     """How many there are, and what was left out."""
 
 
+class Shown(NamedTuple):
+    """A sequence in a report: text, or the points of one feature; with its id where it is one of the data."""
+
+    id: str
+    text: str
+    points: tuple[tuple[float, float], ...]
+
+
+class Neighbours(NamedTuple):
+    """A sequence, and those whose latents are nearest to its own."""
+
+    of: Shown
+    nearest: tuple[Shown, ...]
+    distances: tuple[float | None, ...]
+    name: str
+    """The feature that is shown; empty for tokens."""
+
+
+class Moved(NamedTuple):
+    """What is decoded while one dimension of a latent is moved."""
+
+    dimension: int
+    moves: tuple[float, ...]
+    """In standard deviations of the posterior means."""
+    decoded: tuple[Shown, ...]
+    name: str
+
+
+class Latents(NamedTuple):
+    """What the latents of a run's validation sequences look like at its end."""
+
+    step: int
+    places: tuple[tuple[float, float], ...]
+    """Of each sequence, in the plane in which they differ most."""
+    shares: tuple[float, ...]
+    """Of the variance, of its two directions."""
+    groups: tuple[str, ...]
+    """The class of each sequence; where there are none, its length."""
+    are_classes: bool
+    neighbours: tuple[Neighbours, ...]
+    moved: tuple[Moved, ...]
+    time_label: str
+
+
 class Run(NamedTuple):
     """The content of a run directory; rows are in the order of the run."""
 
@@ -81,6 +126,7 @@ class Run(NamedTuple):
     picture: Path | None
     """The newest preview that is a picture."""
     posteriors: Posteriors | None
+    latents: Latents | None
     last_sign: float | None
     """When the run last wrote something, in seconds since 1970."""
     levels: Mapping[str, "Run"] = MappingProxyType({})
@@ -189,6 +235,7 @@ def _read_files(directory: Path) -> Run:
         preview=read_preview(pages[-1]) if pages else None,
         picture=pictures[-1] if pictures else None,
         posteriors=posteriors,
+        latents=read_latents(directory / LATENTS),
         last_sign=max(times, default=None),
     )
 
@@ -237,6 +284,92 @@ def read_posteriors(path: Path, most: int = MOST_POSTERIORS) -> Posteriors:
         notes.append(f"{gone:,} of {mean_NZ.shape[1]:,} dimensions left out: not finite")
     chosen = np.ix_(shown_N, dimensions_Z)
     return Posteriors(mean_NZ[chosen], logvar_NZ[chosen], dimensions_Z, step, tuple(notes))
+
+
+MOST_GROUPS, LENGTH_GROUPS = 5, 4
+"""Classes that have a colour of their own, and groups of lengths."""
+MOST_LATENT_BYTES = 2_000_000
+
+
+def read_latents(path: Path) -> Latents | None:
+    """Read what a run's end wrote of its latents; None where there is nothing, or nothing that can be shown."""
+    try:
+        if path.stat().st_size > MOST_LATENT_BYTES:
+            return None
+    except OSError:
+        return None
+    row = _read_object(path)
+    places = _pairs(row, "places")
+    lengths, labels, classes = numbers(row, "lengths"), numbers(row, "labels"), texts(row, "classes")
+    are_classes = len(classes) > 1 and any(label is not None and label >= 0 for label in labels)
+    groups = _named(labels, classes) if are_classes else _by_length([length or 0.0 for length in lengths])
+    if len(groups) != len(places):
+        places = ()
+    neighbours = [
+        Neighbours(
+            _shown(row_in(one, "of")),
+            tuple(_shown(each) for each in rows_in(one, "nearest")),
+            tuple(numbers(one, "distances")),
+            text(one, "name"),
+        )
+        for one in rows_in(row, "neighbours")
+    ]
+    moved = [
+        Moved(
+            whole(one, "dimension") or 0,
+            tuple(move or 0.0 for move in numbers(one, "moves")),
+            tuple(_shown(each) for each in rows_in(one, "decoded")),
+            text(one, "name"),
+        )
+        for one in rows_in(row, "moved")
+    ]
+    if not (places or neighbours or moved):
+        return None
+    return Latents(
+        step=whole(row, "step") or 0,
+        places=places,
+        shares=tuple(share or 0.0 for share in numbers(row, "shares"))[:2],
+        groups=tuple(groups),
+        are_classes=are_classes,
+        neighbours=tuple(one for one in neighbours if len(one.nearest) == len(one.distances)),
+        moved=tuple(one for one in moved if len(one.moves) == len(one.decoded) > 0),
+        time_label=text(row, "time_label"),
+    )
+
+
+def _pairs(row: Mapping[str, Any], name: str) -> tuple[tuple[float, float], ...]:
+    """Return the points of a list that are two finite numbers."""
+    value = row.get(name)
+    found = [numbers({name: one}, name) for one in value] if isinstance(value, list) else []
+    return tuple((one[0], one[1]) for one in found if len(one) == 2 and one[0] is not None and one[1] is not None)
+
+
+def _shown(row: Mapping[str, Any]) -> Shown:
+    return Shown(text(row, "id"), text(row, "text"), _pairs(row, "points"))
+
+
+def _named(labels: Sequence[float | None], classes: Sequence[str]) -> list[str]:
+    """Return the class of each sequence; of many classes the most frequent ones, and `other`."""
+    names = [classes[int(one)] if one is not None and 0 <= one < len(classes) else "none" for one in labels]
+    kept = [name for name, _ in Counter(names).most_common(MOST_GROUPS)]
+    return [name if name in kept else "other" for name in names]
+
+
+def _by_length(lengths: Sequence[float]) -> list[str]:
+    """Return for each length the span that it is in; spans hold about as many sequences each.
+
+    >>> _by_length([1, 1, 2, 3, 8, 9])
+    ['1 to 1', '1 to 1', '2 to 2', '3 to 8', '3 to 8', '9 to 9']
+    """
+    if not lengths:
+        return []
+    edges = np.unique(np.quantile(lengths, np.linspace(0, 1, LENGTH_GROUPS + 1)[1:-1]))
+    place_N = np.searchsorted(edges, lengths, side="right")
+    spans = {
+        int(place): [length for length, of in zip(lengths, place_N, strict=True) if of == place]
+        for place in np.unique(place_N)
+    }
+    return [f"{min(spans[int(place)]):,.0f} to {max(spans[int(place)]):,.0f}" for place in place_N]
 
 
 # --- The history of readings ----------------------------------------------------------------------------------------

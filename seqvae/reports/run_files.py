@@ -21,6 +21,8 @@ import psutil
 from seqvae.files import parse_rows, replace_file, whole_lines
 
 ENVIRONMENT, EVENTS, FACTS, REPORT = "environment.json", "events.jsonl", "run.json", "report.html"
+LATENTS = "latents.json"
+"""What the latents look like at the run's end (`seqvae/training/callbacks/latents.py`)."""
 BEST, LAST, PREVIOUS, HEALTHY = "best.ckpt", "last.ckpt", "previous.ckpt", "healthy.ckpt"
 """In the folder `checkpoints`."""
 RESCUE = "rescue"

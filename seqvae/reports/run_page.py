@@ -28,6 +28,7 @@ from seqvae.reports.read_run import (
     THROUGHPUT,
     Row,
     Run,
+    Shown,
     history_of,
     number,
     numbers,
@@ -39,7 +40,7 @@ from seqvae.reports.read_run import (
 )
 from seqvae.reports.run_files import ENVIRONMENT, EVENTS, FACTS, RESCUE
 from seqvae.reports.story import GIVEN_UP, moment, story_of
-from seqvae.text import brief, counted, duration, percent, visible
+from seqvae.text import MINUS, brief, counted, duration, percent, visible
 
 MOST_BYTES = 2_000_000
 """Size of a page."""
@@ -92,9 +93,16 @@ def report_page(run: Run, now: float) -> str:
         "kl_per_dim": history and page_figure("kl_per_dim", charts.kl_per_dim_chart, history),
         "last_kl": page_figure("last_kl", charts.last_kl, run),
         "posterior_pca": run.posteriors and page_figure("posterior_pca", charts.posterior_pca, run.posteriors),
+        "latent_places": run.latents and page_figure("latent_places", charts.latent_places, run.latents, run.unit),
         "lengths": page_figure("lengths", charts.sequence_lengths, run),
         "speed": page_figure("speed", charts.speed, run),
     }
+    moved = run.latents.moved if run.latents else ()
+    drawn_moves = [
+        page_figure(f"moved{place}", charts.moved_dimension, one, run.latents.time_label)
+        for place, one in enumerate(moved)
+        if run.latents and any(shown.points for shown in one.decoded)
+    ]
     data, header, preview = row_in(run.facts, "data"), row_in(run.facts, "header"), run.preview
     splits = rows_in(data, "splits")
     picture = b""
@@ -111,6 +119,16 @@ def report_page(run: Run, now: float) -> str:
         "story": story,
         "six_numbers": six_numbers(run),
         "charts": drawn,
+        "neighbours": neighbour_rows(run),
+        "drawn_moves": [one for one in drawn_moves if one],
+        "written_moves": [
+            (
+                one.dimension,
+                [[f"{move:+g} sd".replace("-", MINUS), each.text] for move, each in zip(*one[1:3], strict=True)],
+            )
+            for one in moved
+            if any(each.text for each in one.decoded)
+        ],
         "given_up": GIVEN_UP,
         "verdicts": [
             [f"{whole(row, 'step') or 0:,}", text(row, "verdict").replace("_", " "), text(row, "evidence")]
@@ -276,6 +294,47 @@ def six_numbers(run: Run) -> list[tuple[str, str, str]]:
         ),
         pace,
     ]
+
+
+def neighbour_rows(run: Run) -> list[list[Markup]]:
+    """Return a sequence and its nearest neighbours in each row, as text or as the line of a feature."""
+    return [
+        [_sequence(one.of, ""), *(_sequence(each, brief(far or 0.0)) for each, far in zip(*one[1:3], strict=True))]
+        for one in (run.latents.neighbours if run.latents else ())
+    ]
+
+
+def _sequence(one: Shown, distance: str) -> Markup:
+    """Return a sequence as a cell of a table: its id, how far it is, and its text or a line."""
+    head = Markup('<span class="remark">{}{}</span><br>').format(upto(one.id, 40), f", {distance}" if distance else "")
+    if one.text or not one.points:
+        return head + upto(one.text, 120)
+    line = '<svg class="spark" viewBox="-2 -2 100 28" aria-hidden="true"><polyline points="{}"/></svg>'
+    return head + Markup(line).format(spark(one.points))
+
+
+SPARK_WIDTH, SPARK_HEIGHT = 96.0, 24.0
+
+
+def spark(points: Sequence[tuple[float, float]]) -> str:
+    """Return the points of a polyline of SPARK_WIDTH x SPARK_HEIGHT, empty for fewer than two.
+
+    A figure of matplotlib takes 60 ms, and a page of 100 runs would have 200 of them.
+
+    >>> spark([(0, 1.0), (10, 2.0)])
+    '0,24 96,0'
+    """
+    if len(points) < 2:
+        return ""
+    low, high = charts.robust_span([value for _, value in points])
+    room = (high - low) * 0.06 / 1.12  # without its border: a spark line has one of its own
+    low, high = low + room, high - room
+    left, right = points[0][0], max(points[-1][0], points[0][0] + 1e-9)
+    return " ".join(
+        f"{SPARK_WIDTH * (step - left) / (right - left):.4g},"
+        f"{SPARK_HEIGHT * (1 - (min(max(value, low), high) - low) / (high - low)):.3g}"
+        for step, value in points
+    )
 
 
 def speed_rows(run: Run) -> list[tuple[str, str]]:

@@ -18,7 +18,6 @@ from markupsafe import Markup
 
 from seqvae.errors import UsageError
 from seqvae.files import parse_rows, replace_file
-from seqvae.reports.charts import robust_span
 from seqvae.reports.read_run import (
     GROWING_FILES,
     Run,
@@ -32,7 +31,7 @@ from seqvae.reports.read_run import (
     whole,
 )
 from seqvae.reports.run_files import REPORT
-from seqvae.reports.run_page import OWN_SETTINGS, render, shown, upto
+from seqvae.reports.run_page import OWN_SETTINGS, render, shown, spark, upto
 from seqvae.reports.story import SILENT_SECONDS, end_of, moment, story_of
 from seqvae.text import MINUS, duration
 from seqvae.verdicts import Tone
@@ -48,7 +47,6 @@ MOST_POINTS = 40
 MOST_SUMMARY_BYTES = 200_000
 MOST_TRIES = 3
 """Times that the page is written again, where another run's summary changed meanwhile."""
-SPARK_WIDTH, SPARK_HEIGHT = 96.0, 24.0
 
 
 class Summary(NamedTuple):
@@ -332,27 +330,6 @@ def different_data(runs: Sequence[Summary]) -> list[str]:
     if len({run.valid_sequences for run in runs if run.elbo}) > 1:
         found.append("how many sequences they were validated on")
     return found
-
-
-def spark(points: Sequence[tuple[float, float]]) -> str:
-    """Return the points of a polyline of SPARK_WIDTH x SPARK_HEIGHT, empty for fewer than two.
-
-    A figure of matplotlib takes 60 ms, and a page of 100 runs would have 200 of them.
-
-    >>> spark([(0, 1.0), (10, 2.0)])
-    '0,23.6 96,0.4'
-    """
-    if len(points) < 2:
-        return ""
-    low, high = robust_span([value for _, value in points])
-    room = 0.06 * (high - low) / 1.12  # robust_span's own: a spark has its border in its page
-    low, high = low + 0.7 * room, high - 0.7 * room
-    left, right = points[0][0], max(points[-1][0], points[0][0] + 1e-9)
-    return " ".join(
-        f"{SPARK_WIDTH * (step - left) / (right - left):.4g},"
-        f"{SPARK_HEIGHT * (1 - (min(max(value, low), high) - low) / (high - low)):.3g}"
-        for step, value in points
-    )
 
 
 def spark_link(anchor: str) -> Markup:

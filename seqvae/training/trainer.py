@@ -18,6 +18,7 @@ from seqvae.config.run import RunSettings
 from seqvae.config.training import TrainingSettings
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.errors import UsageError
+from seqvae.training.callbacks.latents import LatentPicture
 from seqvae.training.callbacks.previews import MOST_SEQUENCES, Previews
 from seqvae.training.distributed import Devices
 
@@ -110,6 +111,14 @@ def make_previews(data: SequenceDataModule, seed: int) -> Previews:
     tokens = int(data.split("train").lengths_N.sum(dtype=np.int64))
     batch = split.gather(np.sort(chosen))
     return Previews(data.description, batch=batch, seed=seed, tokens_per_batch=tokens / data.cut.batches)
+
+
+def make_latent_picture(data: SequenceDataModule, seed: int) -> LatentPicture:
+    """Return the callback that writes at the end of a run what its latents look like."""
+    tokens = int(data.split("train").lengths_N.sum(dtype=np.int64))
+    return LatentPicture(
+        data.description, sequences=data.split("valid"), seed=seed, tokens_per_batch=tokens / data.cut.batches
+    )
 
 
 def make_logger(run: RunSettings, directory: Path) -> Logger | None:

@@ -87,7 +87,7 @@ IN_RUNS = {
     ),
     *("comparison.html", "between.parquet", "filled.parquet", "labels.csv", "collapse_caught.png"),
     "compiled_layers.json",
-    *("index.html", "summary.json", "study.db", "study.json", "trial-000.log"),
+    *("index.html", "summary.json", "latents.json", "study.db", "study.json", "trial-000.log"),
 }
 """What commands write into a run's directory, or beside it."""
 OF_USERS = {

@@ -20,7 +20,7 @@ from seqvae.reports.run_page import MOST_BYTES, bottleneck, differing_settings, 
 from seqvae.reports.story import end_of, story_of
 from seqvae.verdicts import VERDICTS, VerdictKind
 from tests.support.hostile import NAMES
-from tests.support.report_runs import STEPS, event, finished, make_run, reading, write, write_rows
+from tests.support.report_runs import STEPS, event, finished, latents, make_run, reading, write, write_rows
 
 FILES = (
     "config.yaml",
@@ -513,3 +513,41 @@ def test_wrong_flags_and_help_end_as_everywhere(capsys):
             main(words)
         assert end.value.code == code
     assert "--compare" in capsys.readouterr().out
+
+
+# --- Latents at the end of a run ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+def test_latents_are_drawn_by_class_or_length_with_neighbours_and_moved_dimensions(is_text, tmp_path):
+    run = make_run(tmp_path / "a")
+    (run / "latents.json").write_text(json.dumps(latents(("red", "blue"), is_text=is_text)))
+    page = page_of(run)
+    by = "class" if is_text else "length in time steps"
+    assert f"Validation sequences in the latent space, by their {by}" in page
+    assert "<h3>Nearest neighbours</h3>" in page
+    assert "blue, 0.500" in page
+    if is_text:
+        assert "dimension 3" in page
+        assert "redredredredredred" in page
+    else:
+        assert 'aria-label="Dimension 3: red"' in page
+        assert page.count('<polyline points="') == 6
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"places": "x"},
+        {"places": [[1, 2], ["a", None]]},
+        {"lengths": [1e300, None]},
+        {"labels": [99, -7], "classes": ["a", "b"]},
+        {"neighbours": [3, {"of": 1, "nearest": [{}], "distances": ["a"]}]},
+        {"moved": [{"moves": ["x", 1], "decoded": [{"points": [[1]]}, {}]}, {"decoded": [{}]}]},
+        {"shares": None, "step": "x", "time_label": 3},
+    ],
+)
+def test_latents_that_are_damaged_are_left_out(change, tmp_path):
+    run = make_run(tmp_path / "a")
+    (run / "latents.json").write_text(json.dumps(latents(("red",), is_text=False) | change))
+    assert "<h2>Latents</h2>" in page_of(run)

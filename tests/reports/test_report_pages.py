@@ -15,7 +15,7 @@ from seqvae.reports.read_run import read_run
 from seqvae.reports.run_page import render, report_page
 from seqvae.reports.runs_page import runs_page, summary_of
 from tests.support.hostile import NAMES
-from tests.support.report_runs import finished, make_run
+from tests.support.report_runs import finished, latents, make_run, write_json
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 WIDTHS = (390, 1400)
@@ -41,7 +41,7 @@ for (const frame of document.querySelectorAll("iframe")) {
     if (element.localName === "text" && page.defaultView.getComputedStyle(element).fill === "rgb(0, 0, 0)")
       say("without style", element);
   }
-  for (const element of page.querySelectorAll(".spark")) {
+  for (const element of page.querySelectorAll(".order .spark")) {
     const box = element.getBoundingClientRect(), line = page.querySelector(element.firstChild.getAttribute("href"));
     const shown = element.closest(".order") === [...page.querySelectorAll(".order")].at(-1);
     if ((box.width > 40 && box.height > 15) !== shown || !line) say("no line", element);
@@ -95,6 +95,8 @@ def test_pages_fit_a_phone_and_a_screen_and_the_browser_has_nothing_to_complain_
     blind = make_run(tmp_path / "blind", monitored=False)
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "config.yaml").touch()
+    write_json(text / "latents.json", latents(NAMES, is_text=True))
+    write_json(hostile / "latents.json", latents(NAMES, is_text=False))
     runs = {path.name: read_run(path) for path in (text, hostile, blind, tmp_path / "empty")}
     pages = {name: report_page(run, 0.0) for name, run in runs.items()}
     pages["index"] = runs_page("runs", [summary_of(run, 0.0) for run in runs.values()], ["a study"], 0.0)
@@ -104,7 +106,7 @@ def test_pages_fit_a_phone_and_a_screen_and_the_browser_has_nothing_to_complain_
     assert [one for one in found if one[1] != "looked at"] == []
     assert figures == {
         f"{name} {width}": number
-        for name, number in (("text", 9), ("hostile", 10), ("blind", 4), ("empty", 0), ("index", 0), ("comparison", 7))
+        for name, number in (("text", 10), ("hostile", 13), ("blind", 4), ("empty", 0), ("index", 0), ("comparison", 7))
         for width in WIDTHS
     }
     assert console == ""

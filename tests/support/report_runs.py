@@ -158,6 +158,30 @@ def picture(width: int, height: int) -> bytes:
     return file.getvalue()
 
 
+def latents(names: Sequence[str], *, is_text: bool) -> dict[str, Any]:
+    """Return what a run's end writes of its latents; `names` stand wherever something comes from data."""
+    places = np.random.default_rng(0).normal(size=(60, 2)).tolist()
+
+    def sequence(number: int) -> dict[str, Any]:
+        name = names[number % len(names)]
+        points = [[float(time), math.sin(time + number)] for time in range(9)]
+        return {"id": name} | ({"text": 6 * name} if is_text else {"points": points})
+
+    nearest = {"of": sequence(0), "nearest": [sequence(1), sequence(2)], "distances": [0.5, 1.25], "name": names[0]}
+    moved = {"moves": [-2.0, 0.0, 2.0], "decoded": [sequence(number) for number in range(3)], "name": names[0]}
+    return {
+        "step": 1000,
+        "places": places,
+        "shares": [0.5, 0.25],
+        "lengths": list(range(60)),
+        "labels": [place % len(names) for place in range(60)] if is_text else [-1] * 60,
+        "classes": list(names) if is_text else [],
+        "neighbours": [nearest, nearest],
+        "moved": [moved | {"dimension": dimension} for dimension in (3, 1)],
+        "time_label": f"{names[0]} since the first step",
+    }
+
+
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     write(path, [json.dumps(row) for row in rows])
 

@@ -182,7 +182,7 @@ def preview_rows(shown: Shown, description: DataDescription) -> list[PreviewRow]
 
     Where these originals have none, the samples count; where those have none either, there is no row.
     """
-    tracks = [[_tracks_of(record, description) for record in records[:MOST_COLUMNS]] for records in shown]
+    tracks = [[tracks_of(record, description) for record in records[:MOST_COLUMNS]] for records in shown]
 
     def frequent_in(group: Sequence[dict[str, Track]]) -> set[str]:
         values = Counter({name: sum(len(by_name[name].values) for by_name in group) for name in description.names})
@@ -194,7 +194,7 @@ def preview_rows(shown: Shown, description: DataDescription) -> list[PreviewRow]
     return [PreviewRow(name, *([by_name[name] for by_name in group] for group in tracks)) for name in names]
 
 
-def _tracks_of(record: Any, description: DataDescription) -> dict[str, Track]:
+def tracks_of(record: Any, description: DataDescription) -> dict[str, Track]:
     """Return the values that a record of `to_records` has of each feature."""
     if description.kind == "vectors":
         points = [(step, name, value) for step, values in enumerate(record) for name, value in values.items()]

@@ -1,0 +1,246 @@
+"""The callback that writes what the latents of a run look like, at its end: `latents.json`, which the report draws.
+
+In: up to MOST_SEQUENCES validation sequences, chosen once. Out: where each lies in the plane in which their latents differ most,
+the nearest neighbours of five, and what the decoder makes of one sequence while a single dimension of its latent is moved. It all
+takes at most MOST_STEPS steps of the encoder, fewer in a short run, and some dozens of short sequences of the decoder. It draws
+with a noise of its own, so that training goes on as without it. With --strategy fsdp there is none, as no process has all weights.
+
+Shapes: N sequences, Z latent dimensions, M latents that are decoded.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import lightning
+import numpy as np
+import torch
+from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+
+from seqvae.data.batch import Record, to_records
+from seqvae.data.dataset import SequenceSet
+from seqvae.data.description import DataDescription
+from seqvae.errors import harmless
+from seqvae.files import replace_file
+from seqvae.models.noise import Noise
+from seqvae.models.sampling import evaluating, sample
+from seqvae.models.vae import SequenceVAE, mean_over_steps
+from seqvae.reports.charts import principal_components
+from seqvae.reports.previews import Track
+from seqvae.reports.run_files import LATENTS
+from seqvae.text import visible
+from seqvae.training.callbacks.previews import beginning, tracks_of
+from seqvae.training.module import TrainingModule
+
+MOST_SEQUENCES, PER_BATCH = 512, 32
+MOST_STEPS, LEAST_STEPS = 2**15, 2**13
+"""Real steps that are encoded."""
+SHARE_OF_RUN = 0.005
+"""Of the steps of training that are encoded here at most; without a backward pass they cost a third of theirs."""
+ANCHORS, NEIGHBOURS = 5, 3
+MOST_DIMENSIONS, MOST_DECODED = 4, 60
+"""Dimensions that are moved, and the steps that are decoded."""
+MOVES = (-2.0, -1.0, 0.0, 1.0, 2.0)
+"""Standard deviations of the posterior means."""
+LEAST_VARIANCE = 0.01
+"""Of the posterior means of an active dimension, as the monitor counts them."""
+MOST_CHARACTERS, MOST_POINTS = 120, 40
+
+
+class LatentPicture(lightning.Callback):
+    """Callback that writes `latents.json` of a `SequenceVAE` in a `TrainingModule`."""
+
+    def __init__(
+        self, description: DataDescription, *, sequences: SequenceSet, seed: int, tokens_per_batch: float
+    ) -> None:
+        """`sequences`: of validation. `tokens_per_batch`: the mean of training batches."""
+        self.description = description
+        self.sequences = sequences
+        self.seed = seed
+        self.tokens_per_batch = tokens_per_batch
+        self._done_step = -1
+
+    def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        step = trainer.global_step
+        is_end = trainer.state.fn == TrainerFn.VALIDATING or step == trainer.max_steps
+        if trainer.sanity_checking or not trainer.is_global_zero or not is_end or self._done_step == step:
+            return
+        if not math.isfinite(trainer.callback_metrics["valid_elbo"]):
+            return
+        assert isinstance(pl_module, TrainingModule)
+        assert isinstance(pl_module.network, SequenceVAE)
+        if isinstance(pl_module.network, FSDPModule):
+            return
+        self._done_step = step
+        trained = self.tokens_per_batch * trainer.accumulate_grad_batches * trainer.world_size * step
+        most_steps = round(min(max(SHARE_OF_RUN * trained, LEAST_STEPS), MOST_STEPS))
+        chosen = choose(self.sequences, most_steps, self.seed)
+        if len(chosen) < 2:
+            return
+        found = picture_of(pl_module.network, self.sequences, chosen, self.description)
+        try:
+            with replace_file(Path(trainer.default_root_dir) / LATENTS) as partial:
+                partial.write_text(
+                    json.dumps({"step": step} | found, ensure_ascii=False, allow_nan=False), encoding="utf-8"
+                )
+        except OSError as error:  # a run is worth more than its pictures
+            print(harmless(f"note: {LATENTS} cannot be written ({error}); the report goes without"), flush=True)
+
+
+def choose(sequences: SequenceSet, most_steps: int, seed: int) -> np.ndarray:
+    """Return which sequences are shown, in stored order: as many as have no more steps together, at random."""
+    count = min(MOST_SEQUENCES, len(sequences))
+    chosen_N = np.random.default_rng(seed).choice(len(sequences), count, replace=False)
+    lengths_N = np.asarray(sequences.lengths_N)[chosen_N]
+    return np.sort(chosen_N[(np.cumsum(lengths_N) <= most_steps) & (lengths_N > 0)])
+
+
+@torch.no_grad()
+def picture_of(
+    network: SequenceVAE, sequences: SequenceSet, chosen_N: np.ndarray, description: DataDescription
+) -> dict[str, Any]:
+    """Return the content of `latents.json` but the step: plain data, a few dozen kB at most."""
+    device = network.begin_W.device
+    by_length = chosen_N[np.argsort(np.asarray(sequences.lengths_N)[chosen_N], kind="stable")]
+    rows: dict[int, np.ndarray] = {}
+    labels: dict[int, int] = {}
+    with evaluating(network):
+        for first in range(0, len(by_length), PER_BATCH):
+            numbers_B = np.sort(by_length[first : first + PER_BATCH])
+            batch = move_data_to_device(sequences.gather(numbers_B), device)
+            latents = network.latents(batch, at_mean=True)
+            mean_BZ = latents.top_z
+            if network.latent_per_step:
+                mean_BZ = mean_over_steps(mean_BZ, latents.posterior.mask)
+            rows |= dict(zip(numbers_B.tolist(), mean_BZ.double().cpu().numpy(), strict=True))
+            if batch.labels_B is not None:
+                labels |= dict(zip(numbers_B.tolist(), batch.labels_B.tolist(), strict=True))
+    mean_NZ = np.stack([rows[number] for number in chosen_N.tolist()])
+    lengths_N = np.asarray(sequences.lengths_N)[chosen_N]
+    found: dict[str, Any] = {
+        "sequences": len(chosen_N),
+        "lengths": lengths_N.tolist(),
+        "labels": [labels.get(number, -1) for number in chosen_N.tolist()],
+        "classes": [visible(str(one))[:MOST_CHARACTERS] for one in description.classes],
+    }
+    if mean_NZ.shape[1] > 1:
+        components = principal_components(mean_NZ)
+        total = float(components.variances_K.sum())
+        found["places"] = components.places_N2.round(4).tolist()
+        found["shares"] = [round(float(one) / total, 4) if total > 0 else 0.0 for one in components.variances_K[:2]]
+    found["neighbours"] = neighbours_of(mean_NZ, sequences, chosen_N, description)
+    found["moved"] = [] if network.has_codes else moved(network, mean_NZ, sequences, chosen_N, description)
+    found["time_label"] = f"{description.time_unit} since the first step" if description.kind == "events" else "step"
+    return found
+
+
+def neighbours_of(
+    mean_NZ: np.ndarray, sequences: SequenceSet, chosen_N: np.ndarray, description: DataDescription
+) -> list[dict[str, Any]]:
+    """Return a few sequences, from the closest to the centre outwards, each with those whose latents are nearest to its own."""
+    from_centre_N = np.linalg.norm(mean_NZ - mean_NZ.mean(axis=0), axis=1)
+    order_N = np.argsort(from_centre_N, kind="stable")
+    anchors = order_N[np.linspace(0, len(order_N) - 1, min(ANCHORS, len(order_N))).round().astype(int)]
+    found = []
+    for anchor in anchors.tolist():
+        distance_N = np.linalg.norm(mean_NZ - mean_NZ[anchor], axis=1)
+        nearest = [one for one in np.argsort(distance_N, kind="stable").tolist() if one != anchor][:NEIGHBOURS]
+        places = np.array([anchor, *nearest])
+        batch = sequences.gather(np.sort(chosen_N[places]))
+        records = to_records(beginning(batch, len(places), MOST_DECODED), description)
+        by_number = dict(zip(batch.sequences_B.tolist(), records, strict=True))
+        ids = sequences.ids(chosen_N[places])
+        name = _liveliest([records[0]], description) if description.kind != "tokens" else ""
+        shown = [
+            {"id": visible(str(id_))[:MOST_CHARACTERS]} | _shown(by_number[number], name, description)
+            for id_, number in zip(ids, chosen_N[places].tolist(), strict=True)
+        ]
+        distances = [round(float(one), 3) for one in distance_N[nearest]]
+        found.append({"of": shown[0], "nearest": shown[1:], "distances": distances, "name": name})
+    return found
+
+
+def moved(
+    network: SequenceVAE,
+    mean_NZ: np.ndarray,
+    sequences: SequenceSet,
+    chosen_N: np.ndarray,
+    description: DataDescription,
+) -> list[dict[str, Any]]:
+    """Return what is decoded while one active dimension of a sequence's latent is moved: tokens drawn with the same noise for all,
+    the means of values.
+
+    The sequence is the one closest to the centre; a dimension is moved to the mean of all, and by standard deviations from there.
+    """
+    variance_Z = mean_NZ.var(axis=0)
+    active = [one for one in np.argsort(-variance_Z, kind="stable").tolist() if variance_Z[one] >= LEAST_VARIANCE]
+    active = active[:MOST_DIMENSIONS]
+    if not active:
+        return []
+    anchor = int(np.linalg.norm(mean_NZ - mean_NZ.mean(axis=0), axis=1).argmin())
+    count = len(active) * len(MOVES)
+    batch = sequences.gather(np.repeat(chosen_N[anchor], count))
+    batch = move_data_to_device(beginning(batch, count, MOST_DECODED), network.begin_W.device)
+    with evaluating(network):
+        latents = network.latents(batch, at_mean=True)
+        top_z: Tensor = latents.top_z.clone()
+        if not network.latent_per_step:  # of the whole sequence, of which the batch may hold a part
+            top_z[:] = torch.from_numpy(mean_NZ[anchor]).to(top_z)
+        for place, dimension in enumerate(active):
+            mean, deviation = float(mean_NZ[:, dimension].mean()), math.sqrt(variance_Z[dimension])
+            for number, move in enumerate(MOVES):
+                top_z[place * len(MOVES) + number, ..., dimension] = mean + move * deviation
+        z = top_z
+        if latents.steps is not None:
+            z = network.with_steps(top_z, latents.steps.drawn * latents.steps.relative.mask[..., None])
+    lengths_M = batch.lengths_B
+    if description.kind == "tokens" and not network.has_step_latents:
+        lengths_M = torch.full_like(lengths_M, MOST_DECODED)
+    sets: Any = batch if description.kind == "events" else None
+    noise = Noise(0, torch.zeros_like(lengths_M))
+    temperature = (
+        1.0 if description.kind == "tokens" else 0.0
+    )  # the most likely token of each step soon goes in circles
+    records = to_records(sample(network, z, lengths_M, temperature=temperature, noise=noise, sets=sets), description)
+    found = []
+    for place, dimension in enumerate(active):
+        own = records[place * len(MOVES) : (place + 1) * len(MOVES)]
+        name = _liveliest([own[0], own[-1]], description) if description.kind != "tokens" else ""
+        decoded = [_shown(record, name, description) for record in own]
+        found.append({"dimension": dimension, "moves": list(MOVES), "decoded": decoded, "name": name})
+    return found
+
+
+def _liveliest(records: list[Record], description: DataDescription) -> str:
+    """Return the feature in which two sequences differ most, by the standard deviation of the data; of one, the most frequent.
+
+    A feature with less than half as many values as the most frequent one makes no curve, and is passed over.
+    """
+    tracks = [tracks_of(record, description) for record in records]
+    counts = {name: len(tracks[0][name].values) for name in description.names}
+    if len(tracks) == 1:
+        return max(counts, key=counts.__getitem__)
+    frequent = [name for name, count in counts.items() if 2 * count >= max(counts.values())]
+
+    def apart(name: str) -> float:
+        first, last = (np.array(each[name].values) for each in tracks)
+        count = min(len(first), len(last))
+        deviation = description.std[description.names.index(name)] or 1.0
+        return float(np.abs(first[:count] - last[:count]).mean() / deviation) if count else -1.0
+
+    return max(frequent, key=apart)
+
+
+def _shown(record: Record, name: str, description: DataDescription) -> dict[str, Any]:
+    """Return a sequence as the report shows it: text, or the points of one feature."""
+    if description.kind == "tokens":
+        written = record if isinstance(record, str) else " ".join(map(str, record))
+        return {"text": visible(written)[:MOST_CHARACTERS]}
+    track: Track = tracks_of(record, description)[name]
+    apart = max(1, -(-len(track.times) // MOST_POINTS))
+    points = list(zip(track.times, track.values, strict=True))[::apart]
+    return {"points": [(float(f"{x:.5g}"), float(f"{y:.5g}")) for x, y in points if math.isfinite(x + y)]}

@@ -1,0 +1,135 @@
+"""What a run's end writes of its latents: places, neighbours and moved dimensions, for each kind, at a bounded cost."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+
+from seqvae.config.training import ObjectiveSettings, OptimizerSettings
+from seqvae.data.batch import Batch, part_of
+from seqvae.models.vae import SequenceVAE
+from seqvae.reports.read_run import read_latents
+from seqvae.training.callbacks.latents import MOST_DIMENSIONS, LatentPicture, choose, picture_of
+from seqvae.training.module import TrainingModule
+from tests.support.small_models import KINDS, SMALL, make_batch
+from tests.training.test_previews import DESCRIPTIONS
+
+LENGTHS = [6, 4, 2, 9, 5, 7, 3, 8]
+
+
+class Sequences:
+    """A split in memory that deals out sequences of one batch."""
+
+    def __init__(self, kind: str) -> None:
+        self.whole: Batch = make_batch(kind, LENGTHS)
+        self.lengths_N = np.array(LENGTHS)
+
+    def __len__(self) -> int:
+        return len(self.lengths_N)
+
+    def ids(self, sequences_B: np.ndarray) -> list[str]:
+        return [f"id {one}" for one in sequences_B]
+
+    def gather(self, sequences_B: np.ndarray) -> Batch:
+        parts = [part_of(self.whole, one, one + 1)._asdict() for one in sequences_B.tolist()]
+        for place, part in enumerate(parts):
+            if "steps_E" in part:
+                part["steps_E"] = part["steps_E"] + place * max(LENGTHS)
+        tensors = [name for name, value in parts[0].items() if isinstance(value, torch.Tensor)]
+        joined: dict[str, Any] = {name: torch.cat([part[name] for part in parts]) for name in tensors}
+        return self.whole._replace(**joined | {"sequences_B": torch.from_numpy(sequences_B.copy())})
+
+
+def vae(kind: str, **changes: Any) -> SequenceVAE:
+    torch.manual_seed(0)
+    network = SequenceVAE(DESCRIPTIONS[kind], SMALL.__class__(**vars(SMALL) | changes))
+    with torch.no_grad():  # latents that move with the input by more than the threshold of activity
+        for parameter in network.posterior.parameters():
+            parameter.mul_(8)
+    return network
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scope", ["sequence", "step", "both"])
+def test_places_neighbours_and_moves_are_those_of_the_posterior_means(kind, scope):
+    sequences: Any = Sequences(kind)
+    network = vae(kind, latent_scope=scope).train()
+    chosen_N = np.arange(len(LENGTHS))
+    state = torch.get_rng_state()
+    found = picture_of(network, sequences, chosen_N, DESCRIPTIONS[kind])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert network.training
+    assert json.loads(json.dumps(found, allow_nan=False)) == json.loads(json.dumps(found))
+    assert found["lengths"] == LENGTHS
+    assert len(found["places"]) == len(LENGTHS)
+    with torch.no_grad():
+        latents = network.eval().latents(sequences.gather(chosen_N), at_mean=True)
+    mean_NZ = latents.top_z.double()
+    if scope == "step":
+        mean_NZ = torch.stack(
+            [row[mask].mean(dim=0) for row, mask in zip(mean_NZ, latents.posterior.mask, strict=True)]
+        )
+    apart_NN = torch.cdist(mean_NZ, mean_NZ)
+    for each in found["neighbours"]:
+        row = int(each["of"]["id"].split()[1])
+        nearest = [int(one["id"].split()[1]) for one in each["nearest"]]
+        assert each["distances"] == pytest.approx(apart_NN[row].sort().values[1:4].tolist(), abs=2e-3)
+        assert apart_NN[row, nearest].tolist() == pytest.approx(each["distances"], abs=2e-3)
+    variance_Z = mean_NZ.var(dim=0, correction=0)
+    by_variance = [one for one in (-variance_Z).argsort().tolist() if variance_Z[one] >= 0.01]
+    assert [one["dimension"] for one in found["moved"]] == by_variance[:MOST_DIMENSIONS]
+    assert found["moved"], "a test without a moved dimension shows nothing"
+    assert all(len(one["decoded"]) == len(one["moves"]) == 5 for one in found["moved"])
+    if kind != "tokens":
+        first = found["moved"][0]["decoded"]
+        assert first[0]["points"] != first[-1]["points"]
+
+
+def test_codes_have_neighbours_and_no_dimension_to_move():
+    network = vae("tokens", latent="discrete", codes=8)
+    sequences: Any = Sequences("tokens")
+    found = picture_of(network, sequences, np.arange(8), DESCRIPTIONS["tokens"])
+    assert found["moved"] == []
+    assert len(found["neighbours"]) == 5
+
+
+def test_what_is_encoded_is_bounded_by_steps():
+    sequences: Any = Sequences("tokens")
+    assert choose(sequences, 1000, seed=0).tolist() == list(range(8))
+    chosen_N = choose(sequences, 20, seed=0)
+    assert 0 < sequences.lengths_N[chosen_N].sum() <= 20
+
+
+def end_validation(directory: Any, step: int, fn: TrainerFn = TrainerFn.FITTING) -> bool:
+    """Let a validation end, and return whether it left a file."""
+    sequences: Any = Sequences("vectors")
+    picture = LatentPicture(DESCRIPTIONS["vectors"], sequences=sequences, seed=0, tokens_per_batch=9.0)
+    module = TrainingModule(vae("vectors"), ObjectiveSettings(), OptimizerSettings(), total_steps=9, seed=0, origin={})
+    trainer: Any = SimpleNamespace(
+        default_root_dir=str(directory),
+        global_step=step,
+        max_steps=9,
+        accumulate_grad_batches=1,
+        world_size=1,
+        sanity_checking=False,
+        is_global_zero=True,
+        callback_metrics={"valid_elbo": torch.tensor(-1.0)},
+        state=SimpleNamespace(fn=fn),
+    )
+    picture.on_validation_end(trainer, module)
+    return (directory / "latents.json").exists()
+
+
+def test_it_is_written_at_the_end_and_read_back(tmp_path):
+    assert not end_validation(tmp_path, 5)
+    assert end_validation(tmp_path, 9)
+    found = read_latents(tmp_path / "latents.json")
+    assert found is not None
+    assert (found.step, len(found.places), len(found.neighbours)) == (9, 8, 5)
+    assert found.groups[LENGTHS.index(2)].startswith("2 to ")
+    (tmp_path / "latents.json").unlink()
+    assert end_validation(tmp_path, 5, TrainerFn.VALIDATING), "the last validation, on all sequences"
