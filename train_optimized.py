@@ -52,7 +52,7 @@ def main() -> None:
     from seqvae.training.distributed import resolve_devices
     from seqvae.training.fit import fit, prepare_settings
     from seqvae.training.network import build_network
-    from seqvae.training.trainer import NoProfiler, make_previews, validation_cadence, wants_benchmark
+    from seqvae.training.trainer import NoProfiler, make_pictures, validation_cadence, wants_benchmark
 
     set_up_output()  # after Lightning, which sets the levels of its loggers when it is imported
     settings = prepare_settings(settings)  # what depends on this machine; refuses before data are read
@@ -96,7 +96,7 @@ def main() -> None:
     }
 
     # fit() adds what a run needs in any case: precision, strategy, checkpoints, progress, resuming, recovery after NaN.
-    watching = [*callbacks(settings), make_previews(data, run.seed)]
+    watching = [*callbacks(settings), *make_pictures(data, settings)]
     fit(settings, watching, network=network, data=data, trainer_arguments=trainer_arguments)
 
 

@@ -565,7 +565,7 @@ MOVE_LOOKS = ((MIDDLE, "--"), (MORE_COLOURS[2], "--"), (INK, "-"), (MORE_COLOURS
 def moved_dimension(medium: Medium, moved: Moved, time_label: str) -> Chart | str:
     """Draw what a feature of a decoded sequence becomes while one dimension of the latent is moved."""
     lines = [
-        Curve(_signed(move), shown.points, colour, stroke, has_value=False)
+        Curve(move_name(move), shown.points, colour, stroke, has_value=False)
         for move, shown, (colour, stroke) in zip(moved.moves, moved.decoded, MOVE_LOOKS, strict=False)
     ]
     values = [value for line in lines for _, value in line.points]
@@ -580,7 +580,12 @@ def moved_dimension(medium: Medium, moved: Moved, time_label: str) -> Chart | st
     return curves(medium, title, lines, y_label="", y=limits, x=(left, right), x_label=label)
 
 
-def _signed(move: float) -> str:
+def move_name(move: float) -> str:
+    """Return how far a dimension is moved.
+
+    >>> move_name(1.0), move_name(0.0)
+    ('+1 sd', 'mean')
+    """
     return "mean" if move == 0 else f"{move:+g} sd".replace("-", MINUS)
 
 

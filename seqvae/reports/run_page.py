@@ -40,7 +40,7 @@ from seqvae.reports.read_run import (
 )
 from seqvae.reports.run_files import ENVIRONMENT, EVENTS, FACTS, RESCUE
 from seqvae.reports.story import GIVEN_UP, moment, story_of
-from seqvae.text import MINUS, brief, counted, duration, percent, visible
+from seqvae.text import brief, counted, duration, percent, visible
 
 MOST_BYTES = 2_000_000
 """Size of a page."""
@@ -124,7 +124,7 @@ def report_page(run: Run, now: float) -> str:
         "written_moves": [
             (
                 one.dimension,
-                [[f"{move:+g} sd".replace("-", MINUS), each.text] for move, each in zip(*one[1:3], strict=True)],
+                [[charts.move_name(move), each.text] for move, each in zip(*one[1:3], strict=True)],
             )
             for one in moved
             if any(each.text for each in one.decoded)

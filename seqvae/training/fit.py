@@ -88,7 +88,7 @@ from seqvae.training.run_directory.resume import (
 )
 from seqvae.training.schedules import Plan, has_full_kl_weight, lengthened, plan_run
 from seqvae.training.sharding import ShardedStrategy, load_whole
-from seqvae.training.trainer import default_trainer_arguments, make_latent_picture, make_logger, make_previews
+from seqvae.training.trainer import default_trainer_arguments, make_logger, make_pictures
 
 RECORDED_SHAPES, CPU_SHAPES = 8, 32
 """Shapes of batches. Each recorded graph takes memory of its own. On a CPU 32 shapes pad 0 to 4 % more, and the demo model passes
@@ -147,9 +147,7 @@ def fit(
     callbacks = make_monitors(settings) if callbacks is None else callbacks
     if network is None:
         network = build_network(data, settings.model, settings.compute, devices.world)
-        callbacks = [*callbacks, make_previews(data, settings.run.seed)]
-        if not settings.monitoring.disable_metrics_monitoring:
-            callbacks.append(make_latent_picture(data, settings.run.seed))
+        callbacks = [*callbacks, *make_pictures(data, settings)]
     with restore_signal_handlers(), ExitStack() as held:
         if is_own:
             held.callback(data.close)

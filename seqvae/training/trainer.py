@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from lightning import Callback
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.profilers import PassThroughProfiler
 
@@ -104,21 +105,17 @@ def wants_benchmark(settings: TrainingSettings) -> bool:
     return not settings.batches.use_dynamic_padding if requested is None else requested
 
 
-def make_previews(data: SequenceDataModule, seed: int) -> Previews:
-    """Return the callback that shows what the network makes of a few validation sequences, which are chosen once."""
-    split = data.split("valid")
+def make_pictures(data: SequenceDataModule, settings: TrainingSettings) -> list[Callback]:
+    """Return the callbacks that show what the network makes of a few validation sequences, which are chosen once, and at the end,
+    in a run that is monitored, what the latents look like."""
+    split, seed = data.split("valid"), settings.run.seed
     chosen = np.random.default_rng(seed).choice(len(split), min(MOST_SEQUENCES, len(split)), replace=False)
-    tokens = int(data.split("train").lengths_N.sum(dtype=np.int64))
+    tokens = int(data.split("train").lengths_N.sum(dtype=np.int64)) / data.cut.batches
     batch = split.gather(np.sort(chosen))
-    return Previews(data.description, batch=batch, seed=seed, tokens_per_batch=tokens / data.cut.batches)
-
-
-def make_latent_picture(data: SequenceDataModule, seed: int) -> LatentPicture:
-    """Return the callback that writes at the end of a run what its latents look like."""
-    tokens = int(data.split("train").lengths_N.sum(dtype=np.int64))
-    return LatentPicture(
-        data.description, sequences=data.split("valid"), seed=seed, tokens_per_batch=tokens / data.cut.batches
-    )
+    previews = Previews(data.description, batch=batch, seed=seed, tokens_per_batch=tokens)
+    if settings.monitoring.disable_metrics_monitoring:
+        return [previews]
+    return [previews, LatentPicture(data.description, sequences=split, seed=seed, tokens_per_batch=tokens)]
 
 
 def make_logger(run: RunSettings, directory: Path) -> Logger | None:

@@ -9,12 +9,14 @@ import pytest
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
-from seqvae.config.training import ObjectiveSettings, OptimizerSettings
+from seqvae.config.monitoring import MonitoringSettings
+from seqvae.config.training import ObjectiveSettings, OptimizerSettings, TrainingSettings
 from seqvae.data.batch import Batch, part_of
 from seqvae.models.vae import SequenceVAE
 from seqvae.reports.read_run import read_latents
 from seqvae.training.callbacks.latents import MOST_DIMENSIONS, LatentPicture, choose, picture_of
 from seqvae.training.module import TrainingModule
+from seqvae.training.trainer import make_pictures
 from tests.support.small_models import KINDS, SMALL, make_batch
 from tests.training.test_previews import DESCRIPTIONS
 
@@ -133,3 +135,13 @@ def test_it_is_written_at_the_end_and_read_back(tmp_path):
     assert found.groups[LENGTHS.index(2)].startswith("2 to ")
     (tmp_path / "latents.json").unlink()
     assert end_validation(tmp_path, 5, TrainerFn.VALIDATING), "the last validation, on all sequences"
+
+
+@pytest.mark.parametrize("is_monitored", [True, False])
+def test_a_run_that_is_not_monitored_goes_without(is_monitored):
+    data: Any = SimpleNamespace(
+        split=lambda name: Sequences("vectors"), cut=SimpleNamespace(batches=1), description=DESCRIPTIONS["vectors"]
+    )
+    monitoring = MonitoringSettings(disable_metrics_monitoring=not is_monitored)
+    made = make_pictures(data, TrainingSettings(monitoring=monitoring))
+    assert any(isinstance(one, LatentPicture) for one in made) == is_monitored
