@@ -67,6 +67,7 @@ def test_a_flow_begins_as_the_identity_and_each_dimension_is_moved():
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_the_density_of_a_moved_posterior_has_an_integral_of_one_and_is_that_of_its_draws():
     family = FlowPosterior(8, 2, 3)
     bent(family.flow)

@@ -21,7 +21,7 @@ from seqvae.config.yaml_files import to_flat_dict
 from seqvae.data.demo import write_demo
 from seqvae.training.distributed import resolve_devices
 from seqvae.training.fit import fit, make_data, make_monitors, prepare_settings
-from seqvae.training.trainer import NoProfiler, default_trainer_arguments
+from seqvae.training.trainer import NoProfiler, default_trainer_arguments, make_pictures
 
 # Lightning 2.6.6 calls torch 2.13 in a way that torch calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")
@@ -80,8 +80,9 @@ def test_the_script_hands_over_what_fit_would_build(
     profilers = [each.pop("profiler") for each in (parts["trainer_arguments"], trainer_arguments)]
     assert all(isinstance(profiler, NoProfiler) for profiler in profilers)
     assert parts["trainer_arguments"] == trainer_arguments
-    *monitors, _previews = callbacks
-    assert list(map(settings_of, monitors)) == list(map(settings_of, make_monitors(expected)))
+    monitors = make_monitors(expected)
+    assert list(map(settings_of, callbacks[: len(monitors)])) == list(map(settings_of, monitors))
+    assert list(map(type, callbacks[len(monitors) :])) == list(map(type, make_pictures(data, expected)))
     assert settings_of(parts["data"]) == settings_of(data)
 
 
