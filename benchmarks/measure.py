@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from seqvae.console import share_machine
 from seqvae.data.demo import LengthLaw
+from seqvae.files import parse_rows, whole_lines
 from seqvae.training.distributed import cpu_has_bf16_units
 
 ROWS_PER_GROUP = 50_000
@@ -61,6 +62,22 @@ def run_in_own_process(module: str, *words: str) -> dict[str, Any]:
         raise RuntimeError(f"{module} {' '.join(words)} ended with {done.returncode}:\n{done.stderr}")
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
+
+
+def known_figures(path: Path, data: str, steps: int, version: str | None) -> dict[tuple[str, int], dict[str, Any]]:
+    """Return what trainings by name and seed a file of JSON lines holds, whose folder is made; `version`: of this code alone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return {
+        (row["name"], row["seed"]): row
+        for row in (parse_rows(whole_lines(path)) if path.exists() else ())
+        if row["data"] == data and row["steps"] == steps and version in (None, row["version"])
+    }
+
+
+def code_version(benchmark: str) -> str:
+    """Return the commit of the last change of the package or of the file of a benchmark."""
+    words = ("git", "log", "-1", "--format=%h", "--", "seqvae", benchmark)
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def restart_as_commands_run() -> None:

@@ -12,7 +12,6 @@ not measured again until the code changes.
 import json
 import math
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,10 +19,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import machine, make_parser, print_table, restart_as_commands_run, run_in_own_process
+from benchmarks.measure import (
+    code_version,
+    known_figures,
+    machine,
+    make_parser,
+    print_table,
+    restart_as_commands_run,
+    run_in_own_process,
+)
 from benchmarks.quality.variants import SETS, place_of
 from seqvae.errors import UsageError, run_command
-from seqvae.files import parse_rows, whole_lines
 
 PROG = "benchmarks.quality.recipe"
 DEFAULT_DIRECTORY = Path("runs/recipe")
@@ -70,13 +76,8 @@ def measure_all(
     data: str, names: Sequence[str], seeds: int, steps: int, directory: Path, any_version: bool
 ) -> list[dict[str, Any]]:
     """Return what is known of each recipe and seed; measure what is not, the recipes of a seed in turns."""
-    path, version = directory / "figures.jsonl", code_version()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    known = {
-        (row["name"], row["seed"]): row
-        for row in (parse_rows(whole_lines(path)) if path.exists() else ())
-        if row["data"] == data and row["steps"] == steps and (any_version or row["version"] == version)
-    }
+    path, version = directory / "figures.jsonl", code_version("benchmarks/quality/recipe.py")
+    known = known_figures(path, data, steps, None if any_version else version)
     for seed in range(seeds):
         for name in names:
             if (name, seed) in known:
@@ -87,12 +88,6 @@ def measure_all(
                 file.write(json.dumps(row) + "\n")
             print(f"{data}: {name}, seed {seed}: {row['seconds'][-1]:.0f} s, {max(row['elbos']):.2f}", flush=True)
     return [known[name, seed] for name in names for seed in range(seeds)]
-
-
-def code_version() -> str:
-    """Return the commit of the package's last change."""
-    words = ("git", "log", "-1", "--format=%h", "--", "seqvae", "benchmarks/quality/recipe.py")
-    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def measure(data: str, name: str, seed: int, steps: int) -> dict[str, Any]:

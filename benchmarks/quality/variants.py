@@ -11,7 +11,6 @@ NLL are taken sequence by sequence. What was measured lies in runs/variants/ and
 import json
 import math
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,9 +20,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.measure import machine, make_parser, print_table, restart_as_commands_run, run_in_own_process
+from benchmarks.measure import (
+    code_version,
+    known_figures,
+    machine,
+    make_parser,
+    print_table,
+    restart_as_commands_run,
+    run_in_own_process,
+)
 from seqvae.errors import UsageError, run_command
-from seqvae.files import parse_rows, whole_lines
 from seqvae.text import clip
 
 PROG = "benchmarks.quality.variants"
@@ -113,13 +119,8 @@ def measure_all(
     data: str, names: Sequence[str], seeds: int, steps: int, directory: Path, any_version: bool
 ) -> list[dict[str, Any]]:
     """Return what is known of each variant and seed, in the order of VARIANTS; measure what is not."""
-    path, version = directory / "figures.jsonl", code_version()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    known = {
-        (row["name"], row["seed"]): row
-        for row in (parse_rows(whole_lines(path)) if path.exists() else ())
-        if row["data"] == data and row["steps"] == steps and (any_version or row["version"] == version)
-    }
+    path, version = directory / "figures.jsonl", code_version("benchmarks/quality/variants.py")
+    known = known_figures(path, data, steps, None if any_version else version)
     for seed in range(seeds):
         for name in VARIANTS:
             if name not in names or (name, seed) in known:
@@ -135,12 +136,6 @@ def measure_all(
                 file.write(json.dumps(row) + "\n")
             print(f"{data}: {name}, seed {seed}: {row['seconds']:.0f} s, NLL {np.mean(row['nll_N']):.2f}", flush=True)
     return [known[name, seed] for name in VARIANTS for seed in range(seeds) if (name, seed) in known and name in names]
-
-
-def code_version() -> str:
-    """Return the commit of the package's last change."""
-    words = ("git", "log", "-1", "--format=%h", "--", "seqvae", "benchmarks/quality/variants.py")
-    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def measure(data: str, name: str, seed: int, steps: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ latents of a batch, P vectors that are kept of a step; `hidden` is (B, W) or (B,
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -47,7 +48,7 @@ class Quantised(NamedTuple):
     """What is paid for the distance of what the encoder wrote from the vectors that stand for it."""
 
 
-class CodePosterior(PosteriorFamily):
+class CodePosterior(PosteriorFamily, ABC):
     """What learned codes and those of a grid have in common; every posterior is a point."""
 
     def __init__(self, width: int, settings: ModelSettings, dimensions: int) -> None:
@@ -66,13 +67,13 @@ class CodePosterior(PosteriorFamily):
     def draw(self, posterior: Posterior, noise: Tensor | None = None) -> Draw:
         return Draw(posterior.mean, posterior.mean)
 
+    @abstractmethod
     def quantise(self, hidden: Tensor, mask: Tensor) -> Quantised:
         """Return the codes of each latent; `mask` is true for what is real."""
-        raise NotImplementedError
 
+    @abstractmethod
     def vectors_of(self, codes: Tensor) -> Tensor:
         """Return the latents that codes stand for, (B, Z) or (B, S, Z)."""
-        raise NotImplementedError
 
     def after_step(
         self, step: int, total: Callable[[Tensor], Tensor] = lambda own: own, rank: int = 0, world: int = 1
@@ -250,20 +251,20 @@ def nearest(written: Tensor, vectors_HKD: Tensor) -> Tensor:
         return (vectors_HKD.square().sum(dim=-1) - 2 * products).argmin(dim=-1)
 
 
-class CodePrior(Prior):
-    """What priors over codes have in common."""
+class CodePrior(Prior, ABC):
+    """A prior over codes: what each costs, and draws of them."""
 
     def __init__(self, codes: int, codebooks: int) -> None:
         super().__init__()
         self.codes, self.codebooks = codes, codebooks
 
+    @abstractmethod
     def nll(self, codes: Tensor) -> Tensor:
         """Return -log p of the codes of each latent given those of the steps before it, (B,) or (B, S): the KL of a point."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sample_codes(self, shape: Sequence[int], noise: Noise) -> Tensor:
         """Draw codes for latents of this shape, (..., H)."""
-        raise NotImplementedError
 
 
 class UniformCodes(CodePrior):

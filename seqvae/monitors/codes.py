@@ -20,7 +20,7 @@ from torch import Tensor
 
 from seqvae.monitors.decoder_use import DecoderUse
 from seqvae.monitors.reading import MOST_LISTED, Reading, Scope
-from seqvae.monitors.window import MICRO_BATCHES, Gather, LastRows, real_rows, rounded, with_sums
+from seqvae.monitors.window import MICRO_BATCHES, Gather, LastRows, real_rows, rounded, share_of, with_sums
 
 ENOUGH = 16
 """Latents for each code of a codebook that a share in use is read on: equally likely codes are all met, but for one in 9
@@ -62,16 +62,16 @@ class CodeWindow:
         counted_NH = real_N[:, None].expand(-1, books).long()
         self._counts_HK = self._counts_HK.to(device)
         self._counts_HK.view(-1).index_add_(0, places_NH.flatten(), counted_NH.flatten())
-        self._codes.push(self._share_of(torch.cat((flat_NH, real_N[:, None].long()), dim=1)))
+        self._codes.push(share_of(torch.cat((flat_NH, real_N[:, None].long()), dim=1), self._most, self._pushes))
         if nll_B is not None:
             real_B = mask if mask.dim() == 1 else mask.any(dim=1)
-            self._nll.push(torch.stack((self._share_of(nll_B.detach()), self._share_of(real_B)), dim=1))
+            self._nll.push(
+                torch.stack(
+                    (share_of(nll_B.detach(), self._most, self._pushes), share_of(real_B, self._most, self._pushes)),
+                    dim=1,
+                )
+            )
         self._pushes += 1
-
-    def _share_of(self, rows: Tensor) -> Tensor:
-        """Return all rows of a micro-batch, or, where they are too many, every n-th, beginning with another one each time."""
-        every = -(-len(rows) // self._most)
-        return rows if every <= 1 else rows[self._pushes % every :: every]
 
     @property
     def is_empty(self) -> bool:

@@ -130,17 +130,16 @@ class PosteriorWindow:
             if mask is None:
                 mask = torch.ones(mean.shape[:-1], dtype=torch.bool, device=mean.device)
             columns = (mean, logvar, mask[..., None]) if kl is None else (mean, logvar, kl, mask[..., None])
-            parts = [self._share_of(part.flatten(0, -2)) for part in columns]
+            parts = [share_of(part.flatten(0, -2), self._most, self._pushes) for part in columns]
             self._posteriors.push(torch.cat(parts, dim=1))
             if nll_B is not None:
                 real_B = mask if mask.dim() == 1 else mask.any(dim=1)
-                self._nll.push(torch.stack((self._share_of(nll_B), self._share_of(real_B)), dim=1))
+                self._nll.push(
+                    torch.stack(
+                        (share_of(nll_B, self._most, self._pushes), share_of(real_B, self._most, self._pushes)), dim=1
+                    )
+                )
             self._pushes += 1
-
-    def _share_of(self, rows: Tensor) -> Tensor:
-        """Return all rows of a micro-batch, or, where they are too many, every n-th, beginning with another one each time."""
-        every = -(-len(rows) // self._most)
-        return rows if every <= 1 else rows[self._pushes % every :: every]
 
     @property
     def is_empty(self) -> bool:
@@ -206,6 +205,12 @@ class PosteriorWindow:
         self._pushes, by_step, self._kl_columns, is_estimated = numbers
         self.kl_is_estimated = bool(is_estimated)
         self.scope = "step" if by_step else "sequence"
+
+
+def share_of(rows: Tensor, most: int, pushes: int) -> Tensor:
+    """Return all rows of a micro-batch, or, where there are more than `most`, every n-th, beginning with another one each time."""
+    every = -(-len(rows) // most)
+    return rows if every <= 1 else rows[pushes % every :: every]
 
 
 def real_rows(rows_NW: Tensor) -> Tensor:
