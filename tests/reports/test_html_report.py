@@ -400,7 +400,7 @@ def test_whatever_lies_in_the_directory_there_is_a_report(seed, tmp_path):
 
 
 def test_a_report_stays_small_however_long_the_run_and_whatever_its_picture(tmp_path):
-    directory = make_run(tmp_path / "a", names=[f"{'name' * 100}{place}" for place in range(200)], is_text=False)
+    directory = make_run(tmp_path / "a", names=[f"{'name' * 100}{place}" for place in range(200)], kind="vectors")
     wide = [value / 100 for value in range(512)]
     write_rows(directory / "posterior.jsonl", [reading(step, "healthy") | {"kl_per_dim": wide} for step in range(2000)])
     write_rows(

@@ -31,14 +31,14 @@ def make_run(
     says: str = "the latent carries something and the decoder uses it; rate 2, mutual information 1.5",
     end: Mapping[str, Any] | None = None,
     monitored: bool = True,
-    is_text: bool = True,
+    kind: str = "tokens",
 ) -> Path:
     """Write everything that a run of 1,000 steps has; `names` stand wherever something comes from data."""
     directory.mkdir(parents=True)
     settings = CONFIG | {"disable_metrics_monitoring": not monitored}
     write(directory / "config.yaml", [f"{name}: {json.dumps(value)}" for name, value in settings.items()])
     write_json(directory / "environment.json", environment(names))
-    write_json(directory / "run.json", facts(names))
+    write_json(directory / "run.json", facts(names, kind))
     write(directory / "metrics.csv", metrics())
     write_rows(directory / "events.jsonl", [*events(verdict, says if monitored else None), *([end] if end else [])])
     if monitored:
@@ -48,7 +48,7 @@ def make_run(
         (directory / "plots").mkdir()
         np.savez(directory / "plots" / "posteriors.npz", mean_NZ=rng.normal(size=(99, 4)), logvar_NZ=-np.ones((99, 4)))
     (directory / "samples").mkdir()
-    if is_text:
+    if kind == "tokens":
         lines = ["Step 1,000", "", "   1  original        " + names[0], "      reconstruction  " + names[-1], ""]
         write(directory / "samples" / "step-0001000.txt", [*lines, "Drawn from the prior", "", f"   1{'':18}CCO"])
     else:
@@ -110,14 +110,14 @@ def metrics() -> list[str]:
     return lines
 
 
-def facts(names: Sequence[str]) -> dict[str, Any]:
+def facts(names: Sequence[str], kind: str = "vectors") -> dict[str, Any]:
     splits = [
         {"split": split, "sequences": 900, "steps": 9000, "mean_length": 10.0, "longest": 19}
         for split in ("train", "valid")
     ]
     data = {
-        "kind": "vectors",
-        "layout": f"vectors: {names[0]}",
+        "kind": kind,
+        "layout": f"{kind}: {names[0]}",
         "batches": "90 batches an epoch",
         "splits": splits,
         "lengths": {"edges": [1, 5, 10, 20], "counts": [100, 500, 300]},
