@@ -457,15 +457,14 @@ class PosteriorMetricsMonitor(Callback):
         raise PosteriorCollapsed(self.verdict)
 
     def _finish(self, *, draws: bool = True, seconds: float = DRAWING_SECONDS) -> None:
-        """Draw what there is, once; `seconds` is what each of two drawings may take."""
+        """Draw what there is, once; `seconds` is what it may take."""
         publisher, self._publisher = self._publisher, None
         if publisher is None:
             return
         publisher.try_again()
-        publisher.finish(seconds)  # figures that were begun before
         if draws and self.reading is not None and not self._window.is_empty:  # a rescue may have just emptied it
-            publisher.draw(self._window, self.reading.step, self._moves)
-            publisher.finish(seconds)
+            publisher.draw(self._window, self.reading.step, self._moves, is_urgent=True)
+        publisher.finish(seconds)
 
 
 def read_level(module: LightningModule, level: str | None) -> str | None:

@@ -37,10 +37,14 @@ class Drawing:
     def start(self, directory: str | Path, *, is_urgent: bool = False) -> bool:
         """Begin to draw a run directory; False: it cannot begin, or the drawing before is not yet done.
 
-        `is_urgent`: the run waits for it. Else it takes what training, and whatever else the machine does, leaves over.
+        `is_urgent`: the run ends and waits for it, so that it takes the place of one under way, which is out of date, and may take
+        long at its low priority. Else it takes what training, and whatever else the machine does, leaves over.
         """
         if self._is_busy():
-            return False
+            if not is_urgent:
+                return False
+            self._kill()
+            self._reason = None
         self._directory = str(directory)
         try:
             self._process = begin(Path(directory).absolute(), self._module, is_urgent=is_urgent)
@@ -55,9 +59,7 @@ class Drawing:
         try:
             self._process.wait(timeout_seconds)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-            self._is_busy()
+            self._kill()
             directory = shlex.quote(self._directory) if self._directory.isprintable() else ascii(self._directory)
             self._reason = (
                 f"ended after {timeout_seconds:g} s, as other programs or a slow disk held it up; "
@@ -73,6 +75,12 @@ class Drawing:
             return None
         self._reported.add(reason)
         return reason
+
+    def _kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        self._is_busy()
 
     def _is_busy(self) -> bool:
         """Return whether a drawing goes on. Keeps the last line of one that has failed as the reason."""

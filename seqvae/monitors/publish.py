@@ -145,8 +145,18 @@ class Publisher:
         self._readings.try_again()
         self._events.try_again()
 
-    def draw(self, window: PosteriorWindow | CodeWindow, step: int, moves: MovesLatents | None = None) -> None:
-        """Begin to draw, without waiting; while figures are still being drawn no others are begun. `moves` as in a reading."""
+    def draw(
+        self,
+        window: PosteriorWindow | CodeWindow,
+        step: int,
+        moves: MovesLatents | None = None,
+        *,
+        is_urgent: bool = False,
+    ) -> None:
+        """Begin to draw, without waiting. `moves` as in a reading.
+
+        While figures are still being drawn no others are begun, but those of the end, which are urgent.
+        """
         if not self.draws:
             return
         try:
@@ -161,7 +171,8 @@ class Publisher:
                 raise
             return
         self._patience.succeeded()
-        self._drawing.start(self.directory)
+        self._report_failure(self._drawing.failure())
+        self._drawing.start(self.directory, is_urgent=is_urgent)
         self._report_failure(self._drawing.failure())
 
     def finish(self, seconds: float) -> None:

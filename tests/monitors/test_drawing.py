@@ -103,6 +103,17 @@ def test_a_drawing_that_hangs_is_ended(tmp_path, painter, instead):
     )
 
 
+def test_an_urgent_drawing_takes_the_place_of_one_under_way(tmp_path, painter, instead):
+    instead("exec sleep 60")
+    assert painter.start(tmp_path)
+    before = painter._process
+    assert not painter.start(tmp_path)
+    assert painter.start(tmp_path, is_urgent=True)
+    assert before.returncode == -9
+    assert painter.failure() is None
+    assert os.getpriority(os.PRIO_PROCESS, painter._process.pid) == os.getpriority(os.PRIO_PROCESS, 0)
+
+
 def test_signals_to_the_run_pass_the_drawing_by(tmp_path, painter, instead):
     instead("exec sleep 60")
     painter.start(tmp_path)

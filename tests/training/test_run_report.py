@@ -81,7 +81,7 @@ def test_however_a_run_ends_its_report_is_written_and_an_error_is_noted(error, n
     with suppress(type(error) if error else Stopped), report:
         if error:
             raise error
-    assert drawing.did == [0.0, "urgent", seconds]
+    assert drawing.did == ["urgent", seconds]
     assert [(row["event"], row["said"]) for row in read_events(tmp_path)] == noted
 
 
@@ -98,7 +98,7 @@ def test_what_failed_before_the_end_is_said_beside_the_last_attempt(tmp_path, ca
     report, drawing, _ = report_of(tmp_path, reason="no space left")
     with report:
         pass
-    assert drawing.did == [0.0, "urgent", 30.0]
+    assert drawing.did == ["urgent", 30.0]
     assert "report.html cannot be written (no space left)" in capsys.readouterr().out
 
 

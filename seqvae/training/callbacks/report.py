@@ -66,8 +66,6 @@ class RunReport(Callback):
         if not self.events.writes:
             return
         self._print_failure()
-        self._drawing.finish(0.0)  # a report under way is out of date, and at its low priority it may take long
-        self._drawing.failure()
         before = self._modified_at()
         self._drawing.start(self.events.directory, is_urgent=True)
         self._drawing.finish(HURRIED_SECONDS if isinstance(error, Stopped) else SECONDS)
