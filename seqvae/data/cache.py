@@ -125,6 +125,10 @@ def prepare_cache(
     try:
         if source.data_dir is None:
             demo = write_demo(root / "demo", "tokens" if source.kind == "auto" else source.kind)
+            # Text is read letter by letter, unless the flags or a network that was trained before take it as numbers.
+            is_text = source.kind in ("auto", "tokens") and source.tokenizer is None and source.sequence_column is None
+            if is_text and (preprocessing is None or preprocessing.description.tokenizer is not None):
+                source = replace(source, tokenizer="characters")
             source = replace(source, data_dir=str(demo))
         found = _look_at(source, preprocessing, by_content=shelf is not None)
         path = root / found.name

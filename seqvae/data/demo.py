@@ -4,18 +4,20 @@ In: a directory, a kind, a size and a seed. Out: a folder in there that --data_d
 valid.parquet, test.parquet and truth.json, from which `read_truth` gives the process back. One row per sequence, except for
 events:
 
-    tokens   id, tokens list<uint8>, label, factor
-    vectors  id, values list<fixed_size_list<float>[6]> with nulls where missing, label, factor
-    events   ts_id, minute, variable, value (null: presence only), one row per event;
-             beside them outcomes.csv (ts_id, label) and factors.csv (ts_id, factor)
+    tokens   text of invented languages: id, text, tokens list<uint8> (the same as numbers), label (the language), factor
+    vectors  drawings of a pen: id, step, x, y, pressure (null where missing), label (the shape), one row per step;
+             beside them factors.csv (id, size, slant)
+    events   diaries of patients: ts_id, minute, variable, value (null: presence only), label (the illness), one row per event;
+             beside them factors.csv (ts_id, severity)
 
-Every sequence has a length, a latent class (its label; all equally likely) and a factor; the length says nothing about the
-other two. Samples are flat arrays with offsets, and of any such sample log p is known, in nats.
+Every sequence has a length, a latent class (its label; all equally likely) and one factor or two; the length says nothing about
+the others. Samples are flat arrays with offsets, and of any such sample log p is known, in nats.
 
-Shapes: N sequences, S steps of all sequences one behind the other (offsets_N1 says where each begins), C classes.
+Shapes: N sequences, S steps of all sequences one behind the other (offsets_N1 says where each begins), C classes, F factors.
 """
 
 import dataclasses
+import itertools
 import json
 import math
 import shutil
@@ -33,14 +35,20 @@ import pyarrow.parquet as pq
 from seqvae.data.description import Kind
 from seqvae.files import wait_for_lock
 
-VERSION = 1
+VERSION = 2
 """Version of the generator; raise it with every change that changes the files."""
 SEQUENCES = 20_000
 MEAN_LENGTH = 50.0
 """Together a million steps: few enough to go through several times in a minute or two on two cores."""
 HELD_OUT_SHARE = 10
-ROW_GROUP_ROWS = {"tokens": 4_000, "vectors": 4_000, "events": 200_000}
+ROW_GROUP_ROWS = {"tokens": 4_000, "vectors": 200_000, "events": 200_000}
 CHUNK = 512  # token sequences whose transition counts are held at once: 4 MB at 32 tokens
+ALPHABET = " aeioutnsrlmdkphvgbyzfjwcxqäöüøé"
+"""What stands for each token, the frequent ones first."""
+VOWELS, FINALS = "aeiouyäöüøé", "tnsrl"
+LANGUAGES = ("Aveno", "Belosk", "Cistu", "Dovari", "Ekelo", "Fasiri", "Gonnet", "Hapolu")
+SHAPES = ("circle", "clover", "eight", "heart")
+ILLNESSES = ("diabetes", "heart failure", "infection", "recovery")
 VARIABLES = (
     *("pulse", "pressure", "temperature", "breaths", "oxygen", "glucose", "sodium", "lactate", "weight"),
     *("ventilated", "moved", "visited"),
@@ -119,24 +127,24 @@ class TokenSample(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenTruth:
-    """A finite mixture of Markov chains, whose likelihood is therefore exact; its fields are what truth.json holds.
+    """Text of invented languages: a finite mixture of Markov chains over letters and the space, whose likelihood is exact.
 
-    Which token follows which is common to all sequences (that is what a model learns first). A class has its favourite tokens,
-    and the factor, one of G equally likely values, pulls along one direction of the vocabulary:
+    What follows what is common to all languages (that is what a model learns first): words of syllables. A language, the class,
+    has its favourite letters, and the factor, one of G equally likely values, pulls along one direction of the alphabet:
 
         p(next | previous, class, factor) = softmax(base[previous] + favour[class] + factor * direction)
 
-    The first token comes from the stationary law of its chain, so a token is distributed alike at every step. Class and factor
-    show slowly: of log 8 = 2.1 nats about the class 1.6 are still open after 5 tokens, 0.7 after 20 and 0.1 after 50. A latent
-    variable can hold them from the start. The default process (seed 0, mean length 50), in nats per symbol
-    (a token, or the end mark of a sequence):
+    A text begins and ends anywhere: its first letter comes from the stationary law of its chain, so a letter is distributed alike
+    at every step. Class and factor show slowly: of log 8 = 2.1 nats about the class 1.6 are still open after 5 letters, 0.65 after
+    20 and 0.1 after 50. A latent variable can hold them from the start. The default process (seed 0, mean length 50), in nats per
+    symbol (a letter, a space, or the end mark of a text):
 
-        3.35  without any context
-        2.38  from the token before alone: 87 % of the way to
-        2.23  the truth, of which 2.8 nats per sequence are about class and factor
-        2.18  with class and factor known beforehand
+        3.30  without any context
+        2.37  from the symbol before alone: 86 % of the way to
+        2.22  the truth, of which 2.8 nats per sequence are about class and factor
+        2.17  with class and factor known beforehand
 
-    Shapes: V vocabulary, G values of the factor, K = C * G chains.
+    Its fields are what truth.json holds. Shapes: V symbols, G values of the factor, K = C * G chains.
     """
 
     base_VV: np.ndarray
@@ -149,14 +157,27 @@ class TokenTruth:
     def draw(
         cls, rng: np.random.Generator, lengths: LengthLaw, *, vocabulary_size: int = 32, classes: int = 8
     ) -> "TokenTruth":
-        """Draw a process; rounded to three decimals, so that truth.json holds the process itself."""
+        """Draw a process over the first symbols of the alphabet; rounded to three decimals, so that truth.json holds the process
+        itself."""
+        symbols = ALPHABET[:vocabulary_size]
+        is_space_V, is_vowel_V, is_final_V = (np.array([one in of for one in symbols]) for of in (" ", VOWELS, FINALS))
+        base_VV = rng.normal(scale=1.3, size=(vocabulary_size, vocabulary_size))
+        # Vowels follow consonants, consonants vowels and spaces; letters are rarely doubled, and some are rare.
+        base_VV -= 1.3 * np.where(is_vowel_V | is_space_V, 1, -1)[:, None] * np.where(is_vowel_V, 1, -1)
+        base_VV -= 0.05 * np.arange(vocabulary_size) + np.eye(vocabulary_size)
+        # Words end with a vowel or one of a few consonants, and no word is empty.
+        base_VV[:, 0] = rng.normal(np.select([is_vowel_V, is_final_V, is_space_V], [3, 2, -9], -1), 0.5)
         return cls(
-            base_VV=rng.normal(scale=2.0, size=(vocabulary_size, vocabulary_size)).round(3),
+            base_VV=base_VV.round(3),
             favour_CV=rng.normal(scale=0.6, size=(classes, vocabulary_size)).round(3),
             direction_V=rng.normal(scale=0.5, size=vocabulary_size).round(3),
             factors_G=np.linspace(-1.7, 1.7, 16).round(3),
             lengths=lengths,
         )
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return LANGUAGES[: len(self.favour_CV)]
 
     @cached_property
     def log_transitions_KVV(self) -> np.ndarray:
@@ -226,62 +247,84 @@ class TokenTruth:
         return np.add.reduceat(logs[tokens_S], offsets_N1[:-1]) + logs[-1]
 
 
-# --- Gaussians whose mean is linear in the factor: vectors and events -----------------------------------------------
+# --- Gaussians whose mean is linear in the factors: vectors and events ----------------------------------------------
 
 
 class FactorTerms(NamedTuple):
-    """The terms of log p(x, length | class, factor) = constant + linear * factor - curvature * factor^2 / 2, which is exact.
+    """The terms of log p(x, length | class, factors) = constant + linear . factors - factors . curvature . factors / 2.
 
-    It holds for every Gaussian whose mean is linear in the factor. With factor ~ Normal(0, 1) the integral has a closed form.
+    It is exact for every Gaussian whose mean is linear in the factors. With factors ~ Normal(0, 1) the integral has a closed form.
     """
 
     constant_NC: np.ndarray
-    linear_NC: np.ndarray
-    curvature_NC: np.ndarray
+    linear_NCF: np.ndarray
+    curvature_NCFF: np.ndarray
 
     @classmethod
     def of_steps(cls, terms_SC: list[np.ndarray], offsets_N1: np.ndarray, lengths: LengthLaw) -> "FactorTerms":
         """Sum the three terms over the steps of each sequence, and add the log-probability of its length."""
-        constant_NC, linear_NC, curvature_NC = (np.add.reduceat(term, offsets_N1[:-1], axis=0) for term in terms_SC)
-        return cls(constant_NC + lengths.log_probability(np.diff(offsets_N1))[:, None], linear_NC, curvature_NC)
+        constant_NC, linear_NCF, curvature_NCFF = (np.add.reduceat(term, offsets_N1[:-1], axis=0) for term in terms_SC)
+        return cls(constant_NC + lengths.log_probability(np.diff(offsets_N1))[:, None], linear_NCF, curvature_NCFF)
 
     def marginal(self) -> np.ndarray:
         """Return log p(x, length), (N,), with all classes equally likely."""
-        precision_NC = 1 + self.curvature_NC
-        integrated_NC = self.constant_NC + self.linear_NC**2 / (2 * precision_NC) - np.log(precision_NC) / 2
+        precision_NCFF = np.eye(self.linear_NCF.shape[-1]) + self.curvature_NCFF
+        mean_NCF = np.linalg.solve(precision_NCFF, self.linear_NCF[..., None])[..., 0]
+        integrated_NC = self.constant_NC + (self.linear_NCF * mean_NCF).sum(axis=-1) / 2
+        integrated_NC -= np.linalg.slogdet(precision_NCFF).logabsdet / 2
         return logsumexp(integrated_NC, axis=1) - math.log(self.constant_NC.shape[1])
 
 
 class VectorSample(NamedTuple):
-    """Sequences of vectors, and the class and factor of each."""
+    """Sequences of vectors, and the class and factors of each."""
 
     values_SD: np.ndarray
     """float32, NaN where missing."""
     offsets_N1: np.ndarray
     classes_N: np.ndarray
-    factors_N: np.ndarray
+    factors_NF: np.ndarray
+
+
+COSINES_CDK = np.array(
+    [  # of once, twice, three and four times the angle; x, y
+        [[1, 0, 0, 0], [0, 0, 0, 0]],
+        [[0, 0.5, 0, 0.5], [0, 0, 0, 0]],
+        [[1, 0, 0, 0], [0, 0, 0, 0]],
+        [[0, 0, 0, 0], [0.8125, -0.3125, -0.125, -0.0625]],
+    ]
+)
+SINES_CDK = np.array(
+    [
+        [[0, 0, 0, 0], [1, 0, 0, 0]],
+        [[0, 0, 0, 0], [0, -0.5, 0, 0.5]],
+        [[0, 0, 0, 0], [0, 0.7, 0, 0]],
+        [[0.75, 0, -0.25, 0], [0, 0, 0, 0]],
+    ]
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VectorTruth:
-    """Damped oscillations in correlated noise, some values missing; its fields are what truth.json holds.
+    """Drawings of a pen, whose hand trembles and of which some values are missing; its fields are what truth.json holds.
 
-    The class sets the frequency; the factor, Normal(0, 1), changes the amplitude of the first feature, shifts the phase of the
-    last, and does some of both to those between. At step t of a sequence, in units of each feature's own scale,
+    The class is the shape, a curve that the pen goes round and round: a finite Fourier series of the angle, which grows by
+    `frequency` at each step. The pen is pressed harder on its way down. Two factors, Normal(0, 1), change all of it: the size,
+    and the slant, by which x moves with y. In millimetres and grams:
 
-        mean = decay^t * (sin(angle) + factor / 2 * sin(angle + shift)),   angle = frequency[class] * t + phase
+        position and pressure = offset + scale * (1 + size * sizing + slant * slanting) curve(class, angle) + noise
 
-    Noise is Normal(0, covariance), independent from step to step. Values are missing at random, and log p is that of the
-    others.
+    Noise is Normal(0, covariance) in units of each feature's own scale, independent from step to step. Values are missing at
+    random, and log p is that of the others.
 
-    Shapes: D features, P patterns of observed features.
+    Shapes: D features (x, y, pressure), K multiples of the angle, P patterns of observed features.
     """
 
-    frequency_C: np.ndarray
+    cosines_CDK: np.ndarray
+    sines_CDK: np.ndarray
+    frequency: float
     """Radians per step."""
-    phase_D: np.ndarray
-    shift_D: np.ndarray
-    decay: float
+    loading_FDD: np.ndarray
+    """What one unit of a factor, size and slant, adds to the curve, as a product with it."""
     offset_D: np.ndarray
     scale_D: np.ndarray
     covariance_DD: np.ndarray
@@ -290,40 +333,53 @@ class VectorTruth:
     lengths: LengthLaw
 
     @classmethod
-    def draw(cls, rng: np.random.Generator, lengths: LengthLaw, *, features: int = 6) -> "VectorTruth":
-        common_D = rng.uniform(-0.7, 0.7, features).round(3)
+    def draw(cls, rng: np.random.Generator, lengths: LengthLaw) -> "VectorTruth":
+        multiples_K = np.arange(1, 5)
+        down_CK = SINES_CDK[:, 1] * multiples_K, -COSINES_CDK[:, 1] * multiples_K
+        rate_C = np.hypot(*down_CK).max(axis=1, keepdims=True)
+        slanting_DD = np.zeros((3, 3))
+        slanting_DD[0, 1] = 0.3
+        common_D, own = rng.uniform(-0.06, 0.06, 3), 0.07
         return cls(
-            frequency_C=(2 * np.pi / np.array([8.0, 11.0, 16.0, 24.0])).round(4),
-            phase_D=rng.uniform(0, 2 * np.pi, features).round(3),
-            shift_D=np.linspace(0, np.pi / 2, features).round(3),
-            decay=0.98,
-            offset_D=np.append(np.zeros(features - 1), 120.0),
-            scale_D=np.append(np.ones(features - 1), 15.0),
-            covariance_DD=np.outer(common_D, common_D) + 0.5 * np.eye(features),
+            cosines_CDK=np.concatenate([COSINES_CDK, -(down_CK[0] / rate_C)[:, None]], axis=1).round(4),
+            sines_CDK=np.concatenate([SINES_CDK, -(down_CK[1] / rate_C)[:, None]], axis=1).round(4),
+            frequency=round(2 * math.pi / 24, 4),
+            loading_FDD=np.stack([0.25 * np.eye(3), slanting_DD]),
+            offset_D=np.array([0.0, 0.0, 120.0]),
+            scale_D=np.array([10.0, 10.0, 15.0]),
+            covariance_DD=(np.outer(common_D, common_D) + own**2 * np.eye(3)).round(6),
             missing=0.03,
             lengths=lengths,
         )
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return SHAPES
+
     def sample(self, count: int, rng: np.random.Generator) -> VectorSample:
         offsets_N1 = offsets_of(self.lengths.sample(count, rng))
-        classes_N = rng.integers(len(self.frequency_C), size=count)
-        factors_N = rng.normal(size=count)
+        classes_N = rng.integers(len(self.cosines_CDK), size=count)
+        factors_NF = rng.normal(size=(count, len(self.loading_FDD)))
         steps_N = np.diff(offsets_N1)
-        base_SD, tilt_SD = self.waves(self.frequency_C[np.repeat(classes_N, steps_N)], step_numbers(offsets_N1))
-        noise_SD = rng.normal(size=base_SD.shape) @ np.linalg.cholesky(self.covariance_DD).T
-        values_SD = base_SD + np.repeat(factors_N, steps_N)[:, None] * tilt_SD + noise_SD
+        base_SD = np.empty((offsets_N1[-1], len(self.scale_D)))
+        classes_S, steps_S = np.repeat(classes_N, steps_N), step_numbers(offsets_N1)
+        for one in range(len(self.cosines_CDK)):
+            base_SD[classes_S == one] = self.curve(one, steps_S[classes_S == one])
+        added_SFD = np.einsum("fde,se->sfd", self.loading_FDD, base_SD)
+        values_SD = base_SD + np.einsum("sf,sfd->sd", np.repeat(factors_NF, steps_N, axis=0), added_SFD)
+        values_SD += rng.normal(size=base_SD.shape) @ np.linalg.cholesky(self.covariance_DD).T
         values_SD = (self.offset_D + self.scale_D * values_SD).astype(np.float32)
         values_SD[rng.random(values_SD.shape) < self.missing] = np.nan
-        return VectorSample(values_SD, offsets_N1, classes_N, factors_N)
+        return VectorSample(values_SD, offsets_N1, classes_N, factors_NF)
 
-    def waves(self, frequency_S: np.ndarray | float, steps_S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the mean without the factor, and what one unit of the factor adds to it."""
-        angle_SD = (frequency_S * steps_S)[:, None] + self.phase_D
-        envelope_S1 = (self.decay**steps_S)[:, None]
-        return envelope_S1 * np.sin(angle_SD), envelope_S1 * np.sin(angle_SD + self.shift_D) / 2
+    def curve(self, group: int, steps_S: np.ndarray) -> np.ndarray:
+        """Return where the pen of a class is at these steps where both factors are 0, (S, D), in units of each feature's scale."""
+        angle_SK = self.frequency * steps_S[:, None] * np.arange(1, self.cosines_CDK.shape[2] + 1)
+        mean_SD: np.ndarray = np.cos(angle_SK) @ self.cosines_CDK[group].T + np.sin(angle_SK) @ self.sines_CDK[group].T
+        return mean_SD
 
     def factor_terms(self, sample: VectorSample) -> FactorTerms:
-        """Return log p(observed values, length | class, factor) as a quadratic in the factor."""
+        """Return log p(observed values, length | class, factors) as a quadratic in the factors."""
         size = len(self.scale_D)
         observed_SD = ~np.isnan(sample.values_SD)
         standard_SD = np.where(observed_SD, (sample.values_SD - self.offset_D) / self.scale_D, 0.0)
@@ -332,18 +388,19 @@ class VectorTruth:
         both_PDD = observed_PD[:, :, None] * observed_PD[:, None, :]
         # Ones on the diagonal of what is missing: it then takes no part in the determinant or in the others' inverse.
         covariance_PDD = self.covariance_DD * both_PDD + np.eye(size) * (1 - observed_PD)[:, None, :]
-        precision_PDD = np.linalg.inv(covariance_PDD) * both_PDD
+        precision_SDD = (np.linalg.inv(covariance_PDD) * both_PDD)[pattern_S]
         norm_S = -np.linalg.slogdet(covariance_PDD).logabsdet[pattern_S] / 2
         norm_S -= observed_SD @ (np.log(self.scale_D) + math.log(2 * math.pi) / 2)
         terms_SC: list[list[np.ndarray]] = [[], [], []]
-        for frequency in self.frequency_C:
-            base_SD, tilt_SD = self.waves(frequency, step_numbers(sample.offsets_N1))
+        for group in range(len(self.cosines_CDK)):
+            base_SD = self.curve(group, step_numbers(sample.offsets_N1))
+            added_SFD = np.einsum("fde,se->sfd", self.loading_FDD, base_SD)
             rest_SD = standard_SD - base_SD
-            weighted_SD = np.einsum("sd,sde->se", tilt_SD, precision_PDD[pattern_S])
-            squares_S = np.einsum("sd,sde,se->s", rest_SD, precision_PDD[pattern_S], rest_SD)
+            weighted_SFD = np.einsum("sfd,sde->sfe", added_SFD, precision_SDD)
+            squares_S = np.einsum("sd,sde,se->s", rest_SD, precision_SDD, rest_SD)
             terms_SC[0].append(norm_S - squares_S / 2)
-            terms_SC[1].append((weighted_SD * rest_SD).sum(axis=1))
-            terms_SC[2].append((weighted_SD * tilt_SD).sum(axis=1))
+            terms_SC[1].append(np.einsum("sfd,sd->sf", weighted_SFD, rest_SD))
+            terms_SC[2].append(np.einsum("sfd,sgd->sfg", weighted_SFD, added_SFD))
         return FactorTerms.of_steps([np.stack(term, axis=1) for term in terms_SC], sample.offsets_N1, self.lengths)
 
 
@@ -357,16 +414,27 @@ class EventSample(NamedTuple):
     """Minutes since the step before; 0 at the first step of a sequence."""
     offsets_N1: np.ndarray
     classes_N: np.ndarray
-    factors_N: np.ndarray
+    factors_NF: np.ndarray
+    """Of one factor."""
+
+
+LEVELS_C: tuple[dict[str, float], ...] = (
+    {"glucose": 1.5, "weight": 0.8, "pressure": 0.4},
+    {"pressure": -1.0, "oxygen": -0.7, "weight": 0.6, "pulse": 0.5, "breaths": 0.5},
+    {"temperature": 1.3, "pulse": 1.0, "lactate": 0.8, "breaths": 0.7, "pressure": -0.4},
+    {"lactate": -0.6, "pulse": -0.5, "breaths": -0.4},
+)
+SEVERE = {"lactate": 0.5, "pulse": 0.4, "breaths": 0.4, "oxygen": -0.4, "pressure": -0.3, "temperature": 0.3}
+"""What an illness, and one unit of its severity, does to the level of a variable, in units of its scale."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EventTruth:
-    """Events of twelve variables at irregular times; its fields are what truth.json holds.
+    """Diaries of patients, twelve variables at irregular times; its fields are what truth.json holds.
 
-    Variables have rates of their own, and each class has its own rates, levels and pace. A step has at least one event (an
-    empty one could not be seen). Values and the logarithms of the gaps are Gaussian with means linear in the factor,
-    Normal(0, 1):
+    Variables have rates of their own, and each class, an illness, has its own rates, levels and pace. A step has at least one event
+    (an empty one could not be seen). Values and the logarithms of the gaps are Gaussian with means linear in the factor, the
+    severity, Normal(0, 1):
 
         p(variables present | class) = product of Bernoulli(presence[class]), given that there is one
         (value - location) / scale ~ Normal(level[class] + factor * slope, noise)
@@ -389,21 +457,25 @@ class EventTruth:
 
     @classmethod
     def draw(cls, rng: np.random.Generator, lengths: LengthLaw) -> "EventTruth":
-        variables, classes = len(VARIABLES), 4
+        variables, classes = len(VARIABLES), len(ILLNESSES)
         log_odds_CV = np.linspace(1.0, -2.5, variables) + rng.normal(scale=0.5, size=(classes, variables))
         return cls(
             presence_CV=(1 / (1 + np.exp(-log_odds_CV))).round(3),
             has_value_V=np.arange(variables) < variables - 3,
-            level_CV=rng.normal(scale=0.5, size=(classes, variables)).round(3),
-            slope_V=rng.normal(scale=0.3, size=variables).round(3),
+            level_CV=np.array([[levels.get(name, 0.0) for name in VARIABLES] for levels in LEVELS_C]),
+            slope_V=np.array([SEVERE.get(name, 0.0) for name in VARIABLES]),
             noise_V=rng.uniform(0.7, 1.0, variables).round(3),
             location_V=np.array([85.0, 120, 37, 18, 97, 130, 139, 2, 80, 0, 0, 0]),
             scale_V=np.array([15.0, 20, 0.7, 4, 2, 40, 4, 1, 15, 1, 1, 1]),
-            pace_C=np.log([15.0, 25.0, 40.0, 60.0]).round(3),
-            pace_slope=0.2,
+            pace_C=np.log([40.0, 25.0, 15.0, 60.0]).round(3),
+            pace_slope=-0.2,
             pace_noise=0.8,
             lengths=lengths,
         )
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return ILLNESSES
 
     def sample(self, count: int, rng: np.random.Generator) -> EventSample:
         offsets_N1 = offsets_of(self.lengths.sample(count, rng))
@@ -420,7 +492,7 @@ class EventTruth:
         log_gaps_S = self.pace_C[classes_S] + self.pace_slope * factors_S
         gaps_S = np.exp(log_gaps_S + self.pace_noise * rng.normal(size=len(classes_S)))
         gaps_S[offsets_N1[:-1]] = 0
-        return EventSample(present_SV, values_SV, gaps_S, offsets_N1, classes_N, factors_N)
+        return EventSample(present_SV, values_SV, gaps_S, offsets_N1, classes_N, factors_N[:, None])
 
     def log_presence(self, present_SV: np.ndarray) -> np.ndarray:
         """Return log p(variables present | class), (S, C), given that there is one."""
@@ -445,7 +517,8 @@ class EventTruth:
             constant_SC[:, c] -= (rest_SV**2 @ precision_V + rest_S**2 * pace_precision) / 2
             linear_SC[:, c] = rest_SV @ (self.slope_V * precision_V) + rest_S * self.pace_slope * pace_precision
         curvature_SC = np.repeat(curvature_S[:, None], len(self.pace_C), axis=1)
-        return FactorTerms.of_steps([constant_SC, linear_SC, curvature_SC], sample.offsets_N1, self.lengths)
+        terms_SC = [constant_SC, linear_SC[..., None], curvature_SC[..., None, None]]
+        return FactorTerms.of_steps(terms_SC, sample.offsets_N1, self.lengths)
 
 
 # --- Files ----------------------------------------------------------------------------------------------------------
@@ -495,53 +568,59 @@ def read_tokens(path: Path) -> TokenSample:
     table = pq.read_table(path, page_checksum_verification=True).combine_chunks()
     lengths_N = pc.list_value_length(table["tokens"]).to_numpy()
     tokens_S = pc.list_flatten(table["tokens"]).to_numpy()
-    return TokenSample(tokens_S, offsets_of(lengths_N), table["label"].to_numpy(), table["factor"].to_numpy())
+    classes_N = pc.index_in(table["label"].cast(pa.string()), pa.array(LANGUAGES)).to_numpy()
+    return TokenSample(tokens_S, offsets_of(lengths_N), classes_N, table["factor"].to_numpy())
 
 
 def _write_files(folder: Path, kind: Kind, sequences: int, lengths: LengthLaw, seed: int) -> None:
     truth = TRUTHS[kind].draw(np.random.default_rng([seed, 0]), lengths)
     held_out = max(1, sequences // HELD_OUT_SHARE)
-    latents = []
+    factors = []
     first_id = 0
     for number, (split, count) in enumerate({"train": sequences, "valid": held_out, "test": held_out}.items(), start=1):
         sample = truth.sample(count, np.random.default_rng([seed, number]))
         ids_N, offsets_N1 = np.arange(first_id, first_id + count), sample.offsets_N1
-        latent = {"label": sample.classes_N, "factor": sample.factors_N}
+        lengths_N = np.diff(offsets_N1)
+        label_N = pa.array(truth.class_names).take(pa.array(sample.classes_N))
+        columns: dict[str, Any]
         if isinstance(sample, EventSample):
             step_E, variable_E = np.nonzero(sample.present_SV)
-            elapsed_S, lengths_N = np.cumsum(sample.gaps_S), np.diff(offsets_N1)
+            elapsed_S, sequence_E = np.cumsum(sample.gaps_S), np.repeat(np.arange(count), lengths_N)[step_E]
             minutes_S = elapsed_S - np.repeat(elapsed_S[offsets_N1[:-1]], lengths_N)
             columns = {
-                "ts_id": np.repeat(ids_N, lengths_N)[step_E],
+                "ts_id": ids_N[sequence_E],
                 "minute": minutes_S[step_E],
                 "variable": pa.array(VARIABLES).take(pa.array(variable_E)),
                 "value": pa.array(sample.values_SV[step_E, variable_E], from_pandas=True),
+                "label": label_N.take(pa.array(sequence_E)),
             }
+            factors.append(pd.DataFrame({"ts_id": ids_N, "severity": sample.factors_NF[:, 0]}))
         elif isinstance(sample, VectorSample):
-            values = pa.array(sample.values_SD.ravel(), from_pandas=True)  # NaN becomes null
-            steps = pa.FixedSizeListArray.from_arrays(values, sample.values_SD.shape[1])
-            columns = {
-                "id": ids_N,
-                "values": pa.ListArray.from_arrays(pa.array(offsets_N1, pa.int32()), steps),
-            } | latent
+            values_D = (pa.array(values_S, from_pandas=True) for values_S in sample.values_SD.T)  # NaN becomes null
+            sequence_S = np.repeat(np.arange(count), lengths_N)
+            columns = {"id": ids_N[sequence_S], "step": step_numbers(offsets_N1)}
+            columns |= dict(zip(("x", "y", "pressure"), values_D, strict=True))
+            columns["label"] = label_N.take(pa.array(sequence_S))
+            size_N, slant_N = sample.factors_NF.T
+            factors.append(pd.DataFrame({"id": ids_N, "size": size_N, "slant": slant_N}))
         else:
-            steps = pa.array(sample.tokens_S)
+            written = "".join(map(ALPHABET.__getitem__, sample.tokens_S.tolist()))
             columns = {
                 "id": ids_N,
-                "tokens": pa.ListArray.from_arrays(pa.array(offsets_N1, pa.int32()), steps),
-            } | latent
+                "text": [written[first:end] for first, end in itertools.pairwise(offsets_N1.tolist())],
+                "tokens": pa.ListArray.from_arrays(pa.array(offsets_N1, pa.int32()), pa.array(sample.tokens_S)),
+                "label": label_N,
+                "factor": sample.factors_N,
+            }
         pq.write_table(
             pa.table(columns),
             folder / f"{split}.parquet",
             row_group_size=ROW_GROUP_ROWS[kind],
             write_page_checksum=True,
         )
-        latents.append(pd.DataFrame({"ts_id": ids_N} | latent))
         first_id += count
-    if kind == "events":
-        table = pd.concat(latents)
-        table[["ts_id", "label"]].to_csv(folder / "outcomes.csv", index=False)
-        table[["ts_id", "factor"]].to_csv(folder / "factors.csv", index=False)
+    if factors:
+        pd.concat(factors).to_csv(folder / "factors.csv", index=False)
     process = dataclasses.asdict(truth)
     process = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in process.items()}
     stored = {"kind": kind, "version": VERSION, "sequences": sequences, "seed": seed, "process": process}

@@ -1,6 +1,7 @@
 """`seqvae inspect`: what it says of each kind of data, whether they would train, and every file that stands in the way."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from seqvae.cli.command_line import parse_command_line
 from seqvae.cli.inspect_data import InspectSettings, ReportSettings
 from seqvae.cli.main import main
 from seqvae.config.training import OptimizedSettings
-from seqvae.data.demo import write_demo
+from seqvae.data.demo import ILLNESSES, write_demo
 from seqvae.errors import ExitCode
 from tests.support.parquet_files import flip_bit, write, write_splits
 
@@ -65,7 +66,7 @@ def token_lists(tmp_path) -> Path:
     ("kind", "wanted"),
     [
         ("tokens", ["one sequence a row in column 'tokens', id 'id'", "Tokens: 32", "--label_column label"]),
-        ("vectors", ["one sequence a row in column 'values', id 'id'", "Features: 6", "missing"]),
+        ("vectors", ["long table, id 'id'", "Features: 3", "missing"]),
         ("events", ["long table, id 'ts_id'", "Variables: ", "in sequences", "A sequence spans"]),
     ],
 )
@@ -96,9 +97,11 @@ def test_each_kind_is_described_down_to_its_names_and_drawn(inspect, tmp_path, k
 
 def test_labels_are_counted_where_they_are_given(inspect, tmp_path):
     folder = write_demo(tmp_path / "demo", "events", sequences=100, mean_length=10)
-    said = inspect("--data_dir", folder, "--label_path", folder / "outcomes.csv", "--no_plot")
+    said = inspect("--data_dir", folder, "--label_column", "label", "--no_plot")
     _, *rows = said.out.partition("\nLabels\n")[2].partition("\n\n")[0].splitlines()
-    assert [sum(int(row.split()[column]) for row in rows) for column in (1, 2, 3)] == [100, 10, 10]
+    cells = [re.split(" {2,}", row.strip()) for row in rows]
+    assert [name for name, *_ in cells] == list(ILLNESSES)
+    assert [sum(int(row[column]) for row in cells) for column in (1, 2, 3)] == [100, 10, 10]
 
 
 def test_the_command_that_is_advised_trains_on_what_was_inspected(inspect, tmp_path, token_lists):

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +13,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from seqvae.data import demo
-from seqvae.data.demo import VARIABLES, LengthLaw, read_tokens, read_truth, write_demo
-from seqvae.data.description import Kind
+from seqvae.config.data import CacheSettings, LengthSettings, SourceSettings
+from seqvae.data import cache, demo
+from seqvae.data.cache import open_cache, prepare_cache
+from seqvae.data.demo import (
+    ALPHABET,
+    ILLNESSES,
+    LANGUAGES,
+    SHAPES,
+    VARIABLES,
+    LengthLaw,
+    read_tokens,
+    read_truth,
+    write_demo,
+)
+from seqvae.data.description import FittedPreprocessing, Kind
 
 ROOT = Path(demo.__file__).parents[2]
 KINDS: tuple[Kind, ...] = ("tokens", "vectors", "events")
 FILES = ["test.parquet", "train.parquet", "truth.json", "valid.parquet"]
+SPLITS = ("train", "valid", "test")
 
 
 @pytest.fixture(scope="module")
@@ -38,29 +52,42 @@ def in_new_process(code, *arguments):
 
 
 def test_tokens_read_back_with_the_documented_schema(folders):
-    wanted = {"id": pa.int64(), "tokens": pa.list_(pa.uint8()), "label": pa.int64(), "factor": pa.float64()}
-    for number, split in enumerate(("train", "valid", "test"), start=1):
+    wanted = {"id": pa.int64(), "text": pa.string(), "tokens": pa.list_(pa.uint8()), "label": pa.string()}
+    for number, split in enumerate(SPLITS, start=1):
         path = folders["tokens"] / f"{split}.parquet"
         schema = pq.read_schema(path)
-        assert [(name, schema.field(name).type) for name in schema.names] == list(wanted.items())
+        assert {name: schema.field(name).type for name in schema.names} == wanted | {"factor": pa.float64()}
         for read, drawn in zip(read_tokens(path), drawn_again(folders["tokens"], number), strict=True):
             np.testing.assert_array_equal(read, drawn)
 
 
-def test_vectors_read_back_with_nulls_where_missing(folders):
+def test_texts_are_the_tokens_in_letters_and_labels_their_languages(folders):
+    table = pq.read_table(folders["tokens"] / "valid.parquet")
+    texts = ["".join(ALPHABET[token] for token in tokens) for tokens in table["tokens"].to_pylist()]
+    assert table["text"].to_pylist() == texts
+    drawn = drawn_again(folders["tokens"], 2)
+    assert table["label"].to_pylist() == [LANGUAGES[one] for one in drawn.classes_N]
+
+
+def test_drawings_read_back_as_a_long_table_with_nulls_where_missing(folders):
     table = pq.read_table(folders["vectors"] / "valid.parquet").combine_chunks()
-    assert table.schema.field("values").type == pa.list_(pa.list_(pa.float32(), 6))
-    values = table["values"].combine_chunks().flatten().flatten()
+    wanted = {"id": pa.int64(), "step": pa.int64()} | dict.fromkeys(("x", "y", "pressure"), pa.float32())
+    assert {field.name: field.type for field in table.schema} == wanted | {"label": pa.string()}
+    values_SD = np.stack([table[name].to_numpy(zero_copy_only=False) for name in ("x", "y", "pressure")], axis=1)
     drawn = drawn_again(folders["vectors"], 2)
-    assert values.null_count == np.isnan(drawn.values_SD).sum() > 0
-    np.testing.assert_array_equal(values.to_numpy(zero_copy_only=False), drawn.values_SD.ravel())
-    np.testing.assert_array_equal(table["label"].to_numpy(), drawn.classes_N)
+    nulls = sum(table[name].null_count for name in ("x", "y", "pressure"))
+    assert nulls == np.isnan(drawn.values_SD).sum() > 0
+    np.testing.assert_array_equal(values_SD, drawn.values_SD)
+    lengths_N = np.diff(drawn.offsets_N1)
+    np.testing.assert_array_equal(table["id"], np.repeat(np.arange(300, 330), lengths_N))
+    np.testing.assert_array_equal(table["step"], np.concatenate([np.arange(length) for length in lengths_N]))
+    assert table["label"].to_pylist() == [SHAPES[one] for one in np.repeat(drawn.classes_N, lengths_N)]
 
 
 def test_events_read_back_as_a_long_table(folders):
     table = pq.read_table(folders["events"] / "valid.parquet")
     wanted = {"ts_id": pa.int64(), "minute": pa.float64(), "variable": pa.string(), "value": pa.float32()}
-    assert [(field.name, field.type) for field in table.schema] == list(wanted.items())
+    assert {field.name: field.type for field in table.schema} == wanted | {"label": pa.string()}
     drawn = drawn_again(folders["events"], 2)
     frame = table.to_pandas()
     assert len(frame) == drawn.present_SV.sum()
@@ -75,18 +102,25 @@ def test_events_read_back_as_a_long_table(folders):
     assert set(frame["variable"][frame["value"].isna()]) == set(VARIABLES[-3:])
 
 
-def test_event_labels_and_factors_stand_beside_the_events(folders):
-    labels, factors = (pd.read_csv(folders["events"] / f"{name}.csv") for name in ("outcomes", "factors"))
-    assert (list(labels), list(factors)) == (["ts_id", "label"], ["ts_id", "factor"])
-    samples = [drawn_again(folders["events"], number) for number in (1, 2, 3)]
-    np.testing.assert_array_equal(labels["ts_id"], np.arange(360))
-    np.testing.assert_array_equal(labels["label"], np.concatenate([sample.classes_N for sample in samples]))
-    np.testing.assert_allclose(factors["factor"], np.concatenate([sample.factors_N for sample in samples]))
+def test_each_event_names_the_illness_of_its_patient(folders):
+    frame = pq.read_table(folders["events"] / "valid.parquet").to_pandas()
+    drawn = drawn_again(folders["events"], 2)
+    assert (frame.groupby("ts_id")["label"].nunique() == 1).all()
+    assert frame.groupby("ts_id")["label"].first().tolist() == [ILLNESSES[one] for one in drawn.classes_N]
+
+
+@pytest.mark.parametrize(("kind", "names"), [("vectors", ["id", "size", "slant"]), ("events", ["ts_id", "severity"])])
+def test_factors_stand_beside_long_tables(folders, kind, names):
+    factors = pd.read_csv(folders[kind] / "factors.csv")
+    assert list(factors) == names
+    samples = [drawn_again(folders[kind], number) for number in (1, 2, 3)]
+    np.testing.assert_array_equal(factors[names[0]], np.arange(360))
+    np.testing.assert_allclose(factors[names[1:]], np.concatenate([sample.factors_NF for sample in samples]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_sequence_is_in_two_splits(folders, kind):
-    tables = [pq.read_table(folders[kind] / f"{split}.parquet") for split in ("train", "valid", "test")]
+    tables = [pq.read_table(folders[kind] / f"{split}.parquet") for split in SPLITS]
     ids = [set(table.column(0).to_pylist()) for table in tables]
     assert [len(one) for one in ids] == [300, 30, 30]
     assert len(set.union(*ids)) == 360
@@ -94,7 +128,7 @@ def test_no_sequence_is_in_two_splits(folders, kind):
 
 def test_a_flipped_bit_in_a_page_is_noticed(folders, tmp_path):
     damaged = bytearray((folders["tokens"] / "train.parquet").read_bytes())
-    place = pq.read_metadata(folders["tokens"] / "train.parquet").row_group(0).column(1).data_page_offset
+    place = pq.read_metadata(folders["tokens"] / "train.parquet").row_group(0).column(2).data_page_offset
     damaged[place + 200] ^= 1
     (tmp_path / "train.parquet").write_bytes(damaged)
     with pytest.raises(OSError, match="CRC"):
@@ -174,7 +208,7 @@ def test_the_default_data_are_written_in_seconds(tmp_path, kind):
     folder = write_demo(tmp_path, kind)
     assert time.perf_counter() - start < 10
     sequences = pq.read_metadata(folder / "train.parquet").num_rows
-    assert sequences == 20_000 or kind == "events"
+    assert sequences == 20_000 or kind != "tokens"
 
 
 @pytest.mark.parametrize("wrong", [{"sequences": 0}, {"mean_length": 1}])
@@ -186,3 +220,20 @@ def test_impossible_sizes_are_refused_before_anything_is_written(tmp_path, wrong
 
 def test_demo_data_need_no_torch():
     assert in_new_process("import sys, seqvae.data.demo; sys.exit('torch' in sys.modules)").returncode == 0
+
+
+def test_a_demo_of_text_is_read_letter_by_letter_or_as_the_numbers_of_its_tokens(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "write_demo", partial(write_demo, sequences=100, mean_length=10))
+
+    def description_of(preprocessing=None, **flags):
+        path = prepare_cache(SourceSettings(**flags), CacheSettings(cache_dir=str(tmp_path)), preprocessing)
+        return open_cache(path, LengthSettings()).description
+
+    letters, numbers = description_of(label_column="label"), description_of(sequence_column="tokens")
+    assert letters.tokenizer == "characters"
+    assert set(letters.symbols[1:]) <= set(ALPHABET)
+    assert letters.classes == LANGUAGES
+    assert (numbers.tokenizer, numbers.vocabulary_size) == (None, 32)
+    # What a network was trained on, on which the form of the data depends that it is given.
+    for known in (letters, numbers):
+        assert description_of(FittedPreprocessing(known, pools_are_whole=False)).symbols == known.symbols
