@@ -53,8 +53,8 @@ SETS = {
     "demo_tokens": DataSet(200, ("--kind", "tokens")),
     "demo_vectors": DataSet(200, ("--kind", "vectors")),
     "demo_events": DataSet(200, ("--kind", "events")),
-    "moses_smiles": DataSet(600, ("--tokenizer", "characters")),
-    "japanese_vowels": DataSet(600, label="label"),
+    "moses_smiles": DataSet(400, ("--tokenizer", "characters")),
+    "japanese_vowels": DataSet(1950, label="label"),
     "physionet2012": DataSet(300, label="in_hospital_mortality", label_path="outcomes.csv"),
 }
 
