@@ -70,6 +70,14 @@ class DataDescription:
     """What the labels 0, 1, ... stand for, where the data have labels."""
 
     @property
+    def plane(self) -> tuple[str, str] | None:
+        """The features of a vector that are drawn as a curve in the plane: x and y, where there is no z."""
+        by_name = {name.lower(): name for name in self.names}
+        if self.kind != "vectors" or "z" in by_name or not {"x", "y"} <= by_name.keys():
+            return None
+        return by_name["x"], by_name["y"]
+
+    @property
     def unit(self) -> str:
         """The name of one step of a sequence."""
         return step_name(self.kind)

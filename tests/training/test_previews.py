@@ -15,12 +15,21 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from seqvae.config.training import ObjectiveSettings, OptimizerSettings
-from seqvae.data.batch import Batch, EventBatch
+from seqvae.data.batch import Batch, EventBatch, VectorBatch, to_records
 from seqvae.data.description import DataDescription
+from seqvae.models.noise import Noise
+from seqvae.models.sampling import reconstruct
 from seqvae.models.vae import SequenceVAE
 from seqvae.reports.previews import preview_page
 from seqvae.training.callbacks import previews as module_of_previews
-from seqvae.training.callbacks.previews import MOST_FILES, Previews, beginning, draw_preview, preview_rows
+from seqvae.training.callbacks.previews import (
+    MOST_FILES,
+    Previews,
+    beginning,
+    draw_preview,
+    preview_rows,
+    write_preview,
+)
 from seqvae.training.module import TrainingModule
 from tests.support.small_models import KINDS, NAMES, SMALL, make_batch
 
@@ -127,6 +136,34 @@ def test_pictures_show_values_in_their_own_units_and_reconstructions_at_the_time
     assert row.originals[0].times == pytest.approx(batch.gaps_BT[0].cumsum(0)[batch.steps_E[of_first_E]].tolist())
     assert row.reconstructions[0].times == pytest.approx(row.originals[0].times)
     assert len(row.samples) == 2
+
+
+def test_reconstructed_tokens_are_drawn_with_the_same_noise_each_time():
+    network, batch = SequenceVAE(DESCRIPTIONS["tokens"], SMALL), make_batch("tokens", [6, 4, 2])
+    drawn, again, other = (
+        draw_preview(network, batch, DESCRIPTIONS["tokens"], seed).reconstructions for seed in (0, 0, 1)
+    )
+    noise = Noise(0, torch.arange(3))
+    most_likely = to_records(reconstruct(network, batch, temperature=0.0, noise=noise), DESCRIPTIONS["tokens"])
+    assert drawn == again
+    assert drawn not in (other, most_likely)
+
+
+def test_x_and_y_make_a_drawing_of_the_places_that_are_known(tmp_path):
+    moments = {"mean": (1.0, 2.0, 3.0), "std": (1.0, 1.0, 1.0), "valued": (True,) * 3}
+    description = DataDescription(kind="vectors", names=("pressure", "X", "y"), **moments)
+    network, batch = SequenceVAE(description, SMALL), make_batch("vectors", [6, 4])
+    assert isinstance(batch, VectorBatch)
+    shown = draw_preview(network, batch, description, seed=0)
+    drawing, pressure = preview_rows(shown, description)
+    known_B = batch.observed_BTD[:, :, 1:].all(dim=2)
+    assert not known_B[0, :6].all(), "a batch in which nothing is missing shows nothing"
+    places = (batch.values_BTD[0][known_B[0]][:, 1:] + torch.tensor([2.0, 3.0])).T.tolist()
+    assert [*drawing.originals[0]] == [pytest.approx(each) for each in places]
+    assert [(row.name, row.is_drawing) for row in (drawing, pressure)] == [("y over X", True), ("pressure", False)]
+    write_preview(tmp_path, 1, shown, description)
+    assert (tmp_path / "step-0000001.png").stat().st_size > 10_000
+    assert DataDescription(kind="vectors", names=("x", "y", "z")).plane is None
 
 
 def test_a_page_keeps_long_texts_whole():

@@ -1,7 +1,7 @@
 """The callback that shows what a network makes of a few sequences, in a small file after a validation.
 
 In: a fixed validation batch. Out: `samples/step-<n>.txt` for tokens, `samples/step-<n>.png` for vectors and events: originals,
-their reconstructions from the posterior means, and sequences drawn from the prior. It draws with a generator of its own and
+what the decoder makes of their posterior means, and sequences drawn from the prior. It draws with a generator of its own and
 leaves the network as it was: training goes on as without it. Which validations are shown follows from their steps alone, so that
 a run that was killed and goes on leaves the same files as one that was not. What a full disk has no room for waits in memory. With
 --strategy fsdp there are none, as no process has all weights.
@@ -40,9 +40,9 @@ MOST_FILES = 20
 TOKENS_BETWEEN = 500_000
 """Steps of sequences in a stretch at least: a preview takes as long as some thousand of them."""
 TITLES = {
-    "tokens": "reconstructed from the posterior mean, the most likely token at each step",
-    "vectors": "reconstructed from the posterior mean",
-    "events": "values reconstructed from the posterior mean, at the times of the originals",
+    "tokens": "reconstructions drawn from the decoder, at the posterior mean",
+    "vectors": "reconstructed from the posterior mean, the decoder's means",
+    "events": "values reconstructed from the posterior mean, the decoder's means at the times of the originals",
 }
 
 
@@ -143,7 +143,9 @@ def draw_preview(network: SequenceVAE, batch: Batch, description: DataDescriptio
     is_text = isinstance(batch, TokenBatch)
     lengths_B = torch.full_like(batch.lengths_B, MOST_STEPS) if is_text else batch.lengths_B
     samples = sample_prior(network, lengths_B, noise=noise)
-    reconstructions = reconstruct(network, batch, noise=noise, values_only=True)
+    # Means are held against values at a glance; the most likely token of each step soon goes in circles.
+    temperature = 1.0 if is_text else 0.0
+    reconstructions = reconstruct(network, batch, temperature=temperature, noise=noise, values_only=True)
     return Shown(*(to_records(one, description) for one in (batch, reconstructions, samples)))
 
 
@@ -178,10 +180,13 @@ def files_by_step(directory: Path) -> dict[int, Path]:
 
 
 def preview_rows(shown: Shown, description: DataDescription) -> list[PreviewRow]:
-    """Return a row for each of the features that the originals have most values of, in the order of the data.
+    """Return a row for each of the features that the originals have most values of, in the order of the data; x and y make one
+    drawing.
 
     Where these originals have none, the samples count; where those have none either, there is no row.
     """
+    plane = description.plane
+    drawings = [[drawing_of(record, plane) for record in records[:MOST_COLUMNS]] for records in shown] if plane else []
     tracks = [[tracks_of(record, description) for record in records[:MOST_COLUMNS]] for records in shown]
 
     def frequent_in(group: Sequence[dict[str, Track]]) -> set[str]:
@@ -190,8 +195,9 @@ def preview_rows(shown: Shown, description: DataDescription) -> list[PreviewRow]
 
     originals, _, samples = tracks
     frequent = frequent_in(originals) or frequent_in(samples)
-    names = [name for name in description.names if name in frequent]
-    return [PreviewRow(name, *([by_name[name] for by_name in group] for group in tracks)) for name in names]
+    names = [name for name in description.names if name in frequent and name not in (plane or ())]
+    rows = [PreviewRow(name, *([by_name[name] for by_name in group] for group in tracks)) for name in names]
+    return [PreviewRow(f"{plane[1]} over {plane[0]}", *drawings, is_drawing=True), *rows] if plane else rows
 
 
 def tracks_of(record: Any, description: DataDescription) -> dict[str, Track]:
@@ -206,6 +212,12 @@ def tracks_of(record: Any, description: DataDescription) -> dict[str, Track]:
             tracks[name].times.append(time_of)
             tracks[name].values.append(value)
     return tracks
+
+
+def drawing_of(record: Any, plane: tuple[str, str]) -> Track:
+    """Return the places of a record of `to_records` in a plane, as far as they are known: x takes the place of the time."""
+    places = [place for values in record if math.isfinite(sum(place := (values[plane[0]], values[plane[1]])))]
+    return Track([x for x, _ in places], [y for _, y in places])
 
 
 def beginning(batch: Batch, sequences: int, steps: int) -> Batch:
