@@ -95,13 +95,13 @@ class PreviewRow(NamedTuple):
     """One feature in several sequences."""
 
     name: str
+    is_drawing: bool
+    """The tracks are curves in the plane, whose times are their x."""
     originals: Sequence[Track]
     reconstructions: Sequence[Track]
     """Of the same sequences."""
     samples: Sequence[Track]
     """As many as there are, up to the number of SAMPLE_STYLES."""
-    is_drawing: bool = False
-    """The tracks are curves in the plane, whose times are their x."""
 
 
 def write_preview_figure(path: Path, rows: Sequence[PreviewRow], *, title: str, time_label: str) -> None:

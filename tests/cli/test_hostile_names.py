@@ -90,7 +90,7 @@ def test_a_run_on_hostile_names_shows_them_harmlessly_and_stays_in_its_directory
 
 def test_each_hostile_name_is_drawn_as_it_is(tmp_path):
     track = Track([0.0, 1.0], [1.0, 2.0])
-    rows = [PreviewRow(name, [track], [track], [track]) for name in NAMES[:10]]
+    rows = [PreviewRow(name, name == NAMES[0], [track], [track], [track]) for name in NAMES[:10]]
     write_preview_figure(tmp_path / "a.png", rows, title="".join(NAMES), time_label=NAMES[0])
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert len(list(Path(tmp_path).iterdir())) == 1

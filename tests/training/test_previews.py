@@ -150,7 +150,7 @@ def test_reconstructed_tokens_are_drawn_with_the_same_noise_each_time():
 
 
 def test_x_and_y_make_a_drawing_of_the_places_that_are_known(tmp_path):
-    moments = {"mean": (1.0, 2.0, 3.0), "std": (1.0, 1.0, 1.0), "valued": (True,) * 3}
+    moments: dict[str, Any] = {"mean": (1.0, 2.0, 3.0), "std": (1.0, 1.0, 1.0), "valued": (True,) * 3}
     description = DataDescription(kind="vectors", names=("pressure", "X", "y"), **moments)
     network, batch = SequenceVAE(description, SMALL), make_batch("vectors", [6, 4])
     assert isinstance(batch, VectorBatch)

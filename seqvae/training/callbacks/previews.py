@@ -186,7 +186,6 @@ def preview_rows(shown: Shown, description: DataDescription) -> list[PreviewRow]
     Where these originals have none, the samples count; where those have none either, there is no row.
     """
     plane = description.plane
-    drawings = [[drawing_of(record, plane) for record in records[:MOST_COLUMNS]] for records in shown] if plane else []
     tracks = [[tracks_of(record, description) for record in records[:MOST_COLUMNS]] for records in shown]
 
     def frequent_in(group: Sequence[dict[str, Track]]) -> set[str]:
@@ -196,8 +195,11 @@ def preview_rows(shown: Shown, description: DataDescription) -> list[PreviewRow]
     originals, _, samples = tracks
     frequent = frequent_in(originals) or frequent_in(samples)
     names = [name for name in description.names if name in frequent and name not in (plane or ())]
-    rows = [PreviewRow(name, *([by_name[name] for by_name in group] for group in tracks)) for name in names]
-    return [PreviewRow(f"{plane[1]} over {plane[0]}", *drawings, is_drawing=True), *rows] if plane else rows
+    rows = [PreviewRow(name, False, *([by_name[name] for by_name in group] for group in tracks)) for name in names]
+    if plane is None:
+        return rows
+    drawings = [[drawing_of(record, plane) for record in records[:MOST_COLUMNS]] for records in shown]
+    return [PreviewRow(f"{plane[1]} over {plane[0]}", True, *drawings), *rows]
 
 
 def tracks_of(record: Any, description: DataDescription) -> dict[str, Track]:
