@@ -1,7 +1,7 @@
 """What several test files share: the real data sets, and the way from a directory of Parquet to an opened cache."""
 
 import os
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from seqvae.config.data import CacheSettings, LengthSettings, SourceSettings
 from seqvae.data.cache import SequenceData, open_cache, prepare_cache
+from seqvae.monitors.drawing import Drawing
 from tests.support.parquet_files import Load
 
 REAL_DATA = "SEQVAE_REAL_DATA"
@@ -24,11 +25,22 @@ hypothesis.settings.register_profile("unhurried", deadline=None)
 hypothesis.settings.load_profile("unhurried")
 
 
+START_DRAWING = Drawing.start
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_drawn() -> Iterator[None]:
+    """Runs of this process draw nothing, nor write reports, those of fixtures included: each is a process and takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Drawing, "start", lambda *_, **__: False)
+        yield
+
+
 @pytest.fixture(autouse=True)
-def no_drawing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of this process draw nothing but in tests marked `draws`, nor write reports: each is a process and takes seconds."""
-    if "seqvae.monitors.drawing" in sys.modules and request.node.get_closest_marker("draws") is None:
-        monkeypatch.setattr("seqvae.monitors.drawing.Drawing.start", lambda *_, **__: False)
+def drawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests marked `draws` do."""
+    if request.node.get_closest_marker("draws") is not None:
+        monkeypatch.setattr(Drawing, "start", START_DRAWING)
 
 
 @pytest.fixture(scope="session")

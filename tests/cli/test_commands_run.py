@@ -1,12 +1,20 @@
-"""The commands as users type them, in real processes on demo data: nothing is added but a step limit and places for files."""
+"""The commands as users type them, on demo data: nothing is added but a step limit and places for files.
+
+Those of all flags and of two processes run in processes of their own; the others in this one, which has torch imported.
+"""
 
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pandas as pd
 import pytest
 import yaml
+
+import train_optimized
+import train_with_collapse_detection
+from seqvae.errors import run_command
 
 ROOT = Path(__file__).parent.parent.parent
 FULL = (
@@ -23,13 +31,29 @@ def cache_dir(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
-def run(folder: Path, cache_dir: Path, words: str, command: str = "train_optimized.py", limits: str = LIMITS) -> str:
+def line_of(folder: Path, cache_dir: Path, words: str) -> list[str]:
+    return [*words.split(), "--output_dir", str(folder), "--cache_dir", str(cache_dir), "--run_name", "run"]
+
+
+def run(folder: Path, cache_dir: Path, words: str) -> str:
     """What it printed."""
-    places = ["--output_dir", str(folder), "--cache_dir", str(cache_dir), "--run_name", "run"]
-    line = [sys.executable, str(ROOT / command), *words.split(), *limits.split(), *places]
+    line = [sys.executable, str(ROOT / "train_optimized.py"), *line_of(folder, cache_dir, f"{words} {LIMITS}")]
     done = subprocess.run(line, capture_output=True, text=True, cwd=folder, timeout=250)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.fixture
+def run_here(tmp_path, cache_dir, monkeypatch, capsys):
+    """What a command printed that ran in this process."""
+
+    def call(words: str, script: ModuleType = train_optimized) -> str:
+        name = f"{script.__name__}.py"
+        monkeypatch.setattr(sys, "argv", [name, *line_of(tmp_path, cache_dir, f"{words} {SHORTER}")])
+        assert run_command(script.main, name) == 0
+        return capsys.readouterr().out
+
+    return call
 
 
 def test_the_full_command_with_fast_detection(tmp_path, cache_dir):
@@ -59,8 +83,9 @@ def test_the_full_command_without_monitoring_and_compiled(tmp_path, cache_dir):
         "--num_workers 12 --pin_memory",
     ],
 )
-def test_the_commands_of_the_readme(tmp_path, cache_dir, words):
-    *_, done, report = run(tmp_path, cache_dir, words, limits=SHORTER).splitlines()
+@pytest.mark.draws
+def test_the_commands_of_the_readme(tmp_path, run_here, words):
+    *_, done, report = run_here(words).splitlines()
     assert done.startswith("done: ")
     assert report == f"report  {tmp_path / 'run' / 'report.html'}"
 
@@ -68,12 +93,12 @@ def test_the_commands_of_the_readme(tmp_path, cache_dir, words):
 @pytest.mark.parametrize(
     "preset", ["recommended", "memory_limited", "debug", pytest.param("high_memory", marks=pytest.mark.slow)]
 )
-def test_every_preset_trains(tmp_path, cache_dir, preset):
-    run(tmp_path, cache_dir, f"--preset {preset}", limits=SHORTER)
+def test_every_preset_trains(run_here, preset):
+    assert "done: " in run_here(f"--preset {preset}")
 
 
-def test_the_reference_command_is_plain_and_talkative(tmp_path, cache_dir):
-    out = run(tmp_path, cache_dir, "", "train_with_collapse_detection.py", limits=SHORTER)
+def test_the_reference_command_is_plain_and_talkative(tmp_path, run_here):
+    out = run_here("", train_with_collapse_detection)
     assert "32-true" in out
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert (config["batch_size"], config["bucketing"], config["fused_optimizer"]) == (4, False, False)

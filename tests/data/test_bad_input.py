@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -161,14 +163,11 @@ def load_without_privileges(data_dir: Path, cache_dir: Path, on_bad_files: str =
 
 
 @pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    """A folder that every user may read and write."""
-    for folder in (tmp_path, *(parent for parent in tmp_path.parents if "pytest" in str(parent))):
-        folder.chmod(0o755)
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    shared.chmod(0o777)
-    return shared
+def shared() -> Iterator[Path]:
+    """A folder that every user may read and write; not pytest's own, which each of its sessions closes to others."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        yield Path(folder)
 
 
 def test_a_file_that_may_not_be_read_is_refused_or_left_out(shared):

@@ -271,6 +271,7 @@ def test_a_hole_takes_no_room_and_spares_its_neighbours(tmp_path):
         assert os.fstat(file.fileno()).st_blocks * 512 < 30_000
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_to_the_bit(tmp_path):
     data_dir = write_data(tmp_path / "data", "tokens")
     words = (

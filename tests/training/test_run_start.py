@@ -212,6 +212,7 @@ def test_what_may_be_changed_on_purpose_is_no_difference():
     [
         ({"settings": {"width": 64}}, "--width 8 there, 64 here"),
         ({"settings": {"batch_size": 7}}, "--batch_size None there, 7 here"),
+        ({"settings": {"stream": True}}, "--stream False there, True here"),
         ({"description": {"vocabulary_size": 9}}, "vocabulary size 120 there, 9 here"),
         ({"description": {"names": ("a", "b")}}, "0 names there, 2 here"),
         ({"data": identity_of(np.array([70, 10]), "in memory")}, "data: sequences 16 there, 2 here"),

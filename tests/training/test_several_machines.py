@@ -100,6 +100,7 @@ def test_other_data_on_another_machine_are_refused_by_all(data_dir, tmp_path):
     assert not (folders[0] / "runs" / "two").exists()
 
 
+@pytest.mark.slow
 def test_other_flags_on_another_machine_are_refused_by_all(data_dir, tmp_path):
     port = free_port()
     words = [words_of(data_dir, "two"), words_of(data_dir, "two", "--seed 1")]
