@@ -92,7 +92,7 @@ class RunSettings:
     """Optimizer steps between two lines of progress and of metrics.csv."""
 
     logger: Literal["csv", "tensorboard", "wandb", "mlflow"] = "csv"
-    """Where metrics go; metrics.csv in the run's directory is written in any case."""
+    """Where metrics, verdicts, figures and samples go; the run's directory has them in any case."""
 
     log_dir: str | None = None
     """Directory for what --logger writes; default: the run's directory."""

@@ -32,6 +32,7 @@ class Drawing:
         self._process: subprocess.Popen[str] | None = None
         self._directory = ""
         self._reason: str | None = None
+        self._has_drawn = False
         self._reported: set[str] = set()
 
     def start(self, directory: str | Path, *, is_urgent: bool = False) -> bool:
@@ -67,6 +68,12 @@ class Drawing:
             )
         self._is_busy()
 
+    def has_drawn(self) -> bool:
+        """Return whether a drawing has ended well since the last call."""
+        self._is_busy()
+        has_drawn, self._has_drawn = self._has_drawn, False
+        return has_drawn
+
     def failure(self) -> str | None:
         """Return why the last drawing that ended made nothing; each reason once, as the next drawing often meets it again."""
         self._is_busy()
@@ -93,6 +100,7 @@ class Drawing:
             output = ended.stderr.read() if ended.stderr else ""
         self._process = None
         self._reason = None
+        self._has_drawn = code == 0
         if code != 0:
             lines = [line.strip() for line in output.split("\n") if line.strip()]
             self._reason = lines[-1][:REASON_WIDTH] if lines else f"it ended with exit code {code}"

@@ -1,8 +1,8 @@
 """What a monitor publishes, from the first process alone: files, loggers, the console, figures.
 
-In: a reading and the verdict after it. Out: a line of posterior.jsonl and `posterior/...` in the Trainer's loggers for each
-reading; a line of events.jsonl and one on the console for each change of verdict; figures below plots/, drawn by a process of
-their own.
+In: a reading and the verdict after it. Out: a line of posterior.jsonl for each reading; a line of events.jsonl and one on the
+console for each change of verdict; figures below plots/, drawn by a process of their own; all three as `posterior...` in the
+Trainer's loggers.
 """
 
 import sys
@@ -16,6 +16,7 @@ from seqvae.files import DISK_FULL, JsonLines, Patience
 from seqvae.monitors.codes import CodeWindow
 from seqvae.monitors.contract import MovesLatents
 from seqvae.monitors.drawing import PLOTS, Drawing, save_posteriors
+from seqvae.monitors.loggers import log_picture, log_verdict
 from seqvae.monitors.reading import NAME, Reading, describe_reading
 from seqvae.monitors.window import PosteriorWindow
 from seqvae.text import folded, window_width
@@ -53,6 +54,7 @@ class Publisher:
         self._readings = JsonLines(directory / NAME)
         self._events = JsonLines(directory / EVENTS)
         self._drawing = Drawing()
+        self._drawn_step = 0
         self._patience = Patience(PLOTS)
         self._reported_failures: set[str] = set()
 
@@ -100,6 +102,7 @@ class Publisher:
             logger.log_metrics(metrics, step=reading.step)
         if self.verbose:
             self._say(describe_reading(reading))
+        self._log_figures()
 
     def change(self, verdict: Verdict, before: str, step: int) -> None:
         """Publish the verdict, if it is another one than before."""
@@ -108,7 +111,10 @@ class Publisher:
         fields = verdict._asdict() | {"numbers": dict(verdict.numbers)}
         self._event("verdict", step, verdict=fields.pop("name"), was=before, **fields)
         was = None if before == "cannot_tell" else before
-        self._say(describe_change(verdict, was, step))
+        sentence = describe_change(verdict, was, step)
+        for logger in self.loggers:
+            log_verdict(logger, self.metrics, readable(verdict.name), sentence, step)
+        self._say(sentence)
 
     def remark(self, message: str, step: int) -> None:
         """Publish, once, what a reading cannot know, or cannot trust, of what the module hands over."""
@@ -172,13 +178,23 @@ class Publisher:
             return
         self._patience.succeeded()
         self._report_failure(self._drawing.failure())
-        self._drawing.start(self.directory, is_urgent=is_urgent)
+        self._log_figures()
+        if self._drawing.start(self.directory, is_urgent=is_urgent):
+            self._drawn_step = step
         self._report_failure(self._drawing.failure())
 
     def finish(self, seconds: float) -> None:
         """Wait for figures that are being drawn."""
         self._drawing.finish(seconds)
         self._report_failure(self._drawing.failure())
+        self._log_figures()
+
+    def _log_figures(self) -> None:
+        """Hand figures that were drawn since the last call to the loggers."""
+        if self._drawing.has_drawn():
+            for path in sorted((self.directory / PLOTS).glob("*.png")):
+                for logger in self.loggers:
+                    log_picture(logger, f"{self.metrics}_figures/{path.stem}", path, self._drawn_step)
 
     def _event(self, event: str, step: int, **fields: Any) -> None:
         time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

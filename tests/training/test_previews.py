@@ -83,7 +83,7 @@ def end_validation(previews: Previews, module: TrainingModule, directory: Path, 
         "is_global_zero": True,
     }
     usual["callback_metrics"] = {"valid_elbo": torch.tensor(-1.0)}
-    usual["state"] = SimpleNamespace(fn=TrainerFn.FITTING)
+    usual |= {"state": SimpleNamespace(fn=TrainerFn.FITTING), "loggers": []}
     trainer: Any = SimpleNamespace(**usual | of_trainer)
     previews.on_validation_end(trainer, module)
 
@@ -283,15 +283,15 @@ def test_what_a_full_disk_had_no_room_for_is_written_once_there_is_room(then, tm
     module, previews = make_module("tokens"), make_previews("tokens", tokens_per_batch=1e9)
     write, is_full = module_of_previews.write_preview, True
 
-    def write_if_there_is_room(*arguments: Any) -> None:
+    def write_if_there_is_room(*arguments: Any) -> Path | None:
         if is_full:
             raise OSError(errno.ENOSPC, "No space left on device")
-        write(*arguments)
+        return write(*arguments)
 
     monkeypatch.setattr(module_of_previews, "write_preview", write_if_there_is_room)
     for step in (100, 200):
         end_validation(previews, module, tmp_path, step)
-    trainer: Any = SimpleNamespace(default_root_dir=str(tmp_path))
+    trainer: Any = SimpleNamespace(default_root_dir=str(tmp_path), loggers=[])
     save = partial(previews.on_save_checkpoint, trainer, module, {})
     save()  # no room for the previews ends no save
     assert written(tmp_path) == []

@@ -27,9 +27,12 @@ from seqvae.files import DISK_FULL, Patience, replace_file
 from seqvae.models.noise import Noise
 from seqvae.models.sampling import reconstruct, sample_prior
 from seqvae.models.vae import SequenceVAE
+from seqvae.monitors.loggers import log_picture, log_text
 from seqvae.reports.previews import PreviewRow, Track, preview_page, write_preview_figure
 from seqvae.training.module import TrainingModule
 
+SAMPLES = "samples"
+"""The folder of previews in a run directory, and their name in loggers."""
 MOST_STEPS = 100
 """Steps of each sequence: what a preview has room for."""
 MOST_SEQUENCES = 6
@@ -97,7 +100,7 @@ class Previews(lightning.Callback):
         self._tried_step = trainer.global_step
         self._waiting[trainer.global_step] = draw_preview(pl_module.network, self.batch, self.description, self.seed)
         try:
-            self._write(directory)
+            self._write(trainer)
         except OSError as error:  # a run is worth more than its pictures
             if error.errno in DISK_FULL:
                 if not self._patience.should_retry(str(error.strerror)):
@@ -115,13 +118,20 @@ class Previews(lightning.Callback):
     ) -> None:
         """Write previews that still wait, if they can be written by now: a run that goes on from here does not draw them again."""
         with suppress(OSError):
-            self._write(Path(trainer.default_root_dir) / "samples")
+            self._write(trainer)
 
-    def _write(self, directory: Path) -> None:
-        """Write the previews that wait, the oldest first."""
+    def _write(self, trainer: lightning.Trainer) -> None:
+        """Write the previews that wait, the oldest first, and hand them to the loggers."""
         for step in sorted(self._waiting):
-            write_preview(directory, step, self._waiting[step], self.description)
+            path = write_preview(Path(trainer.default_root_dir) / SAMPLES, step, self._waiting[step], self.description)
             del self._waiting[step]
+            if path is None:
+                continue
+            for logger in trainer.loggers:
+                if path.suffix == ".txt":
+                    log_text(logger, SAMPLES, path.read_text(encoding="utf-8"), step)
+                else:
+                    log_picture(logger, SAMPLES, path, step)
 
     def _is_due(self, trainer: lightning.Trainer, directory: Path) -> bool:
         """Return whether this is the first validation of its stretch of the run. The files say what was shown before: those of
@@ -149,11 +159,13 @@ def draw_preview(network: SequenceVAE, batch: Batch, description: DataDescriptio
     return Shown(*(to_records(one, description) for one in (batch, reconstructions, samples)))
 
 
-def write_preview(directory: Path, step: int, shown: Shown, description: DataDescription) -> None:
-    """Write the file of a step, whole or not at all, and none where there is nothing to draw; of older previews keep the newest."""
+def write_preview(directory: Path, step: int, shown: Shown, description: DataDescription) -> Path | None:
+    """Write the file of a step, whole or not at all, and return its path; None: there is nothing to draw. Of older previews keep
+    the newest.
+    """
     rows = [] if description.kind == "tokens" else preview_rows(shown, description)
     if description.kind != "tokens" and not rows:
-        return
+        return None
     directory.mkdir(exist_ok=True)
     path = directory / f"step-{step:07}.{'txt' if description.kind == 'tokens' else 'png'}"
     title = f"Step {step:,}: {TITLES[description.kind]}"
@@ -171,6 +183,7 @@ def write_preview(directory: Path, step: int, shown: Shown, description: DataDes
     files = files_by_step(directory)
     for old in sorted(files)[:-MOST_FILES]:
         files[old].unlink(missing_ok=True)
+    return path
 
 
 def files_by_step(directory: Path) -> dict[int, Path]:
