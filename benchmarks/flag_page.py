@@ -39,7 +39,9 @@ class Command(NamedTuple):
 
 
 COMMANDS = (
-    Command("train_optimized.py", OptimizedSettings, "the fastest run; also `seqvae train`"),
+    Command(
+        "train_optimized.py", OptimizedSettings, "the fastest run; also `seqvae train`, and on demo data `seqvae demo`"
+    ),
     Command("train_with_collapse_detection.py", ReferenceSettings, "the plain run; also `seqvae train --plain`"),
     Command("seqvae profile", ProfileOptimized, "where a step's time goes; also `analyze_performance.py`"),
     Command("seqvae tune", StudySettings, "search for settings with many runs"),

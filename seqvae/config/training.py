@@ -81,7 +81,8 @@ class ObjectiveSettings:
     """Weight of the contrastive loss: the nats that it takes to find out which sequence of a batch a latent was drawn for."""
 
     label_weight: float = 1.0
-    """Weight of the classification loss, in nats per labelled sequence, where the data have labels."""
+    """Weight of the classification loss, in nats per labelled sequence, where the data have labels; 0: they are shown in the
+    report, and train nothing."""
 
     def __post_init__(self) -> None:
         refuse_below(

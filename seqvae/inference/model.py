@@ -331,6 +331,8 @@ def open_data(
     has_names = description.kind == "vectors" and not any(_INDEXED.fullmatch(name) for name in description.names)
     if not is_own and has_names and settings["feature_columns"] is None:
         chosen["feature_columns"] = ",".join(description.names)
+    if settings["tokenizer"] is None and description.tokenizer is not None:  # of the demo, whose text needs no flag
+        chosen["tokenizer"] = description.tokenizer
     if label_column is not None:
         if label_column != settings["label_column"]:  # the label file of the training holds another label
             chosen = {"label_path": None} | chosen

@@ -521,7 +521,10 @@ def posterior_pca(medium: Medium, posteriors: Posteriors) -> Chart | str:
     return chart
 
 
-GROUP_LOOKS = ((DARK, "o"), (MIDDLE, "^"), (MORE_COLOURS[0], "s"), (MORE_COLOURS[1], "D"), (MORE_COLOURS[2], "v"))
+GROUP_LOOKS = (
+    *((DARK, "o"), (MIDDLE, "^"), (MORE_COLOURS[0], "s"), (MORE_COLOURS[1], "D"), (MORE_COLOURS[2], "v")),
+    *((INK, "P"), (LIGHT, "X"), (MIDDLE, "p")),
+)
 """Colour and mark of the groups of sequences; the rest is grey."""
 
 

@@ -62,11 +62,13 @@ class Posteriors(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """A sequence in a report: text, or the points of one feature; with its id where it is one of the data."""
+    """A sequence in a report: text, a drawing, or the points of one feature; with its id where it is one of the data."""
 
     id: str
     text: str
     points: tuple[tuple[float, float], ...]
+    is_drawing: bool
+    """The points lie in the plane, and are not values over time."""
 
 
 class Neighbours(NamedTuple):
@@ -89,6 +91,25 @@ class Moved(NamedTuple):
     name: str
 
 
+class ClassShown(NamedTuple):
+    """A known class: a sequence of the data, and what is drawn from the decoder at the mean of the class's latents."""
+
+    name: str
+    original: Shown
+    drawn: tuple[Shown, ...]
+
+
+class Walk(NamedTuple):
+    """What is decoded between the latents of two sequences."""
+
+    ends: tuple[Shown, ...]
+    classes: tuple[str, ...]
+    """Of the ends; empty where they have none."""
+    shares: tuple[float, ...]
+    """How far along the way, from 0 to 1."""
+    decoded: tuple[Shown, ...]
+
+
 class Latents(NamedTuple):
     """What the latents of a run's validation sequences look like at its end."""
 
@@ -100,6 +121,8 @@ class Latents(NamedTuple):
     groups: tuple[str, ...]
     """The class of each sequence; where there are none, its length."""
     are_classes: bool
+    by_class: tuple[ClassShown, ...]
+    walk: Walk | None
     neighbours: tuple[Neighbours, ...]
     moved: tuple[Moved, ...]
     time_label: str
@@ -286,7 +309,7 @@ def read_posteriors(path: Path, most: int = MOST_POSTERIORS) -> Posteriors:
     return Posteriors(mean_NZ[chosen], logvar_NZ[chosen], dimensions_Z, step, tuple(notes))
 
 
-MOST_GROUPS, LENGTH_GROUPS = 5, 4
+MOST_GROUPS, LENGTH_GROUPS = 8, 4
 """Classes that have a colour of their own, and groups of lengths."""
 MOST_LATENT_BYTES = 2_000_000
 
@@ -323,7 +346,17 @@ def read_latents(path: Path) -> Latents | None:
         )
         for one in rows_in(row, "moved")
     ]
-    if not (places or neighbours or moved):
+    by_class = [
+        ClassShown(text(one, "class"), _shown(row_in(one, "original")), tuple(map(_shown, rows_in(one, "drawn"))))
+        for one in rows_in(row, "by_class")
+    ]
+    walked = row_in(row, "walk")
+    ends, decoded = rows_in(walked, "ends"), tuple(map(_shown, rows_in(walked, "decoded")))
+    shares = tuple(share or 0.0 for share in numbers(walked, "shares"))
+    walk = None
+    if len(ends) == 2 and len(shares) == len(decoded) > 0:
+        walk = Walk(tuple(map(_shown, ends)), tuple(text(one, "class") for one in ends), shares, decoded)
+    if not (places or neighbours or moved or by_class or walk):
         return None
     return Latents(
         step=whole(row, "step") or 0,
@@ -331,6 +364,8 @@ def read_latents(path: Path) -> Latents | None:
         shares=tuple(share or 0.0 for share in numbers(row, "shares"))[:2],
         groups=tuple(groups),
         are_classes=are_classes,
+        by_class=tuple(by_class),
+        walk=walk,
         neighbours=tuple(one for one in neighbours if len(one.nearest) == len(one.distances)),
         moved=tuple(one for one in moved if len(one.moves) == len(one.decoded) > 0),
         time_label=text(row, "time_label"),
@@ -345,7 +380,7 @@ def _pairs(row: Mapping[str, Any], name: str) -> tuple[tuple[float, float], ...]
 
 
 def _shown(row: Mapping[str, Any]) -> Shown:
-    return Shown(text(row, "id"), text(row, "text"), _pairs(row, "points"))
+    return Shown(text(row, "id"), text(row, "text"), _pairs(row, "points"), row.get("is_drawing") is True)
 
 
 def _named(labels: Sequence[float | None], classes: Sequence[str]) -> list[str]:

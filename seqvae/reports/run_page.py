@@ -101,7 +101,7 @@ def report_page(run: Run, now: float) -> str:
     drawn_moves = [
         page_figure(f"moved{place}", charts.moved_dimension, one, run.latents.time_label)
         for place, one in enumerate(moved)
-        if run.latents and any(shown.points for shown in one.decoded)
+        if run.latents and any(shown.points and not shown.is_drawing for shown in one.decoded)
     ]
     data, header, preview = row_in(run.facts, "data"), row_in(run.facts, "header"), run.preview
     splits = rows_in(data, "splits")
@@ -129,6 +129,15 @@ def report_page(run: Run, now: float) -> str:
             for one in moved
             if any(each.text for each in one.decoded)
         ],
+        "sketched_moves": [
+            (f"dimension {one.dimension}", sketches(one.decoded, [charts.move_name(move) for move in one.moves]))
+            for one in moved
+            if any(each.is_drawing for each in one.decoded)
+        ],
+        "classes": class_rows(run),
+        "are_drawn": any(one.original.is_drawing for one in run.latents.by_class) if run.latents else False,
+        "labels_train": str(run.settings.get("label_weight")) not in ("0", "0.0"),
+        "walk": walk_shown(run),
         "given_up": GIVEN_UP,
         "verdicts": [
             [f"{whole(row, 'step') or 0:,}", text(row, "verdict").replace("_", " "), text(row, "evidence")]
@@ -305,12 +314,69 @@ def neighbour_rows(run: Run) -> list[list[Markup]]:
 
 
 def _sequence(one: Shown, distance: str) -> Markup:
-    """Return a sequence as a cell of a table: its id, how far it is, and its text or a line."""
+    """Return a sequence as a cell of a table: its id, how far it is, and its text, its drawing or a line."""
     head = Markup('<span class="remark">{}{}</span><br>').format(upto(one.id, 40), f", {distance}" if distance else "")
+    return head + _content(one, reach_of([one]))
+
+
+def _content(one: Shown, reach: float) -> Markup:
+    """Return the text of a sequence, its drawing on a sheet that reaches so far from the middle, or its line."""
     if one.text or not one.points:
-        return head + upto(one.text, 120)
+        return upto(one.text, 240)
+    if one.is_drawing:
+        (middle_x, middle_y), scale = _middle(one.points), SKETCH / 2 / reach
+        places = " ".join(f"{scale * (x - middle_x):.3g},{scale * (middle_y - y):.3g}" for x, y in one.points)
+        side = SKETCH + 4
+        sheet = f'<svg class="sketch" viewBox="{-side / 2:g} {-side / 2:g} {side:g} {side:g}" aria-hidden="true">'
+        return Markup(sheet + '<polyline points="{}"/></svg>').format(places)
     line = '<svg class="spark" viewBox="-2 -2 100 28" aria-hidden="true"><polyline points="{}"/></svg>'
-    return head + Markup(line).format(spark(one.points))
+    return Markup(line).format(spark(one.points))
+
+
+SKETCH = 60.0
+"""Width and height of a drawing."""
+
+
+def _middle(points: Sequence[tuple[float, float]]) -> tuple[float, ...]:
+    return tuple((min(along) + max(along)) / 2 for along in zip(*points, strict=True))
+
+
+def reach_of(shown: Sequence[Shown]) -> float:
+    """Return how far drawings that are to be compared reach from their middles at most."""
+    spans = [max(along) - min(along) for one in shown if one.points for along in zip(*one.points, strict=True)]
+    return max(spans, default=0.0) / 2 or 1.0
+
+
+def sketches(shown: Sequence[Shown], names: Sequence[str]) -> list[tuple[str, Markup]]:
+    """Return drawings on sheets of one scale, each with its name."""
+    reach = reach_of(shown)
+    return [(name, _content(one, reach)) for name, one in zip(names, shown, strict=True)]
+
+
+def class_rows(run: Run) -> list[list[Markup | str]]:
+    """Return in each row a class, a sequence of it, and what was drawn for it."""
+    by_class = run.latents.by_class if run.latents else ()
+    reach = reach_of([one for each in by_class for one in (each.original, *each.drawn) if one.is_drawing])
+    return [[each.name, *(_content(one, reach) for one in (each.original, *each.drawn))] for each in by_class]
+
+
+def walk_shown(run: Run) -> dict[str, Any] | None:
+    """Return the ends of the walk and what is decoded between them: drawings with their places on the way, or rows of a table."""
+    walk = run.latents.walk if run.latents else None
+    if walk is None:
+        return None
+    places = [f"{share:.0%}" for share in walk.shares]
+    ends = [f"{one.id} ({name})" if name else one.id for one, name in zip(walk.ends, walk.classes, strict=True)]
+    shown = [walk.ends[0], *walk.decoded, walk.ends[1]]
+    names = [ends[0], *places, ends[1]]
+    if any(one.is_drawing for one in shown):
+        return {"ends": ends, "sketches": sketches(shown, names), "rows": []}
+    reach = reach_of(shown)
+    return {
+        "ends": ends,
+        "sketches": [],
+        "rows": [[name, _content(one, reach)] for name, one in zip(names, shown, strict=True)],
+    }
 
 
 SPARK_WIDTH, SPARK_HEIGHT = 96.0, 24.0

@@ -323,7 +323,7 @@ class _Run:
             total_steps=self.plan.total_steps,
             unit=data.description.unit,
             valid_sequences=len(data.split("valid")),
-            has_labels=len(data.description.classes) >= 2,
+            has_labels=len(data.description.classes) >= 2 and self.settings.objective.label_weight > 0,
             time_limit=run.time_limit,
         )
         callbacks: list[Callback] = [OptimizerAsSet(), self.progress, *self.callbacks, FlatMemory()]

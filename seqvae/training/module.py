@@ -112,7 +112,7 @@ class TrainingModule(lightning.LightningModule):
         self.seed = seed
         self.origin = origin
         self.kl_weight = KLWeight(objective, total_steps)
-        self.label_metrics = LabelMetrics(classes)
+        self.label_metrics = LabelMetrics(classes if objective.label_weight else 0)  # of a head that is trained
         if optimizer.ema is not None:
             self.average = WeightAverage(network, optimizer.ema)
         self.gradient_norm = torch.full((), float("nan"))

@@ -98,6 +98,24 @@ def test_training_has_two_recipes_and_the_command_to_go_on_names_the_right_one(
     assert (type(settings), settings.model.width, named) == (schema, 32, typed)
 
 
+@pytest.mark.parametrize(
+    ("words", "kind", "decoder"),
+    [((), "auto", "transformer"), (("--kind", "vectors", "--width", "32"), "vectors", "parallel")],
+)
+def test_the_demo_trains_on_its_own_data_by_the_recipe_of_their_kind(command, monkeypatch, words, kind, decoder):
+    seen = []
+    monkeypatch.setattr("seqvae.training.fit.fit", lambda settings: seen.append((settings, program())))
+    assert command("demo", *words)[0] == 0
+    ((settings, named),) = seen
+    assert (settings.source.kind, settings.model.decoder) == (kind, decoder)
+    assert settings.model.width == (32 if words else 64)
+    assert (settings.source.label_column, settings.objective.label_weight) == ("label", 0)
+    assert named == "seqvae train", "the command to go on, which takes all settings from the run"
+    code, _, err = command("demo", "--data_dir", "mine")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "seqvae train --data_dir" in err
+
+
 def test_the_flags_of_the_plain_recipe_are_explained_with_its_own_defaults(command):
     assert "(default: 4)" in command("train", "--plain", "--help")[1].partition("--batch_size")[2][:200]
     assert TRAIN_DESCRIPTION.splitlines()[0] in command("train", "--help")[1]

@@ -1,7 +1,8 @@
 """`Model`: a trained model in Python does what the commands do, with the same words."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -38,6 +39,14 @@ def test_other_data_are_read_by_their_path(vectors, tmp_path):
     latents = vectors.encode(path, cache_dir=str(tmp_path / "cache"))
     own = vectors.encode(split="test")
     pd.testing.assert_frame_equal(latents.drop(columns="split"), own.drop(columns="split"))
+
+
+def test_a_network_of_the_demo_s_text_whose_settings_name_no_tokenizer_reads_other_text(runs, tmp_path):
+    model = Model.load(runs["tokens"])
+    path = write(tmp_path / "new.parquet", columns("tokens", "test"))
+    reading: dict[str, Any] = {"cache_dir": str(tmp_path / "cache")}
+    of_demo = replace(model, stored=model.stored._replace(settings=model.settings | {"tokenizer": None}))
+    pd.testing.assert_frame_equal(of_demo.encode(path, **reading), model.encode(path, **reading))
 
 
 def test_the_flags_of_reading_are_those_of_the_commands():

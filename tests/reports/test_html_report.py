@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from csv import DictReader
@@ -523,7 +524,7 @@ def test_latents_are_drawn_by_class_or_length_with_neighbours_and_moved_dimensio
     run = make_run(tmp_path / "a")
     (run / "latents.json").write_text(json.dumps(latents(("red", "blue"), is_text=is_text)))
     page = page_of(run)
-    by = "class" if is_text else "length in time steps"
+    by = "class" if is_text else "length in tokens"
     assert f"Validation sequences in the latent space, by their {by}" in page
     assert "<h3>Nearest neighbours</h3>" in page
     assert "blue, 0.500" in page
@@ -532,12 +533,40 @@ def test_latents_are_drawn_by_class_or_length_with_neighbours_and_moved_dimensio
         assert "redredredredredred" in page
     else:
         assert 'aria-label="Dimension 3: red"' in page
-        assert page.count('<polyline points="') == 6
+        assert page.count('<svg class="spark"') == 6
+
+
+def test_classes_and_the_walk_are_shown_as_text_or_as_drawings_of_one_scale(tmp_path):
+    run = make_run(tmp_path / "a")
+    (run / "latents.json").write_text(json.dumps(latents(("red", "blue"), is_text=True)))
+    section = page_of(run).partition("<h2>What it learned</h2>")[2].partition("<h2>")[0]
+    assert "A walk from red (red) to blue" in section
+    assert "<tr><td>50%</td><td>blueblueblueblueblueblue</td></tr>" in section
+    rows = re.findall(r"<tr><td>(red|blue)</td><td>(\w+)</td><td>(\w+)</td><td>(\w+)</td></tr>", section)
+    assert rows == [(name, 6 * "red", 6 * "blue", 6 * "red") for name in ("red", "blue")]
+    (run / "latents.json").write_text(json.dumps(latents(("red", "blue"), is_text=False)))
+    section = page_of(run).partition("<h2>What it learned</h2>")[2].partition("<h2>")[0]
+    drawn = [
+        [float(place.split(",")[0]) for place in one.split()]
+        for one in re.findall(r'class="sketch".*?<polyline points="([^"]+)"', section)
+    ]
+    widths = [max(along) - min(along) for along in drawn]
+    assert len(drawn) == 2 * 3 + 5
+    # The widest of each group fills its sheet, and the others are as much smaller as they are.
+    by_class, walk = widths[-6:], widths[:5]
+    assert max(by_class) == pytest.approx(60, abs=0.1) == max(walk)
+    assert by_class[0] / by_class[1] == pytest.approx(1 / 2, abs=0.01)
+    assert by_class[0] / by_class[2] == pytest.approx(1 / 3, abs=0.01)
 
 
 @pytest.mark.parametrize(
     "change",
     [
+        {"by_class": [{"class": 3, "drawn": "x"}], "walk": {"ends": [{}], "decoded": [{}]}},
+        {
+            "by_class": "x",
+            "walk": {"ends": [{}, {}], "shares": ["a"], "decoded": [{"points": [[1, 2]], "is_drawing": True}]},
+        },
         {"places": "x"},
         {"places": [[1, 2], ["a", None]]},
         {"lengths": [1e300, None]},

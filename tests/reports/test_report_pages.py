@@ -60,7 +60,8 @@ for (const frame of document.querySelectorAll("iframe")) {
     if (!inside && (box.left < -0.5 || box.right > width + 0.5)) say("outside", element);
     const hasText = [...element.childNodes].some(node => node.nodeType === Node.TEXT_NODE && node.data.trim());
     if (hasText && !element.closest("title") && contrast(page, element) < 4.5) say("too faint", element);
-    if (element.matches("svg:not(.spark, .sparks), img") && (box.width < 100 || box.height < 60)) say("not seen", element);
+    if (element.matches("svg:not(.spark, .sparks, .sketch), img") && (box.width < 100 || box.height < 60)) say("not seen", element);
+    if (element.matches(".sketch") && (box.width < 60 || box.height < 60)) say("not seen", element);
     if (element.localName === "img" && !(element.complete && element.naturalWidth)) say("no picture", element);
     if (element.localName === "text") {
       const whole = element.closest("svg").getBoundingClientRect();
@@ -74,7 +75,7 @@ for (const frame of document.querySelectorAll("iframe")) {
     if ((box.width > 40 && box.height > 15) !== shown || !line) say("no line", element);
     if (page.defaultView.getComputedStyle(element.firstChild).fill !== "none") say("filled", element);
   }
-  found.push([frame.id, "looked at", String(page.querySelectorAll("svg:not(.spark, .sparks), img").length)]);
+  found.push([frame.id, "looked at", String(page.querySelectorAll("svg:not(.spark, .sparks, .sketch), img").length)]);
 }
 document.body.textContent = "FOUND" + JSON.stringify(found) + "END";
 """

@@ -167,6 +167,17 @@ def latents(names: Sequence[str], *, is_text: bool) -> dict[str, Any]:
         points = [[float(time), math.sin(time + number)] for time in range(9)]
         return {"id": name} | ({"text": 6 * name} if is_text else {"points": points})
 
+    def sketch(number: int) -> dict[str, Any]:
+        """A text, or a drawing."""
+        points = [[(1 + number) * math.cos(angle), math.sin(angle)] for angle in range(9)]
+        return sequence(number) if is_text else {"id": names[0], "points": points, "is_drawing": True}
+
+    by_class = [{"class": name, "original": sketch(0), "drawn": [sketch(1), sketch(2)]} for name in names[:2]]
+    walk = {
+        "ends": [sketch(0) | {"class": names[0]}, sketch(1)],
+        "shares": [0, 0.5, 1],
+        "decoded": [*map(sketch, range(3))],
+    }
     nearest = {"of": sequence(0), "nearest": [sequence(1), sequence(2)], "distances": [0.5, 1.25], "name": names[0]}
     moved = {"moves": [-2.0, 0.0, 2.0], "decoded": [sequence(number) for number in range(3)], "name": names[0]}
     return {
@@ -176,8 +187,11 @@ def latents(names: Sequence[str], *, is_text: bool) -> dict[str, Any]:
         "lengths": list(range(60)),
         "labels": [place % len(names) for place in range(60)] if is_text else [-1] * 60,
         "classes": list(names) if is_text else [],
+        "by_class": by_class,
+        "walk": walk,
         "neighbours": [nearest, nearest],
-        "moved": [moved | {"dimension": dimension} for dimension in (3, 1)],
+        "moved": [moved | {"dimension": dimension} for dimension in (3, 1)]
+        + ([] if is_text else [{"dimension": 7, "moves": [0.0], "decoded": [sketch(0)], "name": ""}]),
         "time_label": f"{names[0]} since the first step",
     }
 

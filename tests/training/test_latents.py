@@ -1,6 +1,7 @@
 """What a run's end writes of its latents: places, neighbours and moved dimensions, for each kind, at a bounded cost."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +12,12 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from seqvae.config.monitoring import MonitoringSettings
 from seqvae.config.training import ObjectiveSettings, OptimizerSettings, TrainingSettings
-from seqvae.data.batch import Batch, part_of
+from seqvae.data.batch import Batch, part_of, to_records
+from seqvae.models.noise import Noise
+from seqvae.models.sampling import sample
 from seqvae.models.vae import SequenceVAE
 from seqvae.reports.read_run import read_latents
+from seqvae.training.callbacks import latents
 from seqvae.training.callbacks.latents import MOST_DIMENSIONS, LatentPicture, choose, picture_of
 from seqvae.training.module import TrainingModule
 from seqvae.training.trainer import make_pictures
@@ -26,9 +30,9 @@ LENGTHS = [6, 4, 2, 9, 5, 7, 3, 8]
 class Sequences:
     """A split in memory that deals out sequences of one batch."""
 
-    def __init__(self, kind: str) -> None:
-        self.whole: Batch = make_batch(kind, LENGTHS)
-        self.lengths_N = np.array(LENGTHS)
+    def __init__(self, kind: str, lengths: list[int] = LENGTHS) -> None:
+        self.whole: Batch = make_batch(kind, lengths)
+        self.lengths_N = np.array(lengths)
 
     def __len__(self) -> int:
         return len(self.lengths_N)
@@ -91,11 +95,70 @@ def test_places_neighbours_and_moves_are_those_of_the_posterior_means(kind, scop
         assert first[0]["points"] != first[-1]["points"]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_classes_are_drawn_at_the_means_of_their_latents_and_the_walk_joins_two_of_them(kind):
+    sequences: Any = Sequences(kind, lengths=2 * LENGTHS)
+    network = vae(kind)
+    chosen_N, labels_N = np.arange(16), np.arange(16) % 3
+    sequences.whole = sequences.whole._replace(labels_B=torch.from_numpy(labels_N))
+    description = replace(DESCRIPTIONS[kind], classes=("c", "a", "b"))
+    found = picture_of(network, sequences, chosen_N, description)
+    with torch.no_grad():
+        mean_NZ = network.eval().latents(sequences.gather(chosen_N), at_mean=True).top_z
+    centre_CZ = torch.stack([mean_NZ[labels_N == one].mean(dim=0) for one in range(3)])
+    far_NC = torch.cdist(mean_NZ, centre_CZ)
+    closest = [
+        int(far_NC[:, one].masked_fill(torch.from_numpy(labels_N != one), torch.inf).argmin()) for one in range(3)
+    ]
+    assert [one["class"] for one in found["by_class"]] == ["c", "a", "b"]
+    assert [one["original"]["id"] for one in found["by_class"]] == [f"id {one}" for one in closest]
+    apart_CC = torch.cdist(centre_CZ, centre_CZ)
+    first, last = divmod(int(apart_CC.triu().argmax()), 3)
+    assert [one["id"] for one in found["walk"]["ends"]] == [f"id {closest[first]}", f"id {closest[last]}"]
+    assert [one["class"] for one in found["walk"]["ends"]] == ["cab"[first], "cab"[last]]
+    if kind == "vectors":  # of which the means are shown
+        steps = int(sequences.lengths_N[[closest[first], closest[last]]].max())
+        z = mean_NZ[[closest[first]]].lerp(mean_NZ[[closest[last]]], 0.4)
+        drawn = sample(
+            network, z, torch.tensor([steps]), temperature=0.0, noise=Noise(0, torch.zeros(1, dtype=torch.long))
+        )
+        records: list[Any] = to_records(drawn, description)
+        wanted = [value for step in records[0] for name, value in step.items() if name == description.names[0]]
+        assert [value for _, value in found["walk"]["decoded"][2]["points"]] == pytest.approx(wanted, rel=1e-3)
+
+
+def test_without_classes_the_walk_goes_along_the_direction_in_which_latents_differ_most():
+    sequences: Any = Sequences("vectors", lengths=3 * LENGTHS)
+    network = vae("vectors")
+    found = picture_of(network, sequences, np.arange(24), DESCRIPTIONS["vectors"])
+    along_N = [place[0] for place in found["places"]]
+    order = sorted(range(24), key=along_N.__getitem__)
+    assert [one["id"] for one in found["walk"]["ends"]] == [f"id {order[2]}", f"id {order[-3]}"]
+    assert found["by_class"] == []
+
+
+def test_x_and_y_are_shown_as_drawings_and_events_as_a_diary():
+    description = replace(DESCRIPTIONS["vectors"], names=("x", "y", "pressure"))
+    sequences: Any = Sequences("vectors")
+    found = picture_of(vae("vectors"), sequences, np.arange(8), description)
+    shown = [*found["walk"]["decoded"], *(one["of"] for one in found["neighbours"]), found["moved"][0]["decoded"][0]]
+    assert all(one["is_drawing"] for one in shown)
+    sequences = Sequences("events")
+    found = picture_of(vae("events"), sequences, np.arange(8), DESCRIPTIONS["events"])
+    record: Any = to_records(sequences.gather(np.array([0])), DESCRIPTIONS["events"])[0]
+    times = sorted({event["time"] for event in record})
+    diaries = {one["id"]: one["text"] for one in found["walk"]["ends"]} | {
+        "id 0": latents._told(record, DESCRIPTIONS["events"])["text"]
+    }
+    assert diaries["id 0"].startswith(f"{times[0]:,.0f}: {record[0]['variable']}")
+
+
 def test_codes_have_neighbours_and_no_dimension_to_move():
     network = vae("tokens", latent="discrete", codes=8)
     sequences: Any = Sequences("tokens")
     found = picture_of(network, sequences, np.arange(8), DESCRIPTIONS["tokens"])
     assert found["moved"] == []
+    assert "walk" not in found
     assert len(found["neighbours"]) == 5
 
 

@@ -1,9 +1,10 @@
 """The callback that writes what the latents of a run look like, at its end: `latents.json`, which the report draws.
 
 In: up to MOST_SEQUENCES validation sequences, chosen once. Out: where each lies in the plane in which their latents differ most,
-the nearest neighbours of five, and what the decoder makes of one sequence while a single dimension of its latent is moved. It all
-takes at most MOST_STEPS steps of the encoder, fewer in a short run, and some dozens of short sequences of the decoder. It draws
-with a noise of its own, so that training goes on as without it. With --strategy fsdp there is none, as no process has all weights.
+what is drawn for each class, what is decoded on the way from one sequence to another and while a single dimension of a latent is
+moved, and the nearest neighbours of five. It all takes at most MOST_STEPS steps of the encoder, fewer in a short run, and some
+dozens of short sequences of the decoder. It draws with a noise of its own, so that training goes on as without it. With --strategy
+fsdp there is none, as no process has all weights.
 
 Shapes: N sequences, Z latent dimensions, M latents that are decoded.
 """
@@ -32,8 +33,8 @@ from seqvae.models.vae import SequenceVAE, mean_over_steps
 from seqvae.reports.charts import principal_components
 from seqvae.reports.previews import Track
 from seqvae.reports.run_files import LATENTS
-from seqvae.text import visible
-from seqvae.training.callbacks.previews import beginning, tracks_of
+from seqvae.text import brief, visible
+from seqvae.training.callbacks.previews import beginning, drawing_of, tracks_of
 from seqvae.training.module import TrainingModule
 
 MOST_SEQUENCES, PER_BATCH = 512, 32
@@ -44,11 +45,15 @@ SHARE_OF_RUN = 0.005
 ANCHORS, NEIGHBOURS = 5, 3
 MOST_DIMENSIONS, MOST_DECODED = 4, 60
 """Dimensions that are moved, and the steps that are decoded."""
+WALK = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+"""Places on the way from one sequence to another, as shares of it."""
+MOST_CLASSES, LEAST_OF_CLASS, DRAWN_FOR_CLASS = 8, 5, 2
+"""Classes that are shown, the sequences that one needs, and what is drawn for each."""
 MOVES = (-2.0, -1.0, 0.0, 1.0, 2.0)
 """Standard deviations of the posterior means."""
 LEAST_VARIANCE = 0.01
 """Of the posterior means of an active dimension, as the monitor counts them."""
-MOST_CHARACTERS, MOST_POINTS = 120, 40
+MOST_CHARACTERS, MOST_DIARY, MOST_POINTS = 120, 240, 40
 
 
 class LatentPicture(lightning.Callback):
@@ -132,10 +137,115 @@ def picture_of(
         total = float(components.variances_K.sum())
         found["places"] = components.places_N2.round(4).tolist()
         found["shares"] = [round(float(one) / total, 4) if total > 0 else 0.0 for one in components.variances_K[:2]]
+    if not (network.has_codes or network.has_step_latents):
+        labels_N = np.array(found["labels"])
+        found["by_class"] = drawn_for_classes(network, mean_NZ, labels_N, sequences, chosen_N, description)
+        found["walk"] = walk(network, mean_NZ, labels_N, sequences, chosen_N, description)
     found["neighbours"] = neighbours_of(mean_NZ, sequences, chosen_N, description)
     found["moved"] = [] if network.has_codes else moved(network, mean_NZ, sequences, chosen_N, description)
     found["time_label"] = f"{description.time_unit} since the first step" if description.kind == "events" else "step"
     return found
+
+
+def drawn_for_classes(
+    network: SequenceVAE,
+    mean_NZ: np.ndarray,
+    labels_N: np.ndarray,
+    sequences: SequenceSet,
+    chosen_N: np.ndarray,
+    description: DataDescription,
+) -> list[dict[str, Any]]:
+    """Return for each class the sequence closest to the mean of its latents, and what is drawn from the decoder at that mean."""
+    sizes = np.bincount(labels_N[labels_N >= 0], minlength=len(description.classes))
+    shown = [one for one in np.argsort(-sizes, kind="stable").tolist()[:MOST_CLASSES] if sizes[one] >= LEAST_OF_CLASS]
+    if len(shown) < 2:
+        return []
+    centre_CZ, nearest = _centres(mean_NZ, labels_N, sorted(shown))
+    originals = _originals(nearest, sequences, chosen_N, description)
+    steps = np.median(np.minimum(np.asarray(sequences.lengths_N)[chosen_N], MOST_DECODED))
+    lengths_M = torch.full(
+        (len(shown) * DRAWN_FOR_CLASS,), MOST_DECODED if description.kind == "tokens" else int(steps)
+    )
+    z = torch.from_numpy(np.repeat(centre_CZ, DRAWN_FOR_CLASS, axis=0)).to(network.begin_W)
+    noise = Noise(0, torch.arange(len(lengths_M), device=z.device) % DRAWN_FOR_CLASS)
+    drawn = [
+        _told(record, description) for record in to_records(sample(network, z, lengths_M, noise=noise), description)
+    ]
+    return [
+        {
+            "class": visible(str(description.classes[one]))[:MOST_CHARACTERS],
+            "original": originals[place],
+            "drawn": drawn[place * DRAWN_FOR_CLASS : (place + 1) * DRAWN_FOR_CLASS],
+        }
+        for place, one in enumerate(sorted(shown))
+    ]
+
+
+def walk(
+    network: SequenceVAE,
+    mean_NZ: np.ndarray,
+    labels_N: np.ndarray,
+    sequences: SequenceSet,
+    chosen_N: np.ndarray,
+    description: DataDescription,
+) -> dict[str, Any]:
+    """Return two sequences, and what is decoded evenly between their latents: drawn with the same noise everywhere, of vectors the
+    means.
+
+    They are those in the middle of the two classes that are furthest apart; without classes, of the first and the last tenth along
+    the direction in which the latents differ most.
+    """
+    classes = [one for one in np.unique(labels_N[labels_N >= 0]).tolist() if (labels_N == one).sum() >= LEAST_OF_CLASS]
+    if len(classes) < 2:
+        along_N = principal_components(mean_NZ).places_N2[:, 0] if mean_NZ.shape[1] > 1 else mean_NZ[:, 0]
+        tenth = len(along_N) // 10
+        ends = np.argsort(along_N, kind="stable")[[tenth, -1 - tenth]].tolist()
+    else:
+        centre_CZ, nearest = _centres(mean_NZ, labels_N, classes)
+        apart_CC = np.linalg.norm(centre_CZ[:, None] - centre_CZ, axis=2)
+        ends = [nearest[place] for place in sorted(np.unravel_index(apart_CC.argmax(), apart_CC.shape))]
+    share_M1 = np.array(WALK)[:, None]
+    z = torch.from_numpy((1 - share_M1) * mean_NZ[ends[0]] + share_M1 * mean_NZ[ends[1]]).to(network.begin_W)
+    lengths_2 = np.minimum(np.asarray(sequences.lengths_N)[chosen_N[ends]], MOST_DECODED)
+    lengths_M = torch.full((len(WALK),), MOST_DECODED if description.kind == "tokens" else int(lengths_2.max()))
+    noise = Noise(0, torch.zeros(len(WALK), dtype=torch.long, device=z.device))
+    temperature = 0.0 if description.kind == "vectors" else 1.0
+    records = to_records(sample(network, z, lengths_M, temperature=temperature, noise=noise), description)
+    names = [
+        visible(str(description.classes[labels_N[end]]))[:MOST_CHARACTERS] if labels_N[end] >= 0 else "" for end in ends
+    ]
+    return {
+        "ends": [
+            one | {"class": name}
+            for one, name in zip(_originals(ends, sequences, chosen_N, description), names, strict=True)
+        ],
+        "shares": list(WALK),
+        "decoded": [_told(record, description) for record in records],
+    }
+
+
+def _centres(mean_NZ: np.ndarray, labels_N: np.ndarray, classes: list[int]) -> tuple[np.ndarray, list[int]]:
+    """Return the mean latent of each class, and the sequence of the class that is closest to it."""
+    centre_CZ = np.stack([mean_NZ[labels_N == one].mean(axis=0) for one in classes])
+    far_CN = np.linalg.norm(mean_NZ - centre_CZ[:, None], axis=2)
+    nearest = [
+        int(np.where(labels_N == one, far_N, np.inf).argmin()) for one, far_N in zip(classes, far_CN, strict=True)
+    ]
+    return centre_CZ, nearest
+
+
+def _originals(
+    places: list[int], sequences: SequenceSet, chosen_N: np.ndarray, description: DataDescription
+) -> list[dict[str, Any]]:
+    """Return sequences of the data as the report shows them."""
+    batch = sequences.gather(np.unique(chosen_N[places]))
+    records = to_records(beginning(batch, len(places), MOST_DECODED), description)
+    by_number = dict(zip(batch.sequences_B.tolist(), records, strict=True))
+    ids = sequences.ids(chosen_N[places])
+    return [
+        {"id": visible(str(id_))[:MOST_CHARACTERS]} | _told(by_number[number], description)
+        for id_, number in zip(ids, chosen_N[places].tolist(), strict=True)
+    ]
 
 
 def neighbours_of(
@@ -236,11 +346,33 @@ def _liveliest(records: list[Record], description: DataDescription) -> str:
 
 
 def _shown(record: Record, name: str, description: DataDescription) -> dict[str, Any]:
-    """Return a sequence as the report shows it: text, or the points of one feature."""
-    if description.kind == "tokens":
-        written = record if isinstance(record, str) else " ".join(map(str, record))
-        return {"text": visible(written)[:MOST_CHARACTERS]}
-    track: Track = tracks_of(record, description)[name]
-    apart = max(1, -(-len(track.times) // MOST_POINTS))
-    points = list(zip(track.times, track.values, strict=True))[::apart]
-    return {"points": [(float(f"{x:.5g}"), float(f"{y:.5g}")) for x, y in points if math.isfinite(x + y)]}
+    """Return a sequence as the report shows it: text, a drawing, or the points of one feature."""
+    if description.kind == "tokens" or description.plane:
+        return _told(record, description)
+    return {"points": _few(tracks_of(record, description)[name])}
+
+
+def _told(record: Any, description: DataDescription) -> dict[str, Any]:
+    """Return a whole sequence at a glance: text, a drawing, the points of the first feature, or a diary of events."""
+    match description.kind:
+        case "tokens":
+            written = record if isinstance(record, str) else " ".join(map(str, record))
+            return {"text": visible(written)[:MOST_CHARACTERS]}
+        case "vectors":
+            if description.plane:
+                places = drawing_of(record, description.plane)
+                return {"points": _few(places, every=1), "is_drawing": True}
+            return {"points": _few(tracks_of(record, description)[description.names[0]])}
+    times: dict[float, list[str]] = {}
+    for event in record:
+        value = "" if math.isnan(event["value"]) else f" {brief(event['value'])}"
+        times.setdefault(event["time"], []).append(f"{event['variable']}{value}")
+    diary = "; ".join(f"{time:,.0f}: {', '.join(events)}" for time, events in times.items())
+    return {"text": visible(diary)[:MOST_DIARY]}
+
+
+def _few(track: Track, every: int | None = None) -> list[tuple[float, float]]:
+    """Return the points of a track, few enough for a small curve, that are finite."""
+    points = list(zip(track.times, track.values, strict=True))
+    apart = every or max(1, -(-len(points) // MOST_POINTS))
+    return [(float(f"{x:.5g}"), float(f"{y:.5g}")) for x, y in points[::apart] if math.isfinite(x + y)]
