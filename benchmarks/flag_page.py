@@ -17,7 +17,7 @@ from seqvae.cli.profile import ProfileOptimized
 from seqvae.cli.use_model import ACTIONS
 from seqvae.config.data import BuildCache, ManageCache
 from seqvae.config.flags import PRESETS_DIR, CommandLine
-from seqvae.config.inference import Evaluate, FitPrior
+from seqvae.config.inference import Evaluate, FitPrior, Push
 from seqvae.config.training import OptimizedSettings, ReferenceSettings
 from seqvae.config.tuning import StudySettings
 
@@ -49,6 +49,7 @@ COMMANDS = (
     Command("seqvae evaluate", Evaluate, "what a trained model is worth", takes_words=True),
     *(Command(f"seqvae {name}", action.settings, action.summary, takes_words=True) for name, action in ACTIONS.items()),
     Command("seqvae fit-prior", FitPrior, "fit a prior over the codes of a trained model", takes_words=True),
+    Command("seqvae push", Push, "put a model onto the Hugging Face Hub", takes_words=True),
     Command("seqvae build-cache", BuildCache, "convert data before they are used, by several processes"),
     Command(
         "seqvae cache", ManageCache, "what the cache of converted data holds, and how to empty it", takes_words=True

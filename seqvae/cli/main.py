@@ -35,6 +35,7 @@ VERBS = {
     "interpolate": Verb("use_model.run", "CHECKPOINT ID ID", "write what lies between two sequences"),
     "impute": Verb("use_model.run", "CHECKPOINT", "write vectors or events with missing values filled"),
     "export": Verb("use_model.run", "CHECKPOINT", "write the weights as safetensors, with settings as JSON"),
+    "push": Verb("use_model.push", "CHECKPOINT USER/NAME", "put a model onto the Hugging Face Hub"),
     "fit-prior": Verb(
         "use_model.fit_prior", "CHECKPOINT", "fit a prior over a model's codes, to sample and evaluate by"
     ),

@@ -1,5 +1,5 @@
 """The commands that use a trained model: `seqvae evaluate` in numbers; `encode`, `reconstruct`, `sample`, `interpolate`, `impute`
-and `export` in files; and `fit-prior`, which adds a prior over codes to it.
+and `export` in files; `push` on the Hugging Face Hub; and `fit-prior`, which adds a prior over codes to it.
 """
 
 import json
@@ -21,6 +21,7 @@ from seqvae.config.inference import (
     FitPrior,
     Impute,
     Interpolate,
+    Push,
     Reconstruct,
     Sample,
 )
@@ -171,6 +172,36 @@ def _with_progress(tables: "Iterator[pa.Table]") -> "Iterator[pa.Table]":
             say(f"{rows:,} rows so far")
             last = time.monotonic()
         yield table
+
+
+# --- The hub -----------------------------------------------------------------------------------------------------------
+
+_ABOUT_PUSH = """\
+Put a model onto the Hugging Face Hub: weights, settings, tokenizer or scaler, and a model card with what the run came to.
+
+    seqvae push runs/mine ann/molecules          # private, unless --public
+    seqvae push runs/mine molecules              # of your own
+    seqvae encode hf://ann/molecules --data_dir my_data
+
+CHECKPOINT is a .ckpt file, the directory of a run (its best checkpoint) or an export. Paths of this machine are left out, and a
+card that was edited on the hub stays as it is. Needs the extra hub, and a token of `hf auth login` or HF_TOKEN.
+"""
+
+
+def push(verb: str, words: Sequence[str]) -> None:
+    """Put a model onto the hub, and print the address to load it by."""
+    names = ["CHECKPOINT", "USER/NAME"]
+    places, flags = split_positional(words, names, f"{program()} {' '.join(names)} [--flag value ...]")
+    prog = f"seqvae {verb} {' '.join(names)}"
+    own = parse_command_line(Push, flags, prog=prog, description=_ABOUT_PUSH, presets=None).hub
+    share_machine()
+    set_up_output()
+
+    from seqvae.inference.model import open_model  # only now: torch takes seconds
+
+    model = open_model(places[0])
+    say(repr(model))
+    print(harmless(model.push_to_hub(places[1], private=not own.public, message=own.message)))
 
 
 # --- A prior over codes ------------------------------------------------------------------------------------------------

@@ -248,6 +248,24 @@ class Impute(Encode):
 
 
 @dataclass(frozen=True, kw_only=True)
+class HubSettings:
+    """Hub"""
+
+    public: bool = False
+    """Make a new model one that everybody may read; one that is there already stays as public as it is."""
+
+    message: str | None = None
+    """What the commit says; default: the model's step and the version of seqvae."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Push:
+    """All settings of `seqvae push`."""
+
+    hub: HubSettings = field(default_factory=HubSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExportSettings:
     """Export"""
 

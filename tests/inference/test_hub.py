@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 import seqvae
-from seqvae.errors import SeqVAEError, StorageError, UsageError
+from seqvae.cli.main import main
+from seqvae.errors import ExitCode, SeqVAEError, StorageError, UsageError
 from seqvae.inference.hub import _without_places
 from seqvae.inference.model import Model
 from tests.support.model_hub import TOKEN, ModelHub, model_hub
@@ -135,6 +136,22 @@ def test_no_place_of_a_machine_is_published_or_taken_from_others(hub, model, tmp
 )
 def test_paths_are_told_from_other_texts(text, kept):
     assert _without_places(text) == kept
+
+
+@pytest.mark.parametrize(("words", "private"), [((), {"ann/words"}), (("--public", "--message", "the first"), set())])
+def test_the_command_pushes_and_prints_the_address_to_load_by(words, private, hub, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["seqvae", "push", str(KEPT), "ann/words", *words])
+    assert main() == 0
+    address = capsys.readouterr().out.splitlines()[-1]
+    assert address.startswith("hf://ann/words@")
+    assert seqvae.load(address).step == 7
+    assert hub.private == private
+
+
+def test_the_command_without_a_name_says_what_it_takes(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["seqvae", "push", str(KEPT)])
+    assert main() == ExitCode.USAGE
+    assert "CHECKPOINT USER/NAME" in capsys.readouterr().err
 
 
 # --- What goes wrong -------------------------------------------------------------------------------------------------
