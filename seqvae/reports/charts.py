@@ -547,9 +547,13 @@ def latent_places(medium: Medium, latents: Latents, unit: str) -> Chart | str:
             x_N, y_N, mark, color=colour, markersize=4.5, alpha=0.7, markeredgewidth=0, linestyle="None", label=label
         )
     axes.set_aspect("equal", adjustable="datalim")
-    shares = [f" ({percent(share)} of the variance)" for share in latents.shares] or ["", ""]
-    axes.set_xlabel(f"first component{shares[0]}")
-    axes.set_ylabel("second component" + (shares[-1] if medium.has_words else ""))
+    if latents.shares:
+        shares = [f" ({percent(share)} of the variance)" for share in latents.shares]
+        axes.set_xlabel(f"first component{shares[0]}")
+        axes.set_ylabel("second component" + (shares[-1] if medium.has_words else ""))
+    else:
+        axes.set_xlabel("direction in which the classes differ most")
+        axes.set_ylabel("second such direction")
     axes.xaxis.set_major_formatter(TICKS)
     axes.yaxis.set_major_formatter(TICKS)
     chart.legend(axes, columns=4)

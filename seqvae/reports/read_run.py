@@ -117,7 +117,7 @@ class Latents(NamedTuple):
     places: tuple[tuple[float, float], ...]
     """Of each sequence, in the plane in which they differ most."""
     shares: tuple[float, ...]
-    """Of the variance, of its two directions."""
+    """Of the variance, of its two directions; empty where it is the plane in which classes lie furthest apart."""
     groups: tuple[str, ...]
     """The class of each sequence; where there are none, its length."""
     are_classes: bool

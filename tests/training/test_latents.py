@@ -18,7 +18,7 @@ from seqvae.models.sampling import sample
 from seqvae.models.vae import SequenceVAE
 from seqvae.reports.read_run import read_latents
 from seqvae.training.callbacks import latents
-from seqvae.training.callbacks.latents import MOST_DIMENSIONS, LatentPicture, choose, picture_of
+from seqvae.training.callbacks.latents import MOST_DIMENSIONS, LatentPicture, choose, discriminants, picture_of
 from seqvae.training.module import TrainingModule
 from seqvae.training.trainer import make_pictures
 from tests.support.small_models import KINDS, SMALL, make_batch
@@ -125,6 +125,23 @@ def test_classes_are_drawn_at_the_means_of_their_latents_and_the_walk_joins_two_
         records: list[Any] = to_records(drawn, description)
         wanted = [value for step in records[0] for name, value in step.items() if name == description.names[0]]
         assert [value for _, value in found["walk"]["decoded"][2]["points"]] == pytest.approx(wanted, rel=1e-3)
+
+
+def test_places_are_in_the_plane_that_tells_classes_apart_where_there_are_enough_sequences():
+    rng = np.random.default_rng(0)
+    labels_N = np.arange(300) % 3
+    scattered_NZ = rng.normal(size=(300, 4)) * [9.0, 1.0, 1.0, 1.0]  # by which principal components would go
+    mean_NZ = scattered_NZ + np.array([[0, 0, 0, 0], [0, 6, 0, 0], [0, 0, 6, 0]])[labels_N]
+    places_N2 = discriminants(mean_NZ, labels_N)
+    assert places_N2 is not None
+    centre_C2 = np.stack([places_N2[labels_N == one].mean(axis=0) for one in range(3)])
+    apart_NC = np.linalg.norm(places_N2[:, None] - centre_C2, axis=2)
+    assert (apart_NC.argmin(axis=1) == labels_N).mean() > 0.98
+    for one in range(3):  # in units of the spread within a class
+        np.testing.assert_allclose(np.cov(places_N2[labels_N == one].T), np.eye(2), atol=0.4)
+    assert discriminants(mean_NZ[:39], labels_N[:39]) is None
+    assert discriminants(mean_NZ, np.minimum(labels_N, 1)) is None
+    assert discriminants(mean_NZ, np.full(300, -1)) is None
 
 
 def test_without_classes_the_walk_goes_along_the_direction_in_which_latents_differ_most():

@@ -1,10 +1,10 @@
 """The callback that writes what the latents of a run look like, at its end: `latents.json`, which the report draws.
 
 In: up to MOST_SEQUENCES validation sequences, chosen once. Out: where each lies in the plane in which their latents differ most,
-what is drawn for each class, what is decoded on the way from one sequence to another and while a single dimension of a latent is
-moved, and the nearest neighbours of five. It all takes at most MOST_STEPS steps of the encoder, fewer in a short run, and some
-dozens of short sequences of the decoder. It draws with a noise of its own, so that training goes on as without it. With --strategy
-fsdp there is none, as no process has all weights.
+or in which their classes lie furthest apart; what is drawn for each class, what is decoded on the way from one sequence to another
+and while a single dimension of a latent is moved, and the nearest neighbours of five. It all takes at most MOST_STEPS steps of the
+encoder, fewer in a short run, and some dozens of short sequences of the decoder. It draws with a noise of its own, so that training
+goes on as without it. With --strategy fsdp there is none, as no process has all weights.
 
 Shapes: N sequences, Z latent dimensions, M latents that are decoded.
 """
@@ -49,6 +49,8 @@ WALK = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Places on the way from one sequence to another, as shares of it."""
 MOST_CLASSES, LEAST_OF_CLASS, DRAWN_FOR_CLASS = 8, 5, 2
 """Classes that are shown, the sequences that one needs, and what is drawn for each."""
+SEQUENCES_PER_DIMENSION = 10
+"""So many sequences for each dimension of the latent make a plane that tells classes apart trustworthy."""
 MOVES = (-2.0, -1.0, 0.0, 1.0, 2.0)
 """Standard deviations of the posterior means."""
 LEAST_VARIANCE = 0.01
@@ -132,19 +134,45 @@ def picture_of(
         "labels": [labels.get(number, -1) for number in chosen_N.tolist()],
         "classes": [visible(str(one))[:MOST_CHARACTERS] for one in description.classes],
     }
-    if mean_NZ.shape[1] > 1:
+    labels_N = np.array(found["labels"])
+    apart_N2 = discriminants(mean_NZ, labels_N)
+    if apart_N2 is not None:
+        found["places"], found["shares"] = apart_N2.round(4).tolist(), []
+    elif mean_NZ.shape[1] > 1:
         components = principal_components(mean_NZ)
         total = float(components.variances_K.sum())
         found["places"] = components.places_N2.round(4).tolist()
         found["shares"] = [round(float(one) / total, 4) if total > 0 else 0.0 for one in components.variances_K[:2]]
     if not (network.has_codes or network.has_step_latents):
-        labels_N = np.array(found["labels"])
         found["by_class"] = drawn_for_classes(network, mean_NZ, labels_N, sequences, chosen_N, description)
         found["walk"] = walk(network, mean_NZ, labels_N, sequences, chosen_N, description)
     found["neighbours"] = neighbours_of(mean_NZ, sequences, chosen_N, description)
     found["moved"] = [] if network.has_codes else moved(network, mean_NZ, sequences, chosen_N, description)
     found["time_label"] = f"{description.time_unit} since the first step" if description.kind == "events" else "step"
     return found
+
+
+def discriminants(mean_NZ: np.ndarray, labels_N: np.ndarray) -> np.ndarray | None:
+    """Return the places in the plane in which classes lie furthest apart, by their spread (Fisher's linear discriminants), (N, 2).
+
+    None for fewer than three classes, and where the sequences are too few for such a plane to say something.
+    """
+    known_N = labels_N >= 0
+    counts = np.unique(labels_N[known_N], return_counts=True)
+    classes = [one for one, count in zip(*counts, strict=True) if count >= LEAST_OF_CLASS]
+    if len(classes) < 3 or mean_NZ.shape[1] < 2 or known_N.sum() < SEQUENCES_PER_DIMENSION * mean_NZ.shape[1]:
+        return None
+    deviation_Z = mean_NZ.std(axis=0)
+    rows_NZ = (mean_NZ - mean_NZ.mean(axis=0)) / np.where(deviation_Z > 0, deviation_Z, 1)
+    groups = [rows_NZ[labels_N == one] for one in classes]
+    scattered_NZ = np.concatenate([one - one.mean(axis=0) for one in groups])
+    within_ZZ = scattered_NZ.T @ scattered_NZ / len(scattered_NZ)
+    centres_NZ = np.concatenate([np.broadcast_to(one.mean(axis=0), one.shape) for one in groups])
+    between_ZZ = centres_NZ.T @ centres_NZ
+    whitening_ZZ = np.linalg.inv(np.linalg.cholesky(within_ZZ + 1e-6 * np.eye(len(within_ZZ))))
+    _, directions_ZZ = np.linalg.eigh(whitening_ZZ @ between_ZZ @ whitening_ZZ.T)
+    places_N2: np.ndarray = rows_NZ @ whitening_ZZ.T @ directions_ZZ[:, :-3:-1]
+    return places_N2
 
 
 def drawn_for_classes(
@@ -167,7 +195,7 @@ def drawn_for_classes(
         (len(shown) * DRAWN_FOR_CLASS,), MOST_DECODED if description.kind == "tokens" else int(steps)
     )
     z = torch.from_numpy(np.repeat(centre_CZ, DRAWN_FOR_CLASS, axis=0)).to(network.begin_W)
-    noise = Noise(0, torch.arange(len(lengths_M), device=z.device) % DRAWN_FOR_CLASS)
+    noise = Noise(0, torch.arange(len(lengths_M), device=z.device))
     drawn = [
         _told(record, description) for record in to_records(sample(network, z, lengths_M, noise=noise), description)
     ]
