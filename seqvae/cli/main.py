@@ -72,7 +72,7 @@ flags of `seqvae train` overrule it. The known class of a sequence, --label_colu
 DEMO_RECIPE = "--fast_detection --label_column label --label_weight 0 --width 64 --depth 1 --latent_size 8"
 DEMO_RECIPES = {
     "tokens": "--max_steps 500",
-    "vectors": "--decoder parallel --depth 2 --max_steps 400",  # all that is to be known of a drawing is in its latent
+    "vectors": "--decoder parallel --depth 2 --max_steps 320",  # all that is to be known of a drawing is in its latent
     "events": "--decoder parallel --max_steps 300",
 }
 """The flags of each kind: as many steps as take most of a minute on two cores."""
