@@ -30,9 +30,9 @@ lint: check
 test: check
 	$(BIN)/pytest -n logical -m "not slow"
 
-# With the extras ray, whose cluster takes seconds to start, onnx, loggers, and docs, since the site is built.
+# With the extras ray, whose cluster takes seconds to start, onnx, loggers, docs, since the site is built, and examples.
 test-slow:
-	$(MAKE) setup EXTRAS=docs,loggers,onnx,ray,test,text
+	$(MAKE) setup EXTRAS=docs,examples,loggers,onnx,ray,test,text
 	$(BIN)/pytest -n logical -m slow
 
 bench:

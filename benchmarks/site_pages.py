@@ -1,7 +1,8 @@
 """Pages of the site that stand elsewhere in the repository (README, changelog, security, examples): a hook of mkdocs.
 
 mkdocs knows only what is below docs/. So that no page is written twice, the others join the site under the names in `joining()`,
-and links between all of them are rewritten: in, a page as it reads in the repository; out, the same page as it reads on the site.
+links between all of them are rewritten, and a notebook becomes a page with the picture that it ends in. In, a page as it reads in
+the repository; out, the same page as it reads on the site.
 """
 
 import re
@@ -20,9 +21,30 @@ _LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\((?![a-z]+:|#|/)([^()\s#]*)
 
 def joining() -> dict[str, str]:
     """Return the names on the site of the pages outside of docs/, by their paths in the repository."""
-    examples = sorted(path.parent.name for path in (ROOT / "examples").glob("*/README.md"))
-    pages = {f"examples/{name}/README.md": f"examples/{name}.md" for name in examples}
+    pages = {"examples/README.md": "examples/index.md", "examples/own_model/README.md": "examples/own_model.md"}
+    pages |= {f"examples/{path.name}": f"examples/{path.stem}.md" for path in notebooks()}
     return {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "SECURITY.md": "security.md", **pages}
+
+
+def notebooks() -> list[Path]:
+    """Return the scripts of examples/ that are notebooks: their cells begin with `# %%`."""
+    scripts = sorted((ROOT / "examples").glob("*.py"))
+    return [path for path in scripts if path.read_text(encoding="utf-8").startswith("# %%")]
+
+
+def page_of(script: str) -> str:
+    """Return a notebook as Markdown: its prose as it is, and its code in blocks.
+
+    >>> page_of("# %% [markdown]\\n# # Head\\n#\\n# Text.\\n\\n# %%\\nprint(1)\\n")
+    '# Head\\n\\nText.\\n\\n```python\\nprint(1)\\n```\\n'
+    """
+    parts = []
+    for kind, body in re.findall(r"^# %%(.*)\n((?:(?!# %%).*\n?)*)", script, flags=re.MULTILINE):
+        if kind.strip() == "[markdown]":
+            parts.append(re.sub(r"^# ?", "", body.strip(), flags=re.MULTILINE))
+        else:
+            parts.append(f"```python\n{body.strip()}\n```")
+    return "\n\n".join(parts) + "\n"
 
 
 def relinked(text: str, source: str, repository: str | None = None) -> str:
@@ -31,7 +53,7 @@ def relinked(text: str, source: str, repository: str | None = None) -> str:
     `source`: the page's path in the repository. A link to a file that is no page, such as source code, leads into `repository`,
     the address of its files; without an address nothing is left of it but its words.
 
-    >>> relinked("[a](docs/data.md#x), [b](examples/molecules/README.md), [c](Makefile)", "README.md")
+    >>> relinked("[a](docs/data.md#x), [b](examples/molecules.py), [c](Makefile)", "README.md")
     '[a](data.md#x), [b](examples/molecules.md), c'
     """
     names = joining()
@@ -64,8 +86,15 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
 def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files: "Files") -> str:
     sources = {name: source for source, name in joining().items()}
     name = page.file.src_uri
+    source = sources.get(name, f"docs/{name}")
+    if source.endswith(".py"):
+        script = PurePosixPath(source)
+        picture = f"docs/images/examples/{script.stem}.png"
+        markdown = page_of(markdown) + (
+            f"\n![What its last cell draws](../{picture})\n" if (ROOT / picture).exists() else ""
+        )
     repository = f"{config.repo_url.rstrip('/')}/blob/HEAD" if config.repo_url else None
-    return relinked(markdown, sources.get(name, f"docs/{name}"), repository)
+    return relinked(markdown, source, repository)
 
 
 def on_page_content(html: str, page: "Page", config: "MkDocsConfig", files: "Files") -> str:

@@ -47,8 +47,18 @@ OF_TORCHRUN = {
     "rdzv_backend",
     "rdzv_endpoint",
 }
-OF_OTHERS = OF_TORCHRUN | {"nodes", "ntasks", "ntasks_per_node", "plain", "query_gpu", "format", "shutdown"}
-"""Flags of torchrun, SLURM, nvidia-smi and wsl, and the one of `seqvae train` that is no setting."""
+OF_OTHERS = OF_TORCHRUN | {
+    "nodes",
+    "ntasks",
+    "ntasks_per_node",
+    "plain",
+    "query_gpu",
+    "format",
+    "shutdown",
+    "to",
+    "execute",
+}
+"""Flags of torchrun, SLURM, nvidia-smi, wsl and jupytext, and the one of `seqvae train` that is no setting."""
 FROM_ELSEWHERE = {"venv", "pip"}
 """Modules that are not ours."""
 IN_RUNS = {
@@ -85,7 +95,7 @@ IN_RUNS = {
         "reconstructed.parquet",
         "samples.parquet",
     ),
-    *("comparison.html", "between.parquet", "filled.parquet", "labels.csv", "collapse_caught.png"),
+    *("comparison.html", "between.parquet", "filled.parquet", "labels.csv"),
     "compiled_layers.json",
     *("index.html", "summary.json", "latents.json", "study.db", "study.json", "trial-000.log"),
 }

@@ -9,7 +9,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent.parent
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md")), *GUIDES]
-OF_EXAMPLES = sorted((ROOT / "examples").glob("*/README.md"))
+OF_EXAMPLES = sorted((ROOT / "examples").rglob("README.md"))
 _KNOWN_ENDINGS = "py|md|jsonl|json|yaml|csv|png|ckpt|html|txt|toml|parquet|npz|safetensors|sh"
 _FILE = re.compile(rf"(?<![\w/*<>.$-])[\w./-]*\w\.(?:{_KNOWN_ENDINGS})(?![\w/-])")
 _FOLDER = re.compile(r"(?<![\w.])`([\w.-]+(?:/[\w.-]+)*)/`")
