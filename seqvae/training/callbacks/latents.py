@@ -55,7 +55,7 @@ MOVES = (-2.0, -1.0, 0.0, 1.0, 2.0)
 """Standard deviations of the posterior means."""
 LEAST_VARIANCE = 0.01
 """Of the posterior means of an active dimension, as the monitor counts them."""
-MOST_CHARACTERS, MOST_DIARY, MOST_POINTS = 120, 240, 40
+MOST_CHARACTERS, MOST_DIARY, MOST_POINTS = 120, 140, 40
 
 
 class LatentPicture(lightning.Callback):
@@ -395,8 +395,9 @@ def _told(record: Any, description: DataDescription) -> dict[str, Any]:
     for event in record:
         value = "" if math.isnan(event["value"]) else f" {brief(event['value'])}"
         times.setdefault(event["time"], []).append(f"{event['variable']}{value}")
-    diary = "; ".join(f"{time:,.0f}: {', '.join(events)}" for time, events in times.items())
-    return {"text": visible(diary)[:MOST_DIARY]}
+    diary = visible("; ".join(f"{time:,.0f}: {', '.join(events)}" for time, events in times.items()))
+    whole = diary if len(diary) <= MOST_DIARY else f"{diary[:MOST_DIARY].rpartition(',')[0]}, ..."
+    return {"text": whole}
 
 
 def _few(track: Track, every: int | None = None) -> list[tuple[float, float]]:
