@@ -89,10 +89,7 @@ def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files:
     source = sources.get(name, f"docs/{name}")
     if source.endswith(".py"):
         script = PurePosixPath(source)
-        picture = f"docs/images/examples/{script.stem}.png"
-        markdown = page_of(markdown) + (
-            f"\n![What its last cell draws](../{picture})\n" if (ROOT / picture).exists() else ""
-        )
+        markdown = f"{page_of(markdown)}\n![What its last cell draws](../docs/images/examples/{script.stem}.png)\n"
     repository = f"{config.repo_url.rstrip('/')}/blob/HEAD" if config.repo_url else None
     return relinked(markdown, source, repository)
 

@@ -35,8 +35,7 @@ def test_a_notebook_has_a_title_cells_that_compile_and_a_picture_on_its_page(scr
     assert len(cells) >= 4
     for cell in cells:
         ast.parse(cell)
-    if script.stem != "icu_stays":
-        assert (ROOT / "docs" / "images" / "examples" / f"{script.stem}.png").stat().st_size > 10_000
+    assert (ROOT / "docs" / "images" / "examples" / f"{script.stem}.png").stat().st_size > 10_000
     assert f"({script.name})" in (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
 
 
