@@ -98,22 +98,23 @@ def main() -> int:
         "names", nargs="*", metavar="NAME", help=f"of {', '.join(FORMS)}; default: {', '.join(default)}"
     )
     parser.add_argument("--full", action="store_true", help="everything they measure, which may take an hour")
+    parser.add_argument("--sets", nargs="+", metavar="SET", help="only these of a benchmark's data sets")
     options = parser.parse_args()
     if unknown := set(options.names) - FORMS.keys():
         parser.error(f"there is no benchmark {', '.join(sorted(unknown))}: choose from {', '.join(FORMS)}")
-    failed = [name for name in options.names or default if not measure(name, full=options.full)]
+    failed = [name for name in options.names or default if not measure(name, options.sets, full=options.full)]
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
 
 
-def measure(name: str, *, full: bool) -> bool:
+def measure(name: str, only: Sequence[str] | None = None, *, full: bool) -> bool:
     """Run a benchmark, keep its report, and rewrite the pages.
 
     Return whether it succeeded; of several data sets, the reports before the one that failed are kept.
     """
     form, path = FORMS[name], FIGURES / f"{name}.json"
-    for data in form.sets or (None,):
+    for data in [data for data in form.sets if only is None or data in only] if form.sets else [None]:
         words = [f"benchmarks.{form.area}.{name}", *([] if data is None else ["--data", data])]
         words += form.full if full else form.short
         last_line = last_line_of([sys.executable, "-u", "-m", *words])  # -u: its tables are shown as they come
