@@ -97,9 +97,9 @@ class Clock(Callback):
     def figures(self, method: Callable[..., None]) -> Callable[..., None]:
         """Return a method of a publisher with its time counted apart."""
 
-        def timed(*arguments: Any) -> None:
+        def timed(*arguments: Any, **named: Any) -> None:
             start = time.perf_counter()
-            method(*arguments)
+            method(*arguments, **named)
             self.figure_seconds += time.perf_counter() - start
 
         return timed
