@@ -82,7 +82,7 @@ class Neighbours(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """What is decoded while one dimension of a latent is moved."""
+    """Decoded sequences while one dimension of a latent is moved."""
 
     dimension: int
     moves: tuple[float, ...]
@@ -100,7 +100,7 @@ class ClassShown(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """What is decoded between the latents of two sequences."""
+    """Decoded sequences between the latents of two sequences."""
 
     ends: tuple[Shown, ...]
     classes: tuple[str, ...]
@@ -111,7 +111,7 @@ class Walk(NamedTuple):
 
 
 class Latents(NamedTuple):
-    """What the latents of a run's validation sequences look like at its end."""
+    """The latents of a run's validation sequences at its end, as the report shows them."""
 
     step: int
     places: tuple[tuple[float, float], ...]
