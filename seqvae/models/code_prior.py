@@ -125,7 +125,7 @@ class CodeSet(NamedTuple):
 
 
 class FittedPrior(NamedTuple):
-    """What the training of a prior has come to, in nats per latent over the validation codes."""
+    """A trained prior and its losses, in nats per latent over the validation codes."""
 
     prior: RecurrentCodes
     valid: float

@@ -49,7 +49,7 @@ class Quantised(NamedTuple):
 
 
 class CodePosterior(PosteriorFamily, ABC):
-    """What learned codes and those of a grid have in common; every posterior is a point."""
+    """The base of learned codes and those of a grid; every posterior is a point."""
 
     def __init__(self, width: int, settings: ModelSettings, dimensions: int) -> None:
         """`dimensions`: numbers that the encoder writes for each codebook."""

@@ -30,7 +30,7 @@ DEAD_AFTER = 8
 
 
 class CodeWindow:
-    """What readings of codes are made of: counts since the last reading, those of the readings before, and the last latents."""
+    """The material of readings of codes: counts since the last reading, those of the readings before, and the last latents."""
 
     def __init__(self, capacity: int = 1024) -> None:
         self.capacity = capacity

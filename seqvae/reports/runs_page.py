@@ -50,7 +50,7 @@ MOST_TRIES = 3
 
 
 class Summary(NamedTuple):
-    """What the index of runs, and a comparison of runs' data, take from a run."""
+    """The row that the index of runs, and a comparison of runs' data, take from a run."""
 
     name: str
     verdict: str

@@ -11,6 +11,8 @@ Shapes: N sequences, Z latent dimensions, M latents that are decoded.
 
 import json
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -143,11 +145,11 @@ def picture_of(
         total = float(components.variances_K.sum())
         found["places"] = components.places_N2.round(4).tolist()
         found["shares"] = [round(float(one) / total, 4) if total > 0 else 0.0 for one in components.variances_K[:2]]
+    shown = ChosenLatents(network, sequences, description, chosen_N, mean_NZ, labels_N)
     if not (network.has_codes or network.has_step_latents):
-        found["by_class"] = drawn_for_classes(network, mean_NZ, labels_N, sequences, chosen_N, description)
-        found["walk"] = walk(network, mean_NZ, labels_N, sequences, chosen_N, description)
-    found["neighbours"] = neighbours_of(mean_NZ, sequences, chosen_N, description)
-    found["moved"] = [] if network.has_codes else moved(network, mean_NZ, sequences, chosen_N, description)
+        found |= {"by_class": shown.by_class(), "walk": shown.walk()}
+    found["neighbours"] = shown.neighbours()
+    found["moved"] = [] if network.has_codes else shown.moved()
     found["time_label"] = f"{description.time_unit} since the first step" if description.kind == "events" else "step"
     return found
 
@@ -175,182 +177,179 @@ def discriminants(mean_NZ: np.ndarray, labels_N: np.ndarray) -> np.ndarray | Non
     return places_N2
 
 
-def drawn_for_classes(
-    network: SequenceVAE,
-    mean_NZ: np.ndarray,
-    labels_N: np.ndarray,
-    sequences: SequenceSet,
-    chosen_N: np.ndarray,
-    description: DataDescription,
-) -> list[dict[str, Any]]:
-    """Return for each class the sequence closest to the mean of its latents, and what is drawn from the decoder at that mean."""
-    sizes = np.bincount(labels_N[labels_N >= 0], minlength=len(description.classes))
-    shown = [one for one in np.argsort(-sizes, kind="stable").tolist()[:MOST_CLASSES] if sizes[one] >= LEAST_OF_CLASS]
-    if len(shown) < 2:
-        return []
-    centre_CZ, nearest = _centres(mean_NZ, labels_N, sorted(shown))
-    originals = _originals(nearest, sequences, chosen_N, description)
-    steps = np.median(np.minimum(np.asarray(sequences.lengths_N)[chosen_N], MOST_DECODED))
-    lengths_M = torch.full(
-        (len(shown) * DRAWN_FOR_CLASS,), MOST_DECODED if description.kind == "tokens" else int(steps)
-    )
-    z = torch.from_numpy(np.repeat(centre_CZ, DRAWN_FOR_CLASS, axis=0)).to(network.begin_W)
-    noise = Noise(0, torch.arange(len(lengths_M), device=z.device))
-    drawn = [
-        _told(record, description) for record in to_records(sample(network, z, lengths_M, noise=noise), description)
-    ]
-    return [
-        {
-            "class": visible(str(description.classes[one]))[:MOST_CHARACTERS],
-            "original": originals[place],
-            "drawn": drawn[place * DRAWN_FOR_CLASS : (place + 1) * DRAWN_FOR_CLASS],
-        }
-        for place, one in enumerate(sorted(shown))
-    ]
+@dataclass(frozen=True)
+class ChosenLatents:
+    """Sequences, their latents and classes (-1: unknown), and what is shown of them."""
 
+    network: SequenceVAE
+    sequences: SequenceSet
+    description: DataDescription
+    chosen_N: np.ndarray
+    mean_NZ: np.ndarray
+    labels_N: np.ndarray
 
-def walk(
-    network: SequenceVAE,
-    mean_NZ: np.ndarray,
-    labels_N: np.ndarray,
-    sequences: SequenceSet,
-    chosen_N: np.ndarray,
-    description: DataDescription,
-) -> dict[str, Any]:
-    """Return two sequences, and what is decoded evenly between their latents: drawn with the same noise everywhere, of vectors the
-    means.
-
-    They are those in the middle of the two classes that are furthest apart; without classes, of the first and the last tenth along
-    the direction in which the latents differ most.
-    """
-    classes = [one for one in np.unique(labels_N[labels_N >= 0]).tolist() if (labels_N == one).sum() >= LEAST_OF_CLASS]
-    if len(classes) < 2:
-        along_N = principal_components(mean_NZ).places_N2[:, 0] if mean_NZ.shape[1] > 1 else mean_NZ[:, 0]
-        tenth = len(along_N) // 10
-        ends = np.argsort(along_N, kind="stable")[[tenth, -1 - tenth]].tolist()
-    else:
-        centre_CZ, nearest = _centres(mean_NZ, labels_N, classes)
-        apart_CC = np.linalg.norm(centre_CZ[:, None] - centre_CZ, axis=2)
-        ends = [nearest[place] for place in sorted(np.unravel_index(apart_CC.argmax(), apart_CC.shape))]
-    share_M1 = np.array(WALK)[:, None]
-    z = torch.from_numpy((1 - share_M1) * mean_NZ[ends[0]] + share_M1 * mean_NZ[ends[1]]).to(network.begin_W)
-    lengths_2 = np.minimum(np.asarray(sequences.lengths_N)[chosen_N[ends]], MOST_DECODED)
-    lengths_M = torch.full((len(WALK),), MOST_DECODED if description.kind == "tokens" else int(lengths_2.max()))
-    noise = Noise(0, torch.zeros(len(WALK), dtype=torch.long, device=z.device))
-    temperature = 0.0 if description.kind == "vectors" else 1.0
-    records = to_records(sample(network, z, lengths_M, temperature=temperature, noise=noise), description)
-    names = [
-        visible(str(description.classes[labels_N[end]]))[:MOST_CHARACTERS] if labels_N[end] >= 0 else "" for end in ends
-    ]
-    return {
-        "ends": [
-            one | {"class": name}
-            for one, name in zip(_originals(ends, sequences, chosen_N, description), names, strict=True)
-        ],
-        "shares": list(WALK),
-        "decoded": [_told(record, description) for record in records],
-    }
-
-
-def _centres(mean_NZ: np.ndarray, labels_N: np.ndarray, classes: list[int]) -> tuple[np.ndarray, list[int]]:
-    """Return the mean latent of each class, and the sequence of the class that is closest to it."""
-    centre_CZ = np.stack([mean_NZ[labels_N == one].mean(axis=0) for one in classes])
-    far_CN = np.linalg.norm(mean_NZ - centre_CZ[:, None], axis=2)
-    nearest = [
-        int(np.where(labels_N == one, far_N, np.inf).argmin()) for one, far_N in zip(classes, far_CN, strict=True)
-    ]
-    return centre_CZ, nearest
-
-
-def _originals(
-    places: list[int], sequences: SequenceSet, chosen_N: np.ndarray, description: DataDescription
-) -> list[dict[str, Any]]:
-    """Return sequences of the data as the report shows them."""
-    batch = sequences.gather(np.unique(chosen_N[places]))
-    records = to_records(beginning(batch, len(places), MOST_DECODED), description)
-    by_number = dict(zip(batch.sequences_B.tolist(), records, strict=True))
-    ids = sequences.ids(chosen_N[places])
-    return [
-        {"id": visible(str(id_))[:MOST_CHARACTERS]} | _told(by_number[number], description)
-        for id_, number in zip(ids, chosen_N[places].tolist(), strict=True)
-    ]
-
-
-def neighbours_of(
-    mean_NZ: np.ndarray, sequences: SequenceSet, chosen_N: np.ndarray, description: DataDescription
-) -> list[dict[str, Any]]:
-    """Return a few sequences, from the closest to the centre outwards, each with those whose latents are nearest to its own."""
-    from_centre_N = np.linalg.norm(mean_NZ - mean_NZ.mean(axis=0), axis=1)
-    order_N = np.argsort(from_centre_N, kind="stable")
-    anchors = order_N[np.linspace(0, len(order_N) - 1, min(ANCHORS, len(order_N))).round().astype(int)]
-    found = []
-    for anchor in anchors.tolist():
-        distance_N = np.linalg.norm(mean_NZ - mean_NZ[anchor], axis=1)
-        nearest = [one for one in np.argsort(distance_N, kind="stable").tolist() if one != anchor][:NEIGHBOURS]
-        places = np.array([anchor, *nearest])
-        batch = sequences.gather(np.sort(chosen_N[places]))
-        records = to_records(beginning(batch, len(places), MOST_DECODED), description)
-        by_number = dict(zip(batch.sequences_B.tolist(), records, strict=True))
-        ids = sequences.ids(chosen_N[places])
-        name = _liveliest([records[0]], description) if description.kind != "tokens" else ""
+    def by_class(self) -> list[dict[str, Any]]:
+        """Return for each class the sequence closest to the mean of its latents, and what is drawn at that mean."""
+        sizes = np.bincount(self.labels_N[self.labels_N >= 0], minlength=len(self.description.classes))
         shown = [
-            {"id": visible(str(id_))[:MOST_CHARACTERS]} | _shown(by_number[number], name, description)
-            for id_, number in zip(ids, chosen_N[places].tolist(), strict=True)
+            one for one in np.argsort(-sizes, kind="stable").tolist()[:MOST_CLASSES] if sizes[one] >= LEAST_OF_CLASS
         ]
-        distances = [round(float(one), 3) for one in distance_N[nearest]]
-        found.append({"of": shown[0], "nearest": shown[1:], "distances": distances, "name": name})
-    return found
+        if len(shown) < 2:
+            return []
+        centre_CZ, nearest = self._centres(sorted(shown))
+        originals = self._originals(nearest)
+        steps = np.median(np.minimum(np.asarray(self.sequences.lengths_N)[self.chosen_N], MOST_DECODED))
+        lengths_M = torch.full(
+            (len(shown) * DRAWN_FOR_CLASS,), MOST_DECODED if self.description.kind == "tokens" else int(steps)
+        )
+        z = torch.from_numpy(np.repeat(centre_CZ, DRAWN_FOR_CLASS, axis=0)).to(self.network.begin_W)
+        noise = Noise(0, torch.arange(len(lengths_M), device=z.device))
+        drawn = [_told(record, self.description) for record in self._decoded(z, lengths_M, noise, 1.0)]
+        return [
+            {
+                "class": visible(str(self.description.classes[one]))[:MOST_CHARACTERS],
+                "original": originals[place],
+                "drawn": drawn[place * DRAWN_FOR_CLASS : (place + 1) * DRAWN_FOR_CLASS],
+            }
+            for place, one in enumerate(sorted(shown))
+        ]
 
+    def walk(self) -> dict[str, Any]:
+        """Return two sequences, and what is decoded evenly between their latents: drawn with the same noise everywhere, of
+        vectors the means.
 
-def moved(
-    network: SequenceVAE,
-    mean_NZ: np.ndarray,
-    sequences: SequenceSet,
-    chosen_N: np.ndarray,
-    description: DataDescription,
-) -> list[dict[str, Any]]:
-    """Return what is decoded while one active dimension of a sequence's latent is moved: tokens drawn with the same noise for all,
-    the means of values.
+        They are those in the middle of the two classes that are furthest apart; without classes, of the first and the last tenth
+        along the direction in which the latents differ most.
+        """
+        classes = [
+            one
+            for one in np.unique(self.labels_N[self.labels_N >= 0]).tolist()
+            if (self.labels_N == one).sum() >= LEAST_OF_CLASS
+        ]
+        if len(classes) < 2:
+            along_N = (
+                principal_components(self.mean_NZ).places_N2[:, 0] if self.mean_NZ.shape[1] > 1 else self.mean_NZ[:, 0]
+            )
+            tenth = len(along_N) // 10
+            ends = np.argsort(along_N, kind="stable")[[tenth, -1 - tenth]].tolist()
+        else:
+            centre_CZ, nearest = self._centres(classes)
+            apart_CC = np.linalg.norm(centre_CZ[:, None] - centre_CZ, axis=2)
+            ends = [nearest[place] for place in sorted(np.unravel_index(apart_CC.argmax(), apart_CC.shape))]
+        share_M1 = np.array(WALK)[:, None]
+        z = torch.from_numpy((1 - share_M1) * self.mean_NZ[ends[0]] + share_M1 * self.mean_NZ[ends[1]]).to(
+            self.network.begin_W
+        )
+        lengths_2 = np.minimum(np.asarray(self.sequences.lengths_N)[self.chosen_N[ends]], MOST_DECODED)
+        lengths_M = torch.full(
+            (len(WALK),), MOST_DECODED if self.description.kind == "tokens" else int(lengths_2.max())
+        )
+        noise = Noise(0, torch.zeros(len(WALK), dtype=torch.long, device=z.device))
+        temperature = 0.0 if self.description.kind == "vectors" else 1.0
+        records = self._decoded(z, lengths_M, noise, temperature)
+        names = [
+            visible(str(self.description.classes[self.labels_N[end]]))[:MOST_CHARACTERS]
+            if self.labels_N[end] >= 0
+            else ""
+            for end in ends
+        ]
+        return {
+            "ends": [one | {"class": name} for one, name in zip(self._originals(ends), names, strict=True)],
+            "shares": list(WALK),
+            "decoded": [_told(record, self.description) for record in records],
+        }
 
-    The sequence is the one closest to the centre; a dimension is moved to the mean of all, and by standard deviations from there.
-    """
-    variance_Z = mean_NZ.var(axis=0)
-    active = [one for one in np.argsort(-variance_Z, kind="stable").tolist() if variance_Z[one] >= LEAST_VARIANCE]
-    active = active[:MOST_DIMENSIONS]
-    if not active:
-        return []
-    anchor = int(np.linalg.norm(mean_NZ - mean_NZ.mean(axis=0), axis=1).argmin())
-    count = len(active) * len(MOVES)
-    batch = sequences.gather(np.repeat(chosen_N[anchor], count))
-    batch = move_data_to_device(beginning(batch, count, MOST_DECODED), network.begin_W.device)
-    with evaluating(network):
-        latents = network.latents(batch, at_mean=True)
-        top_z: Tensor = latents.top_z.clone()
-        if not network.latent_per_step:  # of the whole sequence, of which the batch may hold a part
-            top_z[:] = torch.from_numpy(mean_NZ[anchor]).to(top_z)
+    def neighbours(self) -> list[dict[str, Any]]:
+        """Return a few sequences, from the closest to the centre outwards, each with those whose latents are nearest to its own."""
+        from_centre_N = np.linalg.norm(self.mean_NZ - self.mean_NZ.mean(axis=0), axis=1)
+        order_N = np.argsort(from_centre_N, kind="stable")
+        anchors = order_N[np.linspace(0, len(order_N) - 1, min(ANCHORS, len(order_N))).round().astype(int)]
+        found = []
+        for anchor in anchors.tolist():
+            distance_N = np.linalg.norm(self.mean_NZ - self.mean_NZ[anchor], axis=1)
+            nearest = [one for one in np.argsort(distance_N, kind="stable").tolist() if one != anchor][:NEIGHBOURS]
+            ids, records = self._stored([anchor, *nearest])
+            name = _liveliest(records[:1], self.description) if self.description.kind != "tokens" else ""
+            shown = [
+                {"id": id_} | _shown(record, name, self.description) for id_, record in zip(ids, records, strict=True)
+            ]
+            distances = [round(float(one), 3) for one in distance_N[nearest]]
+            found.append({"of": shown[0], "nearest": shown[1:], "distances": distances, "name": name})
+        return found
+
+    def moved(self) -> list[dict[str, Any]]:
+        """Return what is decoded while one active dimension of a sequence's latent is moved: tokens drawn with the same noise for
+        all, the means of values.
+
+        The sequence is the one closest to the centre; a dimension is moved to the mean of all, and by standard deviations from
+        there.
+        """
+        variance_Z = self.mean_NZ.var(axis=0)
+        active = [one for one in np.argsort(-variance_Z, kind="stable").tolist() if variance_Z[one] >= LEAST_VARIANCE]
+        active = active[:MOST_DIMENSIONS]
+        if not active:
+            return []
+        anchor = int(np.linalg.norm(self.mean_NZ - self.mean_NZ.mean(axis=0), axis=1).argmin())
+        count = len(active) * len(MOVES)
+        batch = self.sequences.gather(np.repeat(self.chosen_N[anchor], count))
+        batch = move_data_to_device(beginning(batch, count, MOST_DECODED), self.network.begin_W.device)
+        with evaluating(self.network):
+            latents = self.network.latents(batch, at_mean=True)
+            top_z: Tensor = latents.top_z.clone()
+            if not self.network.latent_per_step:  # of the whole sequence, of which the batch may hold a part
+                top_z[:] = torch.from_numpy(self.mean_NZ[anchor]).to(top_z)
+            for place, dimension in enumerate(active):
+                mean, deviation = float(self.mean_NZ[:, dimension].mean()), math.sqrt(variance_Z[dimension])
+                for number, move in enumerate(MOVES):
+                    top_z[place * len(MOVES) + number, ..., dimension] = mean + move * deviation
+            z = top_z
+            if latents.steps is not None:
+                z = self.network.with_steps(top_z, latents.steps.drawn * latents.steps.relative.mask[..., None])
+        lengths_M = batch.lengths_B
+        if self.description.kind == "tokens" and not self.network.has_step_latents:
+            lengths_M = torch.full_like(lengths_M, MOST_DECODED)
+        sets: Any = batch if self.description.kind == "events" else None
+        noise = Noise(0, torch.zeros_like(lengths_M))
+        # the most likely token of each step soon goes in circles
+        temperature = 1.0 if self.description.kind == "tokens" else 0.0
+        records = self._decoded(z, lengths_M, noise, temperature, sets)
+        found = []
         for place, dimension in enumerate(active):
-            mean, deviation = float(mean_NZ[:, dimension].mean()), math.sqrt(variance_Z[dimension])
-            for number, move in enumerate(MOVES):
-                top_z[place * len(MOVES) + number, ..., dimension] = mean + move * deviation
-        z = top_z
-        if latents.steps is not None:
-            z = network.with_steps(top_z, latents.steps.drawn * latents.steps.relative.mask[..., None])
-    lengths_M = batch.lengths_B
-    if description.kind == "tokens" and not network.has_step_latents:
-        lengths_M = torch.full_like(lengths_M, MOST_DECODED)
-    sets: Any = batch if description.kind == "events" else None
-    noise = Noise(0, torch.zeros_like(lengths_M))
-    temperature = (
-        1.0 if description.kind == "tokens" else 0.0
-    )  # the most likely token of each step soon goes in circles
-    records = to_records(sample(network, z, lengths_M, temperature=temperature, noise=noise, sets=sets), description)
-    found = []
-    for place, dimension in enumerate(active):
-        own = records[place * len(MOVES) : (place + 1) * len(MOVES)]
-        name = _liveliest([own[0], own[-1]], description) if description.kind != "tokens" else ""
-        decoded = [_shown(record, name, description) for record in own]
-        found.append({"dimension": dimension, "moves": list(MOVES), "decoded": decoded, "name": name})
-    return found
+            own = records[place * len(MOVES) : (place + 1) * len(MOVES)]
+            name = _liveliest([own[0], own[-1]], self.description) if self.description.kind != "tokens" else ""
+            decoded = [_shown(record, name, self.description) for record in own]
+            found.append({"dimension": dimension, "moves": list(MOVES), "decoded": decoded, "name": name})
+        return found
+
+    def _centres(self, classes: list[int]) -> tuple[np.ndarray, list[int]]:
+        """Return the mean latent of each class, and the sequence of the class that is closest to it."""
+        centre_CZ = np.stack([self.mean_NZ[self.labels_N == one].mean(axis=0) for one in classes])
+        far_CN = np.linalg.norm(self.mean_NZ - centre_CZ[:, None], axis=2)
+        nearest = [
+            int(np.where(self.labels_N == one, far_N, np.inf).argmin())
+            for one, far_N in zip(classes, far_CN, strict=True)
+        ]
+        return centre_CZ, nearest
+
+    def _originals(self, places: list[int]) -> list[dict[str, Any]]:
+        """Return sequences of the data as the report shows them."""
+        ids, records = self._stored(places)
+        return [{"id": id_} | _told(record, self.description) for id_, record in zip(ids, records, strict=True)]
+
+    def _stored(self, places: list[int]) -> tuple[list[str], list[Record]]:
+        """Return the names of sequences of the data, and how they begin; a place may come twice."""
+        numbers_M = self.chosen_N[places]
+        batch = self.sequences.gather(np.unique(numbers_M))
+        records = to_records(beginning(batch, len(places), MOST_DECODED), self.description)
+        by_number = dict(zip(batch.sequences_B.tolist(), records, strict=True))
+        ids = [visible(str(id_))[:MOST_CHARACTERS] for id_ in self.sequences.ids(numbers_M)]
+        return ids, [by_number[number] for number in numbers_M.tolist()]
+
+    def _decoded(
+        self, z: Tensor, lengths_M: Tensor, noise: Noise, temperature: float, sets: Any = None
+    ) -> Sequence[Record]:
+        drawn = sample(self.network, z, lengths_M, temperature=temperature, noise=noise, sets=sets)
+        return to_records(drawn, self.description)
 
 
 def _liveliest(records: list[Record], description: DataDescription) -> str:
