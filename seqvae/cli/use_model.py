@@ -294,7 +294,7 @@ def evaluate(verb: str, words: Sequence[str]) -> None:
 
     from seqvae.files import to_json  # only now: torch takes seconds
     from seqvae.inference.estimates import MOST_SAMPLES
-    from seqvae.inference.evaluate import append_record, compare
+    from seqvae.inference.evaluate import append_record, compare, draw_latents
     from seqvae.inference.evaluate import evaluate as evaluate_model
     from seqvae.inference.model import open_data, open_model
     from seqvae.inference.streaming import chosen_splits, new_file
@@ -312,6 +312,8 @@ def evaluate(verb: str, words: Sequence[str]) -> None:
         splits = chosen_splits(data, settings.data.split)
         found.append(evaluate_model(model, data, splits, own, settings.machine.seed, sys.argv))
         directories.append(model.run)
+        if settings.data.data_dir is None:
+            draw_latents(model, data)
     content = compare(found) if compares else found[0][0]
     lines = comparison_lines if compares else evaluation_lines
     print("\n".join(lines(content, ink_for(sys.stdout, os.environ))))

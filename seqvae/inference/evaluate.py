@@ -46,8 +46,9 @@ from seqvae.inference.streaming import Part, evaluating, joined_batches, paired_
 from seqvae.models.likelihoods import EventLikelihood, TokenLikelihood, VectorLikelihood
 from seqvae.models.vae import SequenceVAE
 from seqvae.reports.__main__ import write_report
-from seqvae.reports.run_files import REPORT, command_line, utc_now
+from seqvae.reports.run_files import LATENTS, REPORT, command_line, utc_now
 from seqvae.text import counted
+from seqvae.training.callbacks.latents import MOST_STEPS, choose, picture_of, write_picture
 
 if TYPE_CHECKING:
     from seqvae.inference.model import Model
@@ -199,6 +200,16 @@ def nats_of_units(description: DataDescription, batch: Batch) -> Tensor:
         return (batch.observed_BTD * log_std_V).sum(dim=(1, 2))
     rises_E = log_std_V[batch.variables_E] * batch.has_value_E
     return rises_B.index_add(0, batch.steps_E // padded_length(batch), rises_E)
+
+
+def draw_latents(model: "Model", data: SequenceDataModule) -> None:
+    """Write what the latents look like into a run whose end did not: one that was stopped, not monitored, or is older than that."""
+    if model.run is None or not (model.run / REPORT).is_file() or (model.run / LATENTS).exists():
+        return
+    sequences = data.split("valid")
+    chosen_N = choose(sequences, MOST_STEPS, seed=0)
+    if len(chosen_N) > 1:
+        write_picture(model.run, model.step, picture_of(model.network, sequences, chosen_N, model.description))
 
 
 def append_record(run: Path | None, record: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import errno
 import json
 import math
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -113,6 +114,25 @@ def test_the_report_of_the_run_is_written_again_or_a_note_gives_the_reason(run, 
     assert outcome.code == ExitCode.DONE
     assert f"note: {report} cannot be written (No space left on device)" in outcome.out
     report.unlink()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_whose_end_drew_no_latents_gets_them(run, runs, tmp_path, kind):
+    directory = tmp_path / "run"
+    shutil.copytree(runs[kind], directory)
+    latents, report = directory / "latents.json", directory / "report.html"
+    latents.unlink(missing_ok=True)
+    report.unlink(missing_ok=True)
+    assert run(directory, "--iw_sequences", "0").code == 0
+    assert not latents.exists(), "there is no report that would show them"
+    report.touch()
+    assert run(directory, "--iw_sequences", "0").code == 0
+    picture = json.loads(latents.read_text(encoding="utf-8"))
+    assert picture["sequences"] == SIZES["valid"]
+    assert "What it learned" in report.read_text(encoding="utf-8")
+    latents.write_text(json.dumps(picture | {"step": 0}), encoding="utf-8")
+    assert run(directory, "--iw_sequences", "0").code == 0
+    assert json.loads(latents.read_text(encoding="utf-8"))["step"] == 0  # those of the run's own end stay
 
 
 def test_the_same_seed_gives_the_same_numbers(run, runs, tmp_path):

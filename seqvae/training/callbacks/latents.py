@@ -1,4 +1,4 @@
-"""The callback that writes what the latents of a run look like, at its end: `latents.json`, which the report draws.
+"""What the latents of a run look like: `latents.json`, which the report draws, and the callback that writes it at the run's end.
 
 In: up to MOST_SEQUENCES validation sequences, chosen once. Out: where each lies in the plane in which their latents differ most,
 or in which their classes lie furthest apart; what is drawn for each class, what is decoded on the way from one sequence to another
@@ -91,13 +91,7 @@ class LatentPicture(lightning.Callback):
         if len(chosen) < 2:
             return
         found = picture_of(pl_module.network, self.sequences, chosen, self.description)
-        try:
-            with replace_file(Path(trainer.default_root_dir) / LATENTS) as partial:
-                partial.write_text(
-                    json.dumps({"step": step} | found, ensure_ascii=False, allow_nan=False), encoding="utf-8"
-                )
-        except OSError as error:  # a run is worth more than its pictures
-            print(harmless(f"note: {LATENTS} cannot be written ({error}); the report goes without"), flush=True)
+        write_picture(Path(trainer.default_root_dir), step, found)
 
 
 def choose(sequences: SequenceSet, most_steps: int, seed: int) -> np.ndarray:
@@ -106,6 +100,17 @@ def choose(sequences: SequenceSet, most_steps: int, seed: int) -> np.ndarray:
     chosen_N = np.random.default_rng(seed).choice(len(sequences), count, replace=False)
     lengths_N = np.asarray(sequences.lengths_N)[chosen_N]
     return np.sort(chosen_N[(np.cumsum(lengths_N) <= most_steps) & (lengths_N > 0)])
+
+
+def write_picture(run: Path, step: int, found: dict[str, Any]) -> None:
+    """Write what `picture_of` returns into a run, or say why not."""
+    try:
+        with replace_file(run / LATENTS) as partial:
+            partial.write_text(
+                json.dumps({"step": step} | found, ensure_ascii=False, allow_nan=False), encoding="utf-8"
+            )
+    except OSError as error:  # a run is worth more than its pictures
+        print(harmless(f"note: {LATENTS} cannot be written ({error}); the report goes without"), flush=True)
 
 
 @torch.no_grad()
