@@ -105,6 +105,84 @@ def test_the_names_of_a_class_label_stay(tmp_path: Path, load: Load, labelled):
     assert labels(data.splits["train"], data.description) == [None if n < 0 else names[n] for n in labelled]
 
 
+# --- Readings one below the other ---------------------------------------------------------------------------------------
+
+SENSORS = ("TEMP °C", "vib.rms", "load%")
+
+
+def readings(name: str = "sensor name", machine: str = "Asset No.", *, at_one_time: bool = False) -> dict[str, Any]:
+    """A long table with a row for each reading of a machine's sensors; sorted by sensor, as pandas.melt leaves it."""
+    rows = [
+        (sensor, number, 10.0 * step + (0 if at_one_time else place), 100.0 * place + step)
+        for place, sensor in enumerate(SENSORS)
+        for number in range(DEVICES)
+        for step in range(READINGS)
+    ]
+    sensor, number, minutes, value = zip(*rows, strict=True)
+    return {
+        machine: [f"P-{one:02d}" for one in number],
+        "Logged At": stamps(list(minutes)),
+        "site": [("north", "south")[one % 2] for one in number],
+        name: pa.array(sensor).dictionary_encode(),
+        "Reading (raw)": value,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "at_one_time"), [("sensor name", False), ("SensorName", False), ("Messgröße", True), ("Was?", True)]
+)
+def test_a_reading_a_row_is_an_event_of_what_was_measured(tmp_path: Path, load: Load, name, at_one_time):
+    write(tmp_path / "d/readings.parquet", readings(name, at_one_time=at_one_time))
+    data = load(tmp_path / "d")
+    wanted = f"events: long table, id 'Asset No.', time 'Logged At', variable {name!r}, value 'Reading (raw)'"
+    assert data.layout == wanted
+    assert data.description.names == ("<unknown>", *sorted(SENSORS))
+    assert sum(len(split) for split in data.splits.values()) == DEVICES
+    assert "columns that are not used: 'site'" in data.notes
+
+
+@pytest.mark.parametrize("kind", ["auto", "events"])
+def test_where_a_column_of_text_may_say_what_was_measured_the_flags_of_both_are_named(tmp_path: Path, load: Load, kind):
+    write(tmp_path / "d/readings.parquet", readings("Zustand der Anlage"))
+    said = refusal(load, tmp_path / "d", kind=kind)
+    assert "'Zustand der Anlage' may say what 'Reading (raw)' measures" in said
+    flags = {"variable_column": "Zustand der Anlage", "value_column": "Reading (raw)"}
+    assert " ".join(f"--{flag} '{column}'" for flag, column in flags.items()) in said
+    assert load(tmp_path / "d", kind=kind, **flags).description.kind == "events"
+    features = "--feature_columns 'Reading (raw)'"
+    assert (features if kind == "auto" else f"--kind events {features}") in said
+    of_one = load(tmp_path / "d", kind=kind, feature_columns="Reading (raw)").layout
+    assert "1 feature ('Reading (raw)')" in of_one or "1 variable, a column each ('Reading (raw)')" in of_one
+
+
+def test_text_that_describes_a_sequence_and_states_beside_several_numbers_are_no_variables(tmp_path: Path, load: Load):
+    table = readings()
+    table["sensor"] = table.pop("site")
+    del table["sensor name"]
+    write(tmp_path / "a/readings.parquet", table)
+    assert "vectors: long table, id 'Asset No.'" in load(tmp_path / "a").layout
+    write(tmp_path / "b/readings.parquet", readings() | {"humidity": [1.0] * len(table["sensor"])})
+    assert "2 features" in load(tmp_path / "b").layout
+
+
+def test_the_only_column_of_numbers_holds_the_values_of_a_named_variable(tmp_path: Path, load: Load):
+    table = readings("what") | {"more": [1.0] * (DEVICES * READINGS * len(SENSORS))}
+    write(tmp_path / "d/readings.parquet", readings("what"))
+    wanted = "variable 'what', value 'Reading (raw)'"
+    assert load(tmp_path / "d", variable_column="what").layout.endswith(wanted)
+    write(tmp_path / "e/readings.parquet", table)
+    assert "name --value_column" in refusal(load, tmp_path / "e", variable_column="what")
+
+
+def test_of_two_texts_that_could_be_the_id_the_shorter_list_may_be_the_variables(tmp_path: Path, load: Load):
+    table = readings("kind of reading", machine="machine")
+    del table["site"]
+    write(tmp_path / "d/readings.parquet", table)
+    said = refusal(load, tmp_path / "d")
+    flags = "--id_column machine --variable_column 'kind of reading' --value_column 'Reading (raw)'"
+    assert f"or, where 'kind of reading' says what was measured, {flags}" in said
+
+
 # --- Messages ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,8 @@
 """The role of each column: the schemas of Parquet files and the user's flags -> a Layout, and the check of each file against it.
 
-Detection looks at types first and at common names second, and where both leave an id open, at whether the first values of a column
-repeat; every role can be overruled by its flag.
+Detection looks at types first and at common names second. Where both leave an id open, it looks at whether the first values of a
+column repeat, and where a column of text may name the variables of events, at some sequences. Every role can be overruled by its
+flag.
 """
 
 import difflib
@@ -52,9 +53,21 @@ NO_ID = "none"
 """The value of --id_column for files without one."""
 SET_NAME = "set_index"
 SHOWN_ROLES = ("time", "variable", "value", SET_NAME, "label")
+MEASURED_NAMES = (
+    *VARIABLE_NAMES,
+    *("analyte", "channel", "measurand", "measure", "measurement", "metric", "quantity", "sensor", "signal", "vital"),
+)
+"""Last words of columns that say what a value measures, a "name" behind them aside: Sensor, signal_name."""
 NEVER_FEATURES = ("label", "target", "class", "outcome", "index", "level_0")
 PEEK_ROWS = 10_000
 """Rows of one file that are looked at where names leave it open which column is the id."""
+PEEK_SEQUENCES = 100
+"""Sequences of one file that are looked at where names leave it open whether a column of text names the variables of events."""
+VARYING = 0.1
+"""Share of these sequences in which such a column changes; one that changes in fewer describes the sequence."""
+SHARED_TIMES, TOLD_APART = 0.1, 0.9
+"""Share of rows that have their time in common with another of the sequence, and of these that such a column tells apart: then each
+row is one of the things that were measured at that time."""
 FEW_FILES = 3
 """Up to one file for each split: then no file is a sequence of its own."""
 
@@ -291,6 +304,8 @@ class _Candidates:
         self.features = self._features()
         if self.id is None and source.id_column is None and self._is_table():
             self.id = self._id_of_table(files)
+        if source.kind in ("auto", "events") and self._is_table() and not source.feature_columns:
+            self._find_variable()
 
     def require(self, name: str, flag: str) -> None:
         """Refuse a flag that names no column; a stray index is a column where a flag names it."""
@@ -356,18 +371,81 @@ class _Candidates:
         seen = {name: self._seen(name) for name in fitting}
         # Where files are many, a value that is the same throughout a file tells nothing that the file does not.
         least = 1 if files <= FEW_FILES else 2
-        groups = [name for name, one in seen.items() if one and least <= one.distinct <= one.rows / 2]
-        numbered = [name for name in groups if is_numbered(name)]
-        texts = [name for name in groups if is_text(self.types[name]) and name not in self.text_times]
+        distinct = {name: one.distinct for name, one in seen.items() if one and least <= one.distinct <= one.rows / 2}
+        numbered = [name for name in distinct if is_numbered(name)]
+        texts = [name for name in distinct if is_text(self.types[name]) and name not in self.text_times]
         found = numbered or (texts if files <= FEW_FILES else [])
         if len(found) > 1:
+            advice = f"--id_column {shell_word(found[0])}"
+            if (value := self._lone_value()) and self.source.kind in ("auto", "events"):
+                # Sequences are many, what is measured in them is little.
+                name, *others = sorted(found, key=lambda name: -distinct[name])
+                advice += f", or, where {others[0]!r} says what was measured, "
+                advice += f"--id_column {shell_word(name)} {_flags_of_events(others[0], value)}"
             raise DataError(
                 f"{self.where}: several columns could name the sequence that a row belongs to ({', '.join(map(repr, found))}). "
-                f"Choose with --id_column {shell_word(found[0])}, or say --id_column {NO_ID} where each file is one sequence."
+                f"Choose with {advice}, or say --id_column {NO_ID} where each file is one sequence."
             )
         if found and not self.source.feature_columns:
             self.features = tuple(name for name in self.features if name != found[0])
         return found[0] if found else None
+
+    def _lone_value(self) -> str | None:
+        """Return the column of the values, if a long table has but one that can hold them."""
+        if self.source.value_column:
+            return self.value
+        others = (self.variable, SET_NAME)
+        numbers = [name for name in self.features if name not in others and not is_numbered(name)]
+        return numbers[0] if len(numbers) == 1 else None
+
+    def _find_variable(self) -> None:
+        """Find the column of text that says what a lone column of numbers measures, or stop where that is not clear."""
+        value, is_given = self._lone_value(), self.source.variable_column is not None
+        if value is None or (self.variable and self.value) or (self.variable == "code" and not is_given):
+            return
+        if is_given:
+            self.value = value
+            return
+        taken = (self.id, self.time, self.label, *self.text_times)
+        texts = [name for name, kind in self.types.items() if is_text(kind) and name not in taken]
+        texts = [name for name in texts if name.lower() not in NEVER_FEATURES]
+        if not texts or (rows := self._rows_of_sequences(texts)) is None:
+            return
+        signs = {name: _sign_of_variable(rows, number) for number, name in enumerate(texts)}
+        varying = {name: is_clear for name, is_clear in signs.items() if is_clear is not None}
+        named = [name for name in varying if is_measured(name)]
+        clear = named or [name for name, is_clear in varying.items() if is_clear]
+        if len(clear) == 1:
+            self.variable, self.value = clear[0], value
+        elif varying:
+            shown = " or ".join(map(repr, clear or varying))
+            as_events = _flags_of_events(next(iter(clear or varying)), value)
+            kind = "--kind events " if self.source.kind == "events" else ""
+            raise DataError(
+                f"{self.where}: {shown} may say what {value!r} measures. If so, choose events: {as_events}. If it says something "
+                f"else: {kind}--feature_columns {shell_word(value)}."
+            )
+
+    def _rows_of_sequences(self, texts: Sequence[str]) -> pa.Table | None:
+        """Return all rows of the first sequences of one file: columns id, time, and 0, 1, ... for those of text. None where one of
+        them is missing, or the file cannot be read (the build says why)."""
+        roles = {name: self._columns[name] for name in (self.id, self.time, *texts) if name is not None}
+        try:
+            with pq.ParquetFile(readable(self._columns[texts[0]].path)) as file:
+                if not file.metadata.num_rows or any(file.schema_arrow.names.count(name) != 1 for name in roles):
+                    return None
+                first_ids, found = None, []
+                for batch in file.iter_batches(columns=list(roles)):
+                    columns = {str(n): batch.column(name).cast(pa.large_string()) for n, name in enumerate(texts)}
+                    ids = pa.repeat(pa.scalar(0), len(batch)) if self.id is None else batch.column(self.id)
+                    ids = ids.cast(pa.large_string()) if is_text(ids.type) else ids
+                    if first_ids is None:
+                        first_ids = pc.unique(ids.drop_null()).slice(0, PEEK_SEQUENCES)
+                    rows = pa.table({"id": ids, "time": batch.column(self.time)} | columns)
+                    found.append(rows.filter(pc.is_in(ids, value_set=first_ids)))
+            return pa.concat_tables(found)
+        except (pa.ArrowException, OSError, UnicodeDecodeError):
+            return None
 
     def _is_unique(self, name: str) -> bool:
         seen = self._seen(name)
@@ -380,7 +458,10 @@ class _Candidates:
                 batch = next(file.iter_batches(batch_size=PEEK_ROWS, columns=[name]), None)
             if batch is None or batch.column(name).null_count:
                 return None
-            return _Seen(len(batch), int(pc.count_distinct(batch.column(name)).as_py()))
+            column = batch.column(name)
+            if is_text(column.type):  # values of a dictionary cannot be counted
+                column = column.cast(pa.large_string())
+            return _Seen(len(batch), int(pc.count_distinct(column).as_py()))
         except (pa.ArrowException, OSError, UnicodeDecodeError):
             return None
 
@@ -409,6 +490,34 @@ def is_numbered(name: str) -> bool:
     (True, True, False)
     """
     return plain_name(name).rpartition("_")[2] in ID_ENDINGS
+
+
+def is_measured(name: str) -> bool:
+    """Return whether a column is called like one that says what was measured.
+
+    >>> is_measured("sensor name"), is_measured("SensorName"), is_measured("Parameter"), is_measured("sensor status")
+    (True, True, True, False)
+    """
+    words = plain_name(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)).removesuffix("_name").split("_")
+    return words[-1] in MEASURED_NAMES
+
+
+def _sign_of_variable(rows: pa.Table, number: int) -> bool | None:
+    """Return whether a column of text clearly names what each row measures; None where it is clear that it does not."""
+    name = str(number)
+    of_id = rows.group_by("id").aggregate([(name, "count_distinct"), (name, "count")])
+    several = pc.greater(of_id[f"{name}_count"], 1)
+    changes = pc.greater(of_id[f"{name}_count_distinct"].filter(several), 1)
+    distinct = int(pc.count_distinct(rows[name]).as_py())
+    if distinct > len(rows) / 2 or (pc.mean(changes).as_py() or 0) < VARYING:
+        return None
+    times, both = (len(rows.group_by(keys).aggregate([])) for keys in (["id", "time"], ["id", "time", name]))
+    shared = len(rows) - times
+    return shared >= SHARED_TIMES * len(rows) and both - times >= TOLD_APART * shared
+
+
+def _flags_of_events(variable: str, value: str) -> str:
+    return f"--variable_column {shell_word(variable)} --value_column {shell_word(value)}"
 
 
 def detect_layout(columns: Mapping[str, Column], source: SourceSettings, files: int = 1) -> Layout:
