@@ -99,3 +99,34 @@ def test_two_processes_are_rescued_as_one_is(tmp_path):
     assert alone["step"].iloc[-1] > 120
     pd.testing.assert_frame_equal(together[["step", "kl_weight", "lr"]], alone[["step", "kl_weight", "lr"]])
     pd.testing.assert_frame_equal(together[["loss"]], alone[["loss"]], rtol=1e-2, check_exact=False)
+
+
+COMPARED = """
+import sys
+import torch
+from lightning import Callback
+from seqvae.cli.command_line import parse_command_line
+from seqvae.config.training import OptimizedSettings
+from seqvae.training.fit import fit
+from train_optimized import callbacks
+
+class Compare(Callback):
+    def on_train_batch_end(self, trainer, module, *_):
+        weights_P = torch.cat([weight.detach().flatten() for weight in module.network.parameters()])
+        weights_RP = module.all_gather(weights_P)
+        assert weights_RP.shape[0] == 2 and torch.equal(weights_RP[0], weights_RP[1]), trainer.global_step
+
+settings = parse_command_line(OptimizedSettings, sys.argv[1:], prog="compared", description="")
+fit(settings, [*callbacks(settings), Compare()])
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_have_one_encoder_while_it_learns_alone(tmp_path):
+    (tmp_path / "compared.py").write_text(COMPARED, encoding="utf-8")
+    words = f"{SMALL} --gradient_accumulation_steps 1 --aggressive_encoder --output_dir {tmp_path} --run_name two"
+    line = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "compared.py", *words.split()]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, timeout=200)
+    assert done.returncode == 0, done.stderr
+    (event,) = [row for row in read_rows(tmp_path / "two" / "events.jsonl") if row["event"] == "aggressive_encoder"]
+    assert 0 < event["used_steps"] <= event["budget_steps"] == 12
