@@ -255,12 +255,22 @@ class SequenceSet:
         sequence = int(np.searchsorted(owners_N, row))
         return sequence if sequence < len(owners_N) and owners_N[sequence] == row else None
 
+    @property
+    def files(self) -> list[str]:
+        """The Parquet files that sequences come from, as `origins` numbers them."""
+        meta = read_meta(self.directory.parent)
+        return [meta["files"][number]["path"] for number in meta["sources"]]
+
+    def origins(self, sequences_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the number of the file, and the row in it, that each sequence begins in."""
+        origins = self._table.select(["file", "row"]).take(pa.array(self.owners(np.asarray(sequences_B))))
+        file_B, row_B = (origins.column(name).to_numpy() for name in ("file", "row"))
+        return file_B, row_B
+
     def rows_of(self, sequences_B: np.ndarray) -> dict[str, np.ndarray]:
         """Return, for each Parquet file, the rows that some of these sequences begin in."""
-        meta = read_meta(self.directory.parent)
-        origins = self._table.select(["file", "row"]).take(pa.array(self.owners(np.asarray(sequences_B))))
-        files_B, rows_B = (origins.column(name).to_numpy() for name in ("file", "row"))
-        return {meta["files"][meta["sources"][file]]["path"]: rows_B[files_B == file] for file in np.unique(files_B)}
+        files, (files_B, rows_B) = self.files, self.origins(sequences_B)
+        return {files[file]: rows_B[files_B == file] for file in np.unique(files_B)}
 
 
 def cut_windows(offsets_S1: np.ndarray, settings: LengthSettings) -> Windows:

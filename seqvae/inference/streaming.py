@@ -227,28 +227,80 @@ def rows_of(
     data: SequenceDataModule,
     splits: Sequence[str],
     model: "Model",
-    compute: Callable[[Batch], pa.Table],
+    compute: Callable[[SequenceSet, Batch], pa.Table],
     *,
     cells_per_step: int = 1,
+    with_origin: bool = False,
 ) -> Iterator[pa.Table]:
     """Yield a table for each window, in the order of the data: `id, split`, and the columns that `compute` makes of a batch.
 
     `compute` makes one row per sequence, or several one after the other, with the sequence's number in a column SEQUENCE
-    (`sequences_B`). A column `window` numbers the windows of longer sequences.
+    (`sequences_B`). A column `window` numbers the windows of longer sequences. `with_origin`: a column `row` with the row of the
+    file that each begins in, and where there are several, a column `file`.
     """
+    sets = [data.split(split) for split in splits]
+    starts = np.cumsum([0, *map(len, sets)])
+    origins = [stored.origins(np.arange(len(stored))) for stored in sets]
+    several_files = len({int(file) for file_N, _ in origins for file in (file_N.min(), file_N.max())}) > 1
+    files = pa.array(sets[0].files, pa.string()) if with_origin and several_files else None
+    number_N = numbers_in_order(origins)
+    del origins  # as long as the data
+    lengths_N = np.concatenate([stored.lengths_N for stored in sets])[number_N]
     with evaluating(model.network, model.autocast) as device:
-        for split in splits:
-            stored = data.split(split)
-            lengths_N = np.asarray(stored.lengths_N)
-            for first, end in windows(lengths_N, max(1, WINDOW_CELLS // cells_per_step)):
-                order_W = first + np.argsort(lengths_N[first:end], kind="stable")
-                parts = cut_ascending(lengths_N[order_W], STEPS_AT_ONCE)
-                tables = [compute(move_data_to_device(stored.gather(order_W[part]), device)) for part in parts]
-                names = {"id": pa.array(stored.ids(np.arange(first, end)))}
-                if (window_W := stored.window_of(np.arange(first, end))) is not None:
-                    names["window"] = pa.array(window_W)
-                names["split"] = pa.array([split] * (end - first), pa.string())
-                yield in_order(pa.concat_tables(tables), names, first)
+        for first, end in windows(lengths_N, max(1, WINDOW_CELLS // cells_per_step)):
+            number_W, lengths_W = number_N[first:end], lengths_N[first:end]
+            split_W = np.searchsorted(starts, number_W, side="right") - 1
+            tables, names, places = [], [], []
+            for split in np.unique(split_W).tolist():
+                stored, places_P = sets[split], np.flatnonzero(split_W == split)
+                sequences_P = number_W[places_P] - starts[split]
+                order_P = np.argsort(lengths_W[places_P], kind="stable")
+                for part in cut_ascending(lengths_W[places_P][order_P], STEPS_AT_ONCE):
+                    batch = move_data_to_device(stored.gather(sequences_P[order_P[part]]), device)
+                    tables.append(_with_places(compute(stored, batch), sequences_P, places_P))
+                names.append(_names_of(stored, splits[split], sequences_P, files, with_row=with_origin))
+                places.append(places_P)
+            yield in_order(
+                pa.concat_tables(tables), pa.concat_tables(names).take(pa.array(np.argsort(np.concatenate(places))))
+            )
+
+
+def numbers_in_order(origins: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    """Return the sequences of splits, numbered one split after the other, in the order of the data; `origins`: of each split.
+
+    Splits of different files come one after the other; those that were cut out of the same files go through these together.
+    """
+    ranges = [(file_N.min(), file_N.max()) for file_N, _ in origins]
+    block_S = np.arange(len(origins), dtype=np.int8)  # the first of the splits whose files lie among each other
+    for one, (first, last) in enumerate(ranges):
+        for other, (other_first, other_last) in enumerate(ranges[:one]):
+            if first <= other_last and other_first <= last:
+                block_S[np.isin(block_S, block_S[[one, other]])] = block_S[[one, other]].min()
+    file_N, row_N = map(np.concatenate, zip(*origins, strict=True))
+    return np.lexsort((row_N, file_N, block_S.repeat([len(row_N) for _, row_N in origins])))
+
+
+def _names_of(
+    stored: SequenceSet, split: str, sequences_P: np.ndarray, files: pa.Array | None, *, with_row: bool
+) -> pa.Table:
+    """Return the columns that say which sequence of the data each is; `files`: the names for a column of them."""
+    columns = {"id": pa.array(stored.ids(sequences_P))}
+    if (window_P := stored.window_of(sequences_P)) is not None:
+        columns["window"] = pa.array(window_P)
+    columns["split"] = pa.array([split] * len(sequences_P), pa.string())
+    file_P, row_P = stored.origins(sequences_P)
+    if files is not None:
+        columns["file"] = files.take(pa.array(file_P))
+    if with_row:
+        columns["row"] = pa.array(row_P)
+    return pa.table(columns)
+
+
+def _with_places(table: pa.Table, sequences_P: np.ndarray, places_P: np.ndarray) -> pa.Table:
+    """Return a table with the places of sequences in a window in place of their numbers."""
+    order_P = np.argsort(sequences_P)
+    found_R = np.searchsorted(sequences_P, table.column(SEQUENCE).to_numpy(), sorter=order_P)
+    return table.set_column(table.column_names.index(SEQUENCE), SEQUENCE, pa.array(places_P[order_P[found_R]]))
 
 
 def windows(lengths_N: np.ndarray, most_steps: int = WINDOW_CELLS) -> Iterator[tuple[int, int]]:
@@ -265,15 +317,14 @@ def windows(lengths_N: np.ndarray, most_steps: int = WINDOW_CELLS) -> Iterator[t
         first = end
 
 
-def in_order(table: pa.Table, names: Mapping[str, pa.Array], first: int) -> pa.Table:
-    """Sort rows by their sequence, and put `names` (of sequence `first` and those that follow) in place of its number."""
+def in_order(table: pa.Table, names: pa.Table) -> pa.Table:
+    """Sort rows by their sequence, and put the row of `names` that SEQUENCE counts in place of its number."""
     table = table.combine_chunks()
     sequence_R = table.column(SEQUENCE).to_numpy()
     order_R = np.argsort(sequence_R, kind="stable")
-    rows_R = pa.array(sequence_R[order_R] - first)
+    named = names.take(pa.array(sequence_R[order_R]))
     ordered = table.drop_columns([SEQUENCE]).take(pa.array(order_R))
-    columns = {name: values.take(rows_R) for name, values in names.items()}
-    return pa.table(columns | dict(zip(ordered.column_names, ordered.columns, strict=True)))
+    return pa.table(dict(zip(named.column_names + ordered.column_names, named.columns + ordered.columns, strict=True)))
 
 
 # --- Files -------------------------------------------------------------------------------------------------------------

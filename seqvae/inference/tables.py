@@ -15,8 +15,6 @@ Shapes: B sequences of a batch, N samples, T steps, D features, V variables, E e
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -67,7 +65,7 @@ def encode(model: "Model", data: SequenceDataModule, splits: Sequence[str]) -> I
     stand in place of mean and variance.
     """
 
-    def compute(batch: Batch) -> pa.Table:
+    def compute(_: SequenceSet, batch: Batch) -> pa.Table:
         output = model.network(batch, at_mean=True)
         columns = {SEQUENCE: array(batch.sequences_B), "steps": array(output.steps_B)}
         if output.codes is None:
@@ -86,7 +84,7 @@ def encode(model: "Model", data: SequenceDataModule, splits: Sequence[str]) -> I
     # A latent for each step makes two lists per step; otherwise they are few beside the sequence.
     settings = model.network.settings
     cells = {"sequence": 1, "step": 2 * settings.latent_size, "both": 2 * settings.step_latent_size}
-    return rows_of(data, splits, model, compute, cells_per_step=cells[settings.latent_scope])
+    return rows_of(data, splits, model, compute, cells_per_step=cells[settings.latent_scope], with_origin=True)
 
 
 def posterior_columns(mean: Tensor, variance: Tensor, mask: Tensor, prefix: str = "") -> dict[str, pa.Array]:
@@ -139,7 +137,7 @@ def reconstruct(
     Tokens stand beside the originals.
     """
 
-    def compute(batch: Batch) -> pa.Table:
+    def compute(_: SequenceSet, batch: Batch) -> pa.Table:
         drawn = sampling.reconstruct(
             model.network,
             batch,
@@ -301,11 +299,7 @@ def impute(
             }
         )
 
-    parts = (
-        rows_of(data, [split], model, partial(compute, data.split(split)), cells_per_step=6 * len(places))
-        for split in splits
-    )
-    return chain.from_iterable(parts)
+    return rows_of(data, splits, model, compute, cells_per_step=6 * len(places))
 
 
 def _numbered(
@@ -316,8 +310,8 @@ def _numbered(
     for first in range(0, len(lengths_N), per_batch):
         numbers_B = torch.arange(first, min(first + per_batch, len(lengths_N)))
         batch = draw(slice(first, first + per_batch), Noise(seed, numbers_B.to(model.device)))
-        table = in_own_units(batch._replace(sequences_B=numbers_B), model.description)
-        yield in_order(table, {"id": array(numbers_B)}, first)
+        table = in_own_units(batch._replace(sequences_B=torch.arange(len(numbers_B))), model.description)
+        yield in_order(table, pa.table({"id": array(numbers_B)}))
 
 
 def _sequence_with_id(data: SequenceDataModule, splits: Sequence[str], id_: str) -> Batch:

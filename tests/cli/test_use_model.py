@@ -24,7 +24,7 @@ from seqvae.inference import streaming
 from seqvae.inference.model import Model, open_data, open_model
 from seqvae.inference.saved import read_saved
 from seqvae.inference.streaming import evaluating
-from seqvae.inference.tables import encode
+from seqvae.inference.tables import encode, impute
 from seqvae.training.objective import negative_elbo
 from tests.support.parquet_files import write
 from tests.support.trained_models import KINDS, SIZES, TINY, columns, make_checkpoint
@@ -106,6 +106,50 @@ def test_each_sequence_is_encoded_as_it_is_alone_and_in_the_order_of_the_data(ru
         assert (row.nll, row.steps) == (pytest.approx(float(alone.nll_B[0]), rel=1e-4), int(alone.steps_B[0]))
         kl = 0.5 * (np.square(row.mean) + row.variance - 1 - np.log(row.variance)).sum()
         assert row.rate == pytest.approx(kl, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("pools", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_splits_that_were_cut_out_of_the_data_are_put_back_into_its_order(kind, pools, tmp_path, monkeypatch):
+    trained = open_model(str(make_checkpoint(tmp_path, kind, pools=pools)))
+    data = open_data(trained, DataChoices())
+    monkeypatch.setattr(streaming, "WINDOW", 7)
+    table = latents(trained).to_pandas()
+    assert table["id"].tolist() == [f"{split}-{n:02d}" for split, size in SIZES.items() for n in range(size)]
+    assert set(table["split"]) == {"train", "valid"}
+    for split, rows in table.groupby("split"):
+        assert rows["id"].tolist() == data.split(str(split)).ids(np.arange(len(rows)))
+        alone = latents(trained, str(split)).to_pandas()
+        np.testing.assert_allclose(np.stack(rows["mean"]), np.stack(alone["mean"]), atol=1e-5)
+    if kind != "tokens":
+        filled = pa.concat_tables(
+            impute(trained, open_data(trained, DataChoices(), keeps_values=True), ("train", "valid"), 1, None, 0)
+        ).to_pandas()
+        assert filled["id"].drop_duplicates().tolist() == table["id"].tolist()
+
+
+def test_rows_that_lie_apart_come_in_the_order_in_which_their_sequences_begin(tmp_path):
+    trained = open_model(str(make_checkpoint(tmp_path, "events")))
+    whole = columns("events", "test").sort_by([("time", "ascending"), ("id", "descending")])
+    one = write(tmp_path / "new.parquet", whole)
+    table = latents(trained, data_dir=str(one), cache_dir=str(tmp_path / "cache")).to_pandas()
+    assert table["id"].tolist() == whole.to_pandas()["id"].drop_duplicates().tolist()
+
+
+def test_a_sequence_is_found_again_by_its_row_where_ids_repeat(runs, tmp_path):
+    one = write(tmp_path / "new.parquet", pa.table({"id": ["b", "a", "b"], "text": ["abc", "d", "abcde"]}))
+    choices = {"data_dir": str(one), "cache_dir": str(tmp_path / "cache")}
+    table = latents(open_model(str(runs["tokens"])), **choices).to_pandas()
+    assert [*zip(table["id"], table["row"], table["steps"], strict=True)] == [("b", 0, 4), ("a", 1, 2), ("b", 2, 6)]
+    assert "file" not in table
+
+
+def test_of_several_files_a_row_has_the_name_of_its_own(tmp_path):
+    table = latents(open_model(str(make_checkpoint(tmp_path, "tokens", pools=2)))).to_pandas()
+    files = [str(tmp_path / "data" / name) for name in ("0.parquet", "1.parquet")]
+    for file, rows in table.groupby("file"):
+        assert rows["id"].tolist() == pq.read_table(file)["id"].take(rows["row"].to_list()).to_pylist()
+    assert table["file"].unique().tolist() == files
 
 
 def test_windows_of_long_sequences_are_numbered(tmp_path):

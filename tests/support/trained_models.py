@@ -40,7 +40,13 @@ def columns(kind: str, split: str) -> pa.Table:
     return pa.table({"id": rows, "time": time, "variable": names, "value": random.normal(50, 20, len(rows))})
 
 
-def write_data(directory: Path, kind: str, rename: Mapping[str, str]) -> Path:
+def write_data(directory: Path, kind: str, rename: Mapping[str, str], pools: int | None = None) -> Path:
+    """Write a file for each split; `pools`: so many files without splits."""
+    if pools is not None:
+        whole = pa.concat_tables([columns(kind, split) for split in SIZES])
+        for number, rows in enumerate(np.array_split(np.arange(len(whole)), pools)):
+            write(directory / f"{number}.parquet", whole.take(pa.array(rows)))
+        return directory
     for split in SIZES:
         table = columns(kind, split)
         write(
@@ -56,12 +62,18 @@ def make_checkpoint(
     rename: Mapping[str, str] | None = None,
     *,
     robust_scaling: bool = True,
+    pools: int | None = None,
     **lengths: Any,
 ) -> Path:
-    """Write a run's directory with best.ckpt, and its data in `data/` beside it, with columns renamed."""
-    data_dir = write_data(directory / "data", kind, rename or {})
+    """Write a run's directory with best.ckpt, and its data in `data/` beside it, with columns renamed, or in so many `pools`."""
+    data_dir = write_data(directory / "data", kind, rename or {}, pools)
     settings = TrainingSettings(
-        source=SourceSettings(data_dir=str(data_dir), tokenizer=TOKENIZER[kind], robust_scaling=robust_scaling),
+        source=SourceSettings(
+            data_dir=str(data_dir),
+            tokenizer=TOKENIZER[kind],
+            robust_scaling=robust_scaling,
+            validation_fraction=0.3,
+        ),
         lengths=LengthSettings(**lengths),
         cache=CacheSettings(cache_dir=str(directory / "cache")),
         model=model,
