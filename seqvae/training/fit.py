@@ -160,24 +160,9 @@ def fit(
         checkpoint = None if place["checkpoint"] is None else shared_file(Path(place["checkpoint"]))
         start = Start(Path(str(place["directory"])), checkpoint)
         if start.checkpoint is not None:
-            refuse_other_run(start.checkpoint, origin)
-            stored = read_lazily(start.checkpoint)
-            go_on_as_begun(network, origin, stored["origin"])
-            began_from, step = stored["origin"]["settings"].get("init_from"), int(stored["global_step"])
-            if settings.run.init_from not in (None, began_from):  # else other weights would be ignored silently
-                raise UsageError(
-                    f"--init_from {settings.run.init_from}: {start.directory} goes on from its own {start.checkpoint.name}; "
-                    "give another --run_name to start over with these weights"
-                )
-            whole = plan._replace(total_steps=lengthened(plan.total_steps, stored.get("steering")))
-            finished = decide_together(lambda: result_of_finished(start.directory, settings, whole))
+            finished = go_on(start.directory, start.checkpoint, network, origin, settings, plan)
             if finished is not None:
                 return finished
-            if step > whole.total_steps:
-                raise UsageError(
-                    f"{start.checkpoint} is at step {step:,}, but --max_steps and --max_epochs make a run of "
-                    f"{whole.total_steps:,}: raise them, or start over with another --run_name"
-                )
         if settings.run.init_from is not None:
             path = Path(settings.run.init_from).expanduser()
             # Also where the run goes on, if the file still exists: the run may have to go back to its beginning.
@@ -206,6 +191,34 @@ def fit(
             if not is_first_process():
                 sys.exit(0)  # another code would make the launcher kill the first process before its message
             raise
+
+
+def go_on(
+    directory: Path,
+    checkpoint: Path,
+    network: nn.Module,
+    origin: dict[str, Any],
+    settings: TrainingSettings,
+    plan: Plan,
+) -> RunResult | None:
+    """Prepare a network to go on from a run's checkpoint, or refuse to; return the result of a run that has finished already."""
+    refuse_other_run(checkpoint, origin)
+    stored = read_lazily(checkpoint)
+    go_on_as_begun(network, origin, stored["origin"])
+    began_from, step = stored["origin"]["settings"].get("init_from"), int(stored["global_step"])
+    if settings.run.init_from not in (None, began_from):  # else other weights would be ignored silently
+        raise UsageError(
+            f"--init_from {settings.run.init_from}: {directory} goes on from its own {checkpoint.name}; "
+            "give another --run_name to start over with these weights"
+        )
+    whole = plan._replace(total_steps=lengthened(plan.total_steps, stored.get("steering")))
+    finished = decide_together(lambda: result_of_finished(directory, settings, whole))
+    if finished is None and step > whole.total_steps:
+        raise UsageError(
+            f"{checkpoint} is at step {step:,}, but --max_steps and --max_epochs make a run of "
+            f"{whole.total_steps:,}: raise them, or start over with another --run_name"
+        )
+    return finished
 
 
 def refuse_other_data_or_settings(data: SequenceDataModule, origin: Mapping[str, Any]) -> None:
