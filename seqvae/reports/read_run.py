@@ -175,6 +175,11 @@ class Run(NamedTuple):
         return max((whole(row, "step") or 0 for row in rows), default=0)
 
     @property
+    def last_probe(self) -> Row:
+        """The last reading at which the decoder was probed; empty where there is none."""
+        return next((row for row in reversed(self.readings) if number(row, "decoder_use") is not None), {})
+
+    @property
     def validation_sets(self) -> list[list[Row]]:
         """The validations by how many sequences they were on, in the order in which the sets came up.
 

@@ -269,8 +269,7 @@ def six_numbers(run: Run) -> list[tuple[str, str, str]]:
             ("Time", "none" if seconds is None else duration(seconds), "of the run"),
             pace,
         ]
-    reading = run.readings[-1]
-    probed = next((row for row in reversed(run.readings) if number(row, "decoder_use") is not None), {})
+    reading, probed = run.readings[-1], run.last_probe
     error, cap = number(probed, "decoder_use_error"), number(reading, "mutual_information_cap")
     rate_error = number(reading, "rate_error")
     active, of = whole(reading, "active_units"), len(numbers(reading, "kl_per_dim"))

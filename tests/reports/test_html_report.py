@@ -1,6 +1,7 @@
 """report.html: what it says of runs of every kind, that nothing in a run's directory can break it, and how it is written."""
 
 import json
+import math
 import os
 import random
 import re
@@ -17,7 +18,14 @@ import pytest
 from seqvae.reports.__main__ import main
 from seqvae.reports.compare import comparison_page, path_of
 from seqvae.reports.read_run import read_run
-from seqvae.reports.run_page import MOST_BYTES, bottleneck, differing_settings, report_page, survived_rows
+from seqvae.reports.run_page import (
+    MOST_BYTES,
+    bottleneck,
+    differing_settings,
+    report_page,
+    six_numbers,
+    survived_rows,
+)
 from seqvae.reports.story import end_of, story_of
 from seqvae.verdicts import VERDICTS, VerdictKind
 from tests.support.hostile import NAMES
@@ -77,8 +85,30 @@ def test_each_verdict_has_its_sentence_its_evidence_and_its_advice(verdict, tone
     story = story_of(read_run(make_run(tmp_path / "a", verdict=verdict, says="rate 2.5")), NOW)
     assert (story.tone, story.verdict) == (tone, verdict.replace("_", " "))
     assert story.sentence.startswith(sentence)
-    assert story.why == "Since step 480: rate 2.5."
+    assert (
+        story.why
+        == "Since step 480: rate 2.5. At step 1,000: rate 2.00, mutual information 1.50, decoder use 3 ± 0.400."
+    )
     assert (story.next[0] == "--free_bits 0.25 (the first nats of each dimension are free)") == (verdict != "healthy")
+
+
+def test_the_numbers_under_the_verdict_are_those_of_the_tiles_and_not_of_when_it_came(tmp_path):
+    says = "the latent carries something and the decoder uses it; rate 7.11, mutual information 1.66, decoder use 23.69 ± 2"
+    directory = make_run(tmp_path / "a", says=says)
+    run = read_run(directory)
+    why = story_of(run, NOW).why
+    assert why.startswith(
+        "Since step 480: the latent carries something and the decoder uses it. At step 1,000: rate 2.00, "
+    )
+    assert "23.69" not in why
+    for name, value, _ in six_numbers(run)[1:4]:
+        assert f"{name.lower()} {value}" in why
+    last = [row for row in run.readings if "decoder_use" not in row][-1]
+    later = run._replace(readings=[*run.readings, last | {"step": 1010}])
+    assert story_of(later, NOW).why.endswith("decoder use 3 ± 0.400 (at step 1,000).")
+    before = run._replace(readings=[row for row in run.readings if row["step"] < 500])
+    assert "23.69" in story_of(before, NOW).why, "a verdict behind the last reading has no newer numbers"
+    assert "<td>the latent carries something and the decoder uses it; rate 7.11" in page_of(directory)
 
 
 def test_an_entry_in_the_table_of_verdicts_is_all_that_a_report_needs(tmp_path, monkeypatch):
@@ -146,6 +176,7 @@ def ending_on_all(directory: Path, at_the_end: float) -> Path:
     make_run(directory, end=finished())
     head, *_ = (directory / "metrics.csv").read_text().splitlines()
     rows = [f"{step},0,1,,,,,,,-160,150,10,90" for step in range(100, 1001, 100)]
+    rows.append("1000,0,1,2,2,2,1,0.001,9000,,,,")
     write(directory / "metrics.csv", [head, *rows, f"1000,0,1,,,,,,,{at_the_end},110,9,900"])
     return directory
 
@@ -155,7 +186,7 @@ def test_a_validation_on_all_sequences_is_never_compared_with_those_on_a_part(at
     directory = ending_on_all(tmp_path / "a", at_the_end)
     run = read_run(directory)
     (advice,) = story_of(run, NOW).next
-    assert advice.startswith("Nothing needs mending, and the validation ELBO has levelled off")
+    assert advice.startswith("Nothing needs mending, and the validation ELBO had levelled off")
     assert [row["valid_elbo"] for row in run.comparable_validations] == [-160.0] * 10
     assert path_of(run) == [(10.0, 150.0)] * 10
     page = page_of(directory)
@@ -164,6 +195,39 @@ def test_a_validation_on_all_sequences_is_never_compared_with_those_on_a_part(at
         assert name in page
     assert "still rose" not in page
     assert "best.ckpt" not in page
+
+
+def validated(directory: Path, elbos: list[float], rates: list[float]) -> str:
+    """Make a finished run with these validation ELBOs and learning rates, evenly over 1,000 steps; return what to do next."""
+    make_run(directory, end=finished())
+    head, *_ = (directory / "metrics.csv").read_text().splitlines()
+    rows = [f"{1000 * at // len(rates)},0,1,2,2,2,1,{rate},9000,,,," for at, rate in enumerate(rates, 1)]
+    rows += [f"{1000 * at // len(elbos)},0,1,,,,,,,{elbo},150,10,90" for at, elbo in enumerate(elbos, 1)]
+    write(directory / "metrics.csv", [head, *rows])
+    (advice,) = story_of(read_run(directory), NOW).next
+    return advice
+
+
+COSINE = [0.5 * (1 + math.cos(math.pi * at / 20)) for at in range(1, 21)]
+
+
+def test_an_elbo_has_levelled_off_only_where_it_did_so_while_the_learning_rate_was_high(tmp_path):
+    flat_at_the_end = [-200.0, -180, -170, -165, -162, -161, -160.3, -160.2, -160.1, -160]
+    advice = validated(tmp_path / "a", flat_at_the_end, COSINE)
+    assert advice.startswith(
+        "While the learning rate was high, the validation ELBO still rose (by 18 nats from step 200 to 500)"
+    )
+    assert advice.endswith("more --max_steps would gain more.")
+    flat = [-160.2, -160.1, -160, -160, -160, -159.8, -159, -158.6, -158.5, -158.4]
+    advice = validated(tmp_path / "b", flat, COSINE)
+    assert "had levelled off while the learning rate was still high: this is what these settings come to." in advice
+    for name, elbos, rates in (
+        ("c", flat[:3], COSINE),
+        ("d", flat, [1.0] * 4 + [0.01] * 16),
+        ("e", flat_at_the_end, []),
+    ):
+        too_short = "Nothing needs mending. The run is too short to tell whether the validation ELBO has levelled off: "
+        assert validated(tmp_path / name, elbos, rates) == f"{too_short}more --max_steps would show."
 
 
 def test_what_is_said_of_the_validations_on_a_part_says_so(tmp_path):
