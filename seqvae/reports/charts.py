@@ -528,13 +528,25 @@ GROUP_LOOKS = (
 """Colour and mark of the groups of sequences; the rest is grey."""
 
 
-def latent_places(medium: Medium, latents: Latents, unit: str) -> Chart | str:
-    """Draw where sequences lie in the plane in which their latents differ most, by their class or their length."""
+MOST_OF_OTHER = 4.0
+"""Times as far as the other way that sequences lie apart before the axes get scales of their own: one scale would draw a line."""
+
+
+def latent_places(medium: Medium, latents: Latents, unit: str, label: str = "class") -> Chart | str:
+    """Draw where sequences lie in the plane in which their latents differ most, by their class (`label`) or their length."""
     if len(latents.places) < 2:
         return "no sequences, or no plane"
-    by = "class" if latents.are_classes else f"length in {unit}s"
-    title = f"Validation sequences in the latent space, by their {by}"
-    chart = Chart(medium, 5.6, title, f"{counted(len(latents.places), 'sequence')}, at step {latents.step:,}")
+    label = clip(visible(label), NAME_WIDTH)
+    by = label if latents.are_classes else f"length in {unit}s"
+    title = f"Validation sequences in the latent space, by {by}"
+    shown = counted(len(latents.places), "sequence")
+    if latents.of is not None and latents.of > len(latents.places):
+        shown = f"{len(latents.places):,} of {counted(latents.of, 'sequence')}, drawn at random: with {latents.steps:,} {unit}s as "
+        shown += "many as are encoded here, to take little time"
+    spans_2 = np.ptp(np.array(latents.places), axis=0)
+    is_thin = spans_2.max() > MOST_OF_OTHER * spans_2.min() > 0
+    scales = "the axes have scales of their own" if is_thin else ""
+    chart = Chart(medium, 5.6, title, f"at step {latents.step:,}", shown, scales)
     axes = chart.figure.subplots()
     names = Counter(latents.groups)
     rest = [name for name in ("other", "none") if name in names]
@@ -542,11 +554,20 @@ def latent_places(medium: Medium, latents: Latents, unit: str) -> Chart | str:
     for place, name in enumerate([*order, *rest]):
         colour, mark = GROUP_LOOKS[place] if place < min(len(order), len(GROUP_LOOKS)) else (GREY, ".")
         x_N, y_N = np.transpose([at for at, of in zip(latents.places, latents.groups, strict=True) if of == name])
-        label = clip(visible(name), NAME_WIDTH)
+        shown_name = clip(visible(name), NAME_WIDTH)
         axes.plot(
-            x_N, y_N, mark, color=colour, markersize=4.5, alpha=0.7, markeredgewidth=0, linestyle="None", label=label
+            x_N,
+            y_N,
+            mark,
+            color=colour,
+            markersize=4.5,
+            alpha=0.7,
+            markeredgewidth=0,
+            linestyle="None",
+            label=shown_name,
         )
-    axes.set_aspect("equal", adjustable="datalim")
+    if not is_thin:
+        axes.set_aspect("equal", adjustable="datalim")
     if latents.shares:
         shares = [f" ({percent(share)} of the variance)" for share in latents.shares]
         axes.set_xlabel(f"first component{shares[0]}")
@@ -557,6 +578,8 @@ def latent_places(medium: Medium, latents: Latents, unit: str) -> Chart | str:
     axes.xaxis.set_major_formatter(TICKS)
     axes.yaxis.set_major_formatter(TICKS)
     chart.legend(axes, columns=4)
+    if latents.are_classes:
+        chart.keys.insert(0, Key("", f"{label}:"))
     return chart
 
 

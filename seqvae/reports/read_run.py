@@ -62,9 +62,11 @@ class Posteriors(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """A sequence in a report: text, a drawing, or the points of one feature; with its id where it is one of the data."""
+    """A sequence in a report: text, a drawing, or the points of one feature; with id and class where it is one of the data."""
 
     id: str
+    group: str
+    """Its class; empty where that is not known."""
     text: str
     points: tuple[tuple[float, float], ...]
     is_drawing: bool
@@ -103,17 +105,29 @@ class Walk(NamedTuple):
     """Decoded sequences between the latents of two sequences."""
 
     ends: tuple[Shown, ...]
-    classes: tuple[str, ...]
-    """Of the ends; empty where they have none."""
     shares: tuple[float, ...]
     """How far along the way, from 0 to 1."""
     decoded: tuple[Shown, ...]
+
+
+class ToldApart(NamedTuple):
+    """For what share of a class, as a mean over the classes, the latents tell which it is, and its 95 % interval."""
+
+    sequences: int
+    classes: int
+    score: float
+    low: float
+    high: float
 
 
 class Latents(NamedTuple):
     """The latents of a run's validation sequences at its end, as the report shows them."""
 
     step: int
+    of: int | None
+    """Sequences that there were to choose from."""
+    steps: int
+    """Of the chosen sequences together."""
     places: tuple[tuple[float, float], ...]
     """Of each sequence, in the plane in which they differ most."""
     shares: tuple[float, ...]
@@ -121,10 +135,13 @@ class Latents(NamedTuple):
     groups: tuple[str, ...]
     """The class of each sequence; where there are none, its length."""
     are_classes: bool
+    told_apart: ToldApart | None
     by_class: tuple[ClassShown, ...]
     walk: Walk | None
     neighbours: tuple[Neighbours, ...]
     moved: tuple[Moved, ...]
+    feature: str
+    """That is shown of whole sequences; empty where it is not a single one."""
     time_label: str
 
 
@@ -167,6 +184,11 @@ class Run(NamedTuple):
     def unit(self) -> str:
         """Return what a step of a sequence is called."""
         return step_name(text(row_in(self.facts, "data"), "kind"))
+
+    @property
+    def label(self) -> str:
+        """Return what the classes of sequences are called."""
+        return self.settings.get("label_column") or "class"
 
     @property
     def step(self) -> int:
@@ -360,19 +382,30 @@ def read_latents(path: Path) -> Latents | None:
     shares = tuple(share or 0.0 for share in numbers(walked, "shares"))
     walk = None
     if len(ends) == 2 and len(shares) == len(decoded) > 0:
-        walk = Walk(tuple(map(_shown, ends)), tuple(text(one, "class") for one in ends), shares, decoded)
+        walk = Walk(tuple(map(_shown, ends)), shares, decoded)
+    apart = row_in(row, "told_apart")
+    score, low, high = (number(apart, name) for name in ("score", "low", "high"))
+    told_apart = None
+    if score is not None and low is not None and high is not None:
+        told_apart = ToldApart(whole(apart, "sequences") or 0, whole(apart, "classes") or 0, score, low, high)
+    if told_apart and told_apart.classes < 2:
+        told_apart = None
     if not (places or neighbours or moved or by_class or walk):
         return None
     return Latents(
         step=whole(row, "step") or 0,
+        of=whole(row, "of"),
+        steps=int(sum(length or 0.0 for length in lengths)),
         places=places,
         shares=tuple(share or 0.0 for share in numbers(row, "shares"))[:2],
         groups=tuple(groups),
         are_classes=are_classes,
+        told_apart=told_apart,
         by_class=tuple(by_class),
         walk=walk,
         neighbours=tuple(one for one in neighbours if len(one.nearest) == len(one.distances)),
         moved=tuple(one for one in moved if len(one.moves) == len(one.decoded) > 0),
+        feature=text(row, "feature"),
         time_label=text(row, "time_label"),
     )
 
@@ -385,7 +418,8 @@ def _pairs(row: Mapping[str, Any], name: str) -> tuple[tuple[float, float], ...]
 
 
 def _shown(row: Mapping[str, Any]) -> Shown:
-    return Shown(text(row, "id"), text(row, "text"), _pairs(row, "points"), row.get("is_drawing") is True)
+    points = _pairs(row, "points")
+    return Shown(text(row, "id"), text(row, "class"), text(row, "text"), points, row.get("is_drawing") is True)
 
 
 def _named(labels: Sequence[float | None], classes: Sequence[str]) -> list[str]:

@@ -93,7 +93,8 @@ def report_page(run: Run, now: float) -> str:
         "kl_per_dim": history and page_figure("kl_per_dim", charts.kl_per_dim_chart, history),
         "last_kl": page_figure("last_kl", charts.last_kl, run),
         "posterior_pca": run.posteriors and page_figure("posterior_pca", charts.posterior_pca, run.posteriors),
-        "latent_places": run.latents and page_figure("latent_places", charts.latent_places, run.latents, run.unit),
+        "latent_places": run.latents
+        and page_figure("latent_places", charts.latent_places, run.latents, run.unit, run.label),
         "lengths": page_figure("lengths", charts.sequence_lengths, run),
         "speed": page_figure("speed", charts.speed, run),
     }
@@ -136,7 +137,10 @@ def report_page(run: Run, now: float) -> str:
         ],
         "classes": class_rows(run),
         "are_drawn": any(one.original.is_drawing for one in run.latents.by_class) if run.latents else False,
-        "labels_train": str(run.settings.get("label_weight")) not in ("0", "0.0"),
+        "label": run.label,
+        "apart": apart_line(run),
+        "feature": run.latents.feature if run.latents else "",
+        "labels_train": labels_train(run),
         "walk": walk_shown(run),
         "given_up": GIVEN_UP,
         "verdicts": [
@@ -274,6 +278,7 @@ def six_numbers(run: Run) -> list[tuple[str, str, str]]:
     rate_error = number(reading, "rate_error")
     active, of = whole(reading, "active_units"), len(numbers(reading, "kl_per_dim"))
     scope = "step" if text(reading, "scope") == "step" else "sequence"
+    floor, at_floor = at_free_bits(run)
     sequences, steps = whole(probed, "decoder_use_sequences"), whole(probed, "decoder_use_steps")
     rests_on = ("" if sequences is None else f", of {counted(sequences, 'sequence')}") + (
         "" if steps is None else f" ({counted(steps, run.unit)})"
@@ -290,7 +295,7 @@ def six_numbers(run: Run) -> list[tuple[str, str, str]]:
             "Rate",
             known(number(reading, "rate")),
             (f"± {brief(rate_error)} " if rate_error else "")
-            + f"nats per {scope}, KL to the prior, latest in training",
+            + f"nats per {scope}, KL to the prior, latest in training{floor}",
         ),
         ("Mutual information", information, f"nats, of at most {brief(cap)}" if cap is not None else "nats"),
         ("Decoder use", known(number(probed, "decoder_use")), (f"± {brief(error)} " if error else "") + probe),
@@ -298,38 +303,94 @@ def six_numbers(run: Run) -> list[tuple[str, str, str]]:
         or (
             "Active units",
             "none" if active is None else f"{active:,} of {of:,}",
-            "latent dimensions, latest in training",
+            f"dimensions whose mean moves with the input, latest in training{at_floor}",
         ),
         pace,
     ]
 
 
+AT_FLOOR = 1.3
+"""Times its free bits up to which a KL is at them: it hovers there, between 0.7 and 1.26 times in runs of 150 to 1,700 steps."""
+
+
+def at_free_bits(run: Run) -> tuple[str, str]:
+    """Return what is to be said where the last reading's rate lies at its free bits, and how many dimensions do; empty for none."""
+    reading = run.readings[-1]
+    kl_Z = [value or 0.0 for value in numbers(reading, "kl_per_dim")]
+    free = row_in(row_in(run.facts, "free_bits"), "step" if text(reading, "scope") == "step" else "sequence")
+    nats, together = number(free, "nats") or 0.0, max(whole(free, "shared_by") or 1, 1)
+    floors = [floor for row in run.events if row["event"] == RESCUE and (floor := number(row, "floor")) is not None]
+    if floors and kl_Z:
+        nats = floors[-1] / len(kl_Z)
+    rate = number(reading, "rate")
+    if not nats or rate is None:
+        return "", ""
+    floor = nats * len(kl_Z)
+    at_all = (
+        f"; the free bits alone are {brief(floor)}, {brief(nats)} for each of {len(kl_Z):,} dimensions"
+        if rate <= AT_FLOOR * floor
+        else ""
+    )
+    if number(reading, "rate_error"):  # the KL of all dimensions together has their free bits
+        return at_all, ""
+    groups = [kl_Z[place : place + together] for place in range(0, len(kl_Z), together)]
+    count = sum(len(group) for group in groups if sum(group) <= AT_FLOOR * nats * len(group))
+    return at_all, f"; {count:,} {'is' if count == 1 else 'are'} at the free {brief(nats)} nats" if count else ""
+
+
+def labels_train(run: Run) -> bool:
+    """Return whether a loss on the labels had a part in the training."""
+    return str(run.settings.get("label_weight")) not in ("0", "0.0")
+
+
+def apart_line(run: Run) -> str:
+    """Answer whether the classes differ in the latents; empty where it cannot be said."""
+    found = run.latents.told_apart if run.latents else None
+    if found is None:
+        return ""
+    chance = 1 / found.classes
+    score, low, high = (f"{100 * share:.0f} %" for share in (found.score, found.low, found.high))
+    of = f' of "{run.label}"' if run.label != "class" else ""
+    answer = "Yes" if found.low > chance else "Not that it shows here"
+    trained = " The labels had a part in the training (--label_weight)." if labels_train(run) else ""
+    return (
+        f"Do the classes{of} differ in the latents? {answer}: the nearest mean of a class is a sequence's own in {score} of the "
+        f"cases (95 %: {low} to {high}; by chance {100 * chance:.0f} %), as a mean over {found.classes} classes, in tenfold "
+        f"cross-validation of {counted(found.sequences, 'sequence')}.{trained}"
+    )
+
+
 def neighbour_rows(run: Run) -> list[list[Markup]]:
     """Return a sequence and its nearest neighbours in each row, as text or as the line of a feature."""
-    return [
-        [_sequence(one.of, ""), *(_sequence(each, brief(far or 0.0)) for each, far in zip(*one[1:3], strict=True))]
-        for one in (run.latents.neighbours if run.latents else ())
-    ]
+    rows = []
+    for one in run.latents.neighbours if run.latents else ():
+        among = [one.of, *one.nearest]
+        is_line = bool(one.of.points) and not one.of.is_drawing
+        heads = [one.name if is_line else "", *(brief(far or 0.0) for far in one.distances)]
+        rows.append([_sequence(run, each, among, more) for each, more in zip(among, heads, strict=True)])
+    return rows
 
 
-def _sequence(one: Shown, distance: str) -> Markup:
-    """Return a sequence as a cell of a table: its id, how far it is, and its text, its drawing or a line."""
-    head = Markup('<span class="remark">{}{}</span><br>').format(upto(one.id, 40), f", {distance}" if distance else "")
-    return head + _content(one, reach_of([one]))
+def _sequence(run: Run, one: Shown, among: Sequence[Shown], more: str) -> Markup:
+    """Return a sequence as a cell of a table: its id, its class and what else is known of it, and its text, drawing or line."""
+    parts = [one.id, f"{run.label}: {one.group}" if one.group else "", more]
+    head = Markup(", ").join(upto(part, 40) for part in parts if part)
+    return Markup('<span class="remark">{}</span><br>').format(head) + _content(one, among)
 
 
-def _content(one: Shown, reach: float) -> Markup:
-    """Return the text of a sequence, its drawing on a sheet that reaches so far from the middle, or its line."""
+def _content(one: Shown, among: Sequence[Shown]) -> Markup:
+    """Return the text of a sequence, or its drawing or its line, of one scale with the sequences among which it stands."""
     if one.text or not one.points:
         return upto(one.text, 240)
     if one.is_drawing:
-        (middle_x, middle_y), scale = _middle(one.points), SKETCH / 2 / reach
+        (middle_x, middle_y), scale = _middle(one.points), SKETCH / 2 / reach_of(among)
         places = " ".join(f"{scale * (x - middle_x):.3g},{scale * (middle_y - y):.3g}" for x, y in one.points)
         side = SKETCH + 4
         sheet = f'<svg class="sketch" viewBox="{-side / 2:g} {-side / 2:g} {side:g} {side:g}" aria-hidden="true">'
         return Markup(sheet + '<polyline points="{}"/></svg>').format(places)
+    values = [value for each in among if not each.is_drawing for _, value in each.points]
     line = '<svg class="spark" viewBox="-2 -2 100 28" aria-hidden="true"><polyline points="{}"/></svg>'
-    return Markup(line).format(spark(one.points))
+    return Markup(line).format(spark(one.points, (min(values), max(values))))
 
 
 SKETCH = 60.0
@@ -342,47 +403,47 @@ def _middle(points: Sequence[tuple[float, float]]) -> tuple[float, ...]:
 
 def reach_of(shown: Sequence[Shown]) -> float:
     """Return how far drawings that are to be compared reach from their middles at most."""
-    spans = [max(along) - min(along) for one in shown if one.points for along in zip(*one.points, strict=True)]
+    spans = [
+        max(along) - min(along)
+        for one in shown
+        if one.is_drawing and one.points
+        for along in zip(*one.points, strict=True)
+    ]
     return max(spans, default=0.0) / 2 or 1.0
 
 
 def sketches(shown: Sequence[Shown], names: Sequence[str]) -> list[tuple[str, Markup]]:
-    """Return drawings on sheets of one scale, each with its name."""
-    reach = reach_of(shown)
-    return [(name, _content(one, reach)) for name, one in zip(names, shown, strict=True)]
+    """Return drawings or lines of one scale, each with its name."""
+    return [(name, _content(one, shown)) for name, one in zip(names, shown, strict=True)]
 
 
 def class_rows(run: Run) -> list[list[Markup | str]]:
     """Return in each row a class, a sequence of it, and what was drawn for it."""
     by_class = run.latents.by_class if run.latents else ()
-    reach = reach_of([one for each in by_class for one in (each.original, *each.drawn) if one.is_drawing])
-    return [[each.name, *(_content(one, reach) for one in (each.original, *each.drawn))] for each in by_class]
+    among = [one for each in by_class for one in (each.original, *each.drawn)]
+    return [[each.name, *(_content(one, among) for one in (each.original, *each.drawn))] for each in by_class]
 
 
 def walk_shown(run: Run) -> dict[str, Any] | None:
-    """Return the ends of the walk and what is decoded between them: drawings with their places on the way, or rows of a table."""
+    """Return the ends of the walk and what is decoded between them: pictures with their places on the way, or rows of a table."""
     walk = run.latents.walk if run.latents else None
     if walk is None:
         return None
-    places = [f"{share:.0%}" for share in walk.shares]
-    ends = [f"{one.id} ({name})" if name else one.id for one, name in zip(walk.ends, walk.classes, strict=True)]
+    places = [f"{share:.0%}{', reconstruction' if share in (0, 1) else ''}" for share in walk.shares]
+    ends = [f"{one.id} ({run.label}: {one.group})" if one.group else one.id for one in walk.ends]
     shown = [walk.ends[0], *walk.decoded, walk.ends[1]]
     names = [ends[0], *places, ends[1]]
-    if any(one.is_drawing for one in shown):
+    if any(one.points for one in shown):
         return {"ends": ends, "sketches": sketches(shown, names), "rows": []}
-    reach = reach_of(shown)
-    return {
-        "ends": ends,
-        "sketches": [],
-        "rows": [[name, _content(one, reach)] for name, one in zip(names, shown, strict=True)],
-    }
+    rows = [[name, _content(one, shown)] for name, one in zip(names, shown, strict=True)]
+    return {"ends": ends, "sketches": [], "rows": rows}
 
 
 SPARK_WIDTH, SPARK_HEIGHT = 96.0, 24.0
 
 
-def spark(points: Sequence[tuple[float, float]]) -> str:
-    """Return the points of a polyline of SPARK_WIDTH x SPARK_HEIGHT, empty for fewer than two.
+def spark(points: Sequence[tuple[float, float]], span: tuple[float, float] | None = None) -> str:
+    """Return the points of a polyline of SPARK_WIDTH x SPARK_HEIGHT, empty for fewer than two. `span`: lowest and highest value.
 
     A figure of matplotlib takes 60 ms, and a page of 100 runs would have 200 of them.
 
@@ -391,9 +452,12 @@ def spark(points: Sequence[tuple[float, float]]) -> str:
     """
     if len(points) < 2:
         return ""
-    low, high = charts.robust_span([value for _, value in points])
-    room = (high - low) * 0.06 / 1.12  # without its border: a spark line has one of its own
-    low, high = low + room, high - room
+    if span is None:
+        low, high = charts.robust_span([value for _, value in points])
+        room = (high - low) * 0.06 / 1.12  # without its border: a spark line has one of its own
+        low, high = low + room, high - room
+    else:
+        low, high = span[0], max(span[1], span[0] + 1e-9)
     left, right = points[0][0], max(points[-1][0], points[0][0] + 1e-9)
     return " ".join(
         f"{SPARK_WIDTH * (step - left) / (right - left):.4g},"

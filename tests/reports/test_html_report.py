@@ -589,7 +589,7 @@ def test_latents_are_drawn_by_class_or_length_with_neighbours_and_moved_dimensio
     (run / "latents.json").write_text(json.dumps(latents(("red", "blue"), is_text=is_text)))
     page = page_of(run)
     by = "class" if is_text else "length in tokens"
-    assert f"Validation sequences in the latent space, by their {by}" in page
+    assert f"Validation sequences in the latent space, by {by}" in page
     assert "<h3>Nearest neighbours</h3>" in page
     assert "blue, 0.500" in page
     if is_text:
@@ -598,13 +598,87 @@ def test_latents_are_drawn_by_class_or_length_with_neighbours_and_moved_dimensio
     else:
         assert 'aria-label="Dimension 3: red"' in page
         assert page.count('<svg class="spark"') == 6
+        assert "red, red</span>" in page, "the name of the feature that a line is of"
+
+
+def labelled(directory: Path, **more: Any) -> str:
+    """Return the page of a run whose latents have the classes 0 and 1 of the label `failed`, and the line of one feature."""
+    run = make_run(directory)
+    with (run / "config.yaml").open("a") as file:
+        file.write("label_column: failed\n")
+    found = latents(("0", "1"), is_text=False)
+    line = {"id": "a", "class": "1", "points": [[0.0, 1.0], [1.0, 3.0]]}
+    steep = line | {"points": [[0.0, 1.0], [1.0, 5.0]]}
+    found["walk"] = {"ends": [line, line], "shares": [0, 0.5, 1], "decoded": [line, steep, line]}
+    found["neighbours"] = [{"of": line, "nearest": [steep], "distances": [0.5], "name": "pulse"}]
+    found |= {"labels": [0, 1] * 30, "classes": ["0", "1"], "of": 232, "feature": "pulse"}
+    (run / "latents.json").write_text(json.dumps(found | more))
+    return page_of(run)
+
+
+def test_classes_go_by_the_name_of_their_label_and_lines_by_that_of_their_feature(tmp_path):
+    page = labelled(tmp_path / "a")
+    assert "Validation sequences in the latent space, by failed" in page
+    assert '<span class="key">failed:</span>' in page
+    assert "60 of 232 sequences, drawn at random: with 1,770 tokens as many as are encoded here" in page
+    assert "A walk from a (failed: 1) to a (failed: 1)" in page
+    assert page.count("The lines are pulse.") == 2
+    assert "a, failed: 1, pulse</span>" in page
+    assert "a, failed: 1, 0.500</span>" in page
+
+
+def test_lines_that_are_compared_have_one_scale_and_the_ends_of_a_walk_are_called_reconstructions(tmp_path):
+    page = labelled(tmp_path / "a")
+    walk = page.partition("A walk from")[2].partition("</section>")[0].partition("</div>")[0]
+    assert re.findall(r'points="([^"]+)"', walk) == [
+        "0,24 96,12",
+        "0,24 96,12",
+        "0,24 96,0",
+        "0,24 96,12",
+        "0,24 96,12",
+    ]
+    for caption in ("0%, reconstruction", "50%", "100%, reconstruction"):
+        assert f">{caption}</figcaption>" in walk
+    assert "at its ends they are reconstructions of the two" in walk
+
+
+def test_a_thin_cloud_of_latents_has_axes_of_their_own_scales(tmp_path):
+    thin = [[10 * place, math.sin(place)] for place in range(60)]
+    assert "the axes have scales of their own" in labelled(tmp_path / "a", places=thin)
+    assert "the axes have scales of their own" not in labelled(tmp_path / "b")
+
+
+def test_whether_classes_differ_in_the_latents_is_answered_with_its_error_and_chance(tmp_path):
+    found = {"sequences": 118, "classes": 2, "score": 0.83, "low": 0.75, "high": 0.89}
+    page = labelled(tmp_path / "a", told_apart=found)
+    assert "Do the classes of &#34;failed&#34; differ in the latents? Yes: " in page
+    assert "the nearest mean of a class is a sequence&#39;s own in 83 % of the cases" in page
+    assert "(95 %: 75 % to 89 %; by chance 50 %)" in page
+    page = labelled(tmp_path / "b", told_apart=found | {"score": 0.55, "low": 0.45, "high": 0.64})
+    assert "Not that it shows here" in page
+    assert "Do the classes" not in labelled(tmp_path / "c", told_apart=None)
+
+
+def test_dimensions_at_their_free_bits_are_counted_and_a_rate_there_stands_beside_them(tmp_path):
+    run = read_run(make_run(tmp_path / "a"))
+    assert six_numbers(run)[4][2].endswith("latest in training; 3 are at the free 0.500 nats")
+    assert six_numbers(run)[1][2].endswith("; the free bits alone are 2, 0.500 for each of 4 dimensions")
+    clear = [row | {"kl_per_dim": [2.0, 1.0, 0.9, 0.7], "rate": 4.6} for row in run.readings]
+    for name, _, below in six_numbers(run._replace(readings=clear)):
+        assert "free" not in below, name
+    shared = {"sequence": {"nats": 0.5, "shared_by": 2}}
+    paired = run._replace(facts={**run.facts, "free_bits": shared})  # of 1.0 and 0.5, and of 0.5 and 0
+    assert "; 2 are at the free" in six_numbers(paired)[4][2]
+    rescue = event("rescue", 900, floor=0.4, kl_weight=1.0)
+    assert "; 1 is at the free 0.100 nats" in six_numbers(run._replace(events=[*run.events, rescue]))[4][2]
+    assert "free" not in six_numbers(run._replace(facts={}))[4][2]
 
 
 def test_classes_and_the_walk_are_shown_as_text_or_as_drawings_of_one_scale(tmp_path):
     run = make_run(tmp_path / "a")
     (run / "latents.json").write_text(json.dumps(latents(("red", "blue"), is_text=True)))
     section = page_of(run).partition("<h2>What it learned</h2>")[2].partition("<h2>")[0]
-    assert "A walk from red (red) to blue" in section
+    assert "A walk from red (class: red) to blue" in section
     assert "<tr><td>50%</td><td>blueblueblueblueblueblue</td></tr>" in section
     rows = re.findall(r"<tr><td>(red|blue)</td><td>(\w+)</td><td>(\w+)</td><td>(\w+)</td></tr>", section)
     assert rows == [(name, 6 * "red", 6 * "blue", 6 * "red") for name in ("red", "blue")]

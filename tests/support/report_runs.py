@@ -135,6 +135,7 @@ def facts(names: Sequence[str], kind: str = "vectors") -> dict[str, Any]:
             "devices": "one CPU",
         },
         "defaults": DEFAULTS,
+        "free_bits": {"sequence": {"nats": 0.5, "shared_by": 1}},
         "data": data,
     }
 

@@ -18,7 +18,14 @@ from seqvae.models.sampling import sample
 from seqvae.models.vae import SequenceVAE
 from seqvae.reports.read_run import read_latents
 from seqvae.training.callbacks import latents
-from seqvae.training.callbacks.latents import MOST_DIMENSIONS, LatentPicture, choose, discriminants, picture_of
+from seqvae.training.callbacks.latents import (
+    MOST_DIMENSIONS,
+    LatentPicture,
+    choose,
+    discriminants,
+    picture_of,
+    told_apart,
+)
 from seqvae.training.module import TrainingModule
 from seqvae.training.trainer import make_pictures
 from tests.support.small_models import KINDS, SMALL, make_batch
@@ -116,6 +123,11 @@ def test_classes_are_drawn_at_the_means_of_their_latents_and_the_walk_joins_two_
     first, last = divmod(int(apart_CC.triu().argmax()), 3)
     assert [one["id"] for one in found["walk"]["ends"]] == [f"id {closest[first]}", f"id {closest[last]}"]
     assert [one["class"] for one in found["walk"]["ends"]] == ["cab"[first], "cab"[last]]
+    near = found["neighbours"][0]
+    for one in (near["of"], *near["nearest"]):
+        assert one["class"] == "cab"[int(one["id"].split()[1]) % 3]
+    assert (found["sequences"], found["of"], found["told_apart"]["classes"]) == (16, 16, 3)
+    assert found["feature"] == (description.names[0] if kind == "vectors" else "")
     if kind == "vectors":  # of which the means are shown
         steps = int(sequences.lengths_N[[closest[first], closest[last]]].max())
         z = mean_NZ[[closest[first]]].lerp(mean_NZ[[closest[last]]], 0.4)
@@ -142,6 +154,38 @@ def test_places_are_in_the_plane_that_tells_classes_apart_where_there_are_enough
     assert discriminants(mean_NZ[:39], labels_N[:39]) is None
     assert discriminants(mean_NZ, np.minimum(labels_N, 1)) is None
     assert discriminants(mean_NZ, np.full(300, -1)) is None
+
+
+def test_whether_classes_differ_is_told_by_sequences_that_had_no_part_in_the_means():
+    rng = np.random.default_rng(0)
+    labels_N = np.where(np.arange(200) % 10 == 0, 1, 0)  # of unequal size
+    scattered_NZ = rng.normal(size=(200, 6)) * [90.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    alike = told_apart(scattered_NZ, labels_N)
+    assert alike is not None
+    assert alike["low"] < 0.5 < alike["high"]
+    apart = told_apart(scattered_NZ + np.outer(labels_N, [0, 4, 0, 0, 0, 0]), labels_N)
+    assert apart is not None
+    assert (apart["sequences"], apart["classes"]) == (200, 2)
+    assert 0.9 < apart["low"] < apart["score"] <= apart["high"] <= 1
+    assert told_apart(scattered_NZ, np.where(labels_N == 1, -1, 0)) is None
+    assert told_apart(scattered_NZ[:40], labels_N[:40]) is None, "four of a class"
+    shuffled = [told_apart(rng.normal(size=(60, 8)), rng.permutation(60) % 3) for _ in range(100)]
+    scores = [one["score"] for one in shuffled if one]
+    assert np.mean(scores) == pytest.approx(1 / 3, abs=0.02)
+    assert sum(one["low"] > 1 / 3 for one in shuffled if one) <= 12
+
+
+def test_a_diary_is_cut_between_two_events_and_never_inside_a_number():
+    record: Any = [
+        {"time": float(time), "variable": "rpm", "value": value} for time in range(9) for value in (1234.0, 56789.0)
+    ]
+    text = latents._told(record, DESCRIPTIONS["events"])["text"]
+    assert text.startswith("0: rpm 1,234, rpm 56,789; 1: rpm 1,234, ")
+    assert text.endswith(("rpm 56,789, ...", "rpm 1,234, ..."))
+    whole = latents._told(record[:3], DESCRIPTIONS["events"])["text"]
+    assert whole == "0: rpm 1,234, rpm 56,789; 1: rpm 1,234"
+    long: Any = [{"time": 0.0, "variable": 400 * "x", "value": 1.0}]
+    assert latents._told(long, DESCRIPTIONS["events"])["text"].endswith(" 1")
 
 
 def test_without_classes_the_walk_goes_along_the_direction_in_which_latents_differ_most():

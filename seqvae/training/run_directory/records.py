@@ -180,6 +180,7 @@ def facts_of(
         "resume_command": resume_command,
         "header": {name: text for name, text in lines if name},
         "defaults": defaults,
+        "free_bits": {} if settings.model.is_discrete else free_bits_of(settings),
         "data": {
             "kind": description.kind,
             "layout": layout,
@@ -200,6 +201,18 @@ def facts_of(
             "classes": [clip(visible(name[:NAME_WIDTH]), NAME_WIDTH) for name in description.classes[:MOST_CLASSES]],
         },
     }
+
+
+def free_bits_of(settings: TrainingSettings) -> dict[str, dict[str, float]]:
+    """Return the free nats of each dimension of what has a latent, `sequence` or `step`, and how many dimensions share theirs."""
+    model, objective = settings.model, settings.objective
+    nats = resolve_free_bits(objective, model.latent_scope)
+    scope = "step" if model.latent_scope == "step" else "sequence"
+    found = {scope: {"nats": nats, "shared_by": objective.free_bits_shared_by(model.latent_size)}}
+    if model.latent_scope == "both":
+        shared_by = objective.free_bits_shared_by(model.step_latent_size)
+        found["step"] = {"nats": resolve_step_free_bits(objective), "shared_by": shared_by}
+    return found
 
 
 class RunEvents:
