@@ -16,7 +16,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 train: setup
-	$(BIN)/python train_optimized.py --fast_detection --label_column label --label_weight 0
+	$(BIN)/python train_optimized.py --fast_detection --label_column label
 
 check: setup
 	$(BIN)/ruff check .

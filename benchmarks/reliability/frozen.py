@@ -73,11 +73,12 @@ CASES = {
         "--data_dir DATA/moses_smiles --tokenizer characters --encoder tcn --decoder tcn --kl_schedule cyclical --fast_detection"
     ),
     "japanese_vowels": Case(
-        "--data_dir DATA/japanese_vowels --label_column label --decoder parallel --precision 32 --gradient_checkpointing",
+        "--data_dir DATA/japanese_vowels --label_column label --label_weight 1 --decoder parallel --precision 32 "
+        "--gradient_checkpointing",
         probe="--probe label",
     ),
     "physionet2012": Case(
-        f"--data_dir DATA/physionet2012 --target_kl 3 --fast_detection {MORTALITY.format('label_column')}",
+        f"--data_dir DATA/physionet2012 --target_kl 3 --fast_detection {MORTALITY.format('label_column')} --label_weight 1",
         "evaluate encode sample reconstruct impute",
         probe=MORTALITY.format("probe"),
     ),

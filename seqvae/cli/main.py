@@ -69,7 +69,7 @@ DEMO_DESCRIPTION = """Train on demo data with known truth for about a minute, an
 The data are written once, into the cache directory. The recipe is that of `seqvae train --fast_detection` with a small network; the
 flags of `seqvae train` overrule it. The known class of a sequence, --label_column label, colours the report and trains nothing.
 """
-DEMO_RECIPE = "--fast_detection --label_column label --label_weight 0 --width 64 --depth 1 --latent_size 8"
+DEMO_RECIPE = "--fast_detection --label_column label --width 64 --depth 1 --latent_size 8"
 DEMO_RECIPES = {
     "tokens": "--max_steps 500",
     "vectors": "--decoder parallel --depth 2 --max_steps 320",  # all that is to be known of a drawing is in its latent

@@ -80,9 +80,9 @@ class ObjectiveSettings:
     contrastive_weight: float = 0.0
     """Weight of the contrastive loss: the nats that it takes to find out which sequence of a batch a latent was drawn for."""
 
-    label_weight: float = 1.0
-    """Weight of the classification loss, in nats per labelled sequence, where the data have labels; 0: they are shown in the
-    report, and train nothing."""
+    label_weight: float | None = None
+    """Weight of the classification loss, in nats per labelled sequence, where the data have labels; default: 0, so that they are
+    shown in the report and train nothing (a run that goes on: as it began)."""
 
     def __post_init__(self) -> None:
         refuse_below(
@@ -111,6 +111,11 @@ class ObjectiveSettings:
             )
         if self.target_kl is not None and not 0 < self.target_kl < float("inf"):
             raise ValueError(f"--target_kl must be above 0, got {self.target_kl}")
+
+    @property
+    def weight_of_labels(self) -> float:
+        """Return the weight of the classification loss."""
+        return self.label_weight or 0.0
 
     def free_bits_shared_by(self, dimensions: int) -> int:
         """Return how many dimensions, of so many, have their free bits together; the last ones may be fewer."""

@@ -340,7 +340,7 @@ def at_free_bits(run: Run) -> tuple[str, str]:
 
 def labels_train(run: Run) -> bool:
     """Return whether a loss on the labels had a part in the training."""
-    return str(run.settings.get("label_weight")) not in ("0", "0.0")
+    return run.settings.get("label_weight", "") not in (None, "0", "0.0")
 
 
 def apart_line(run: Run) -> str:

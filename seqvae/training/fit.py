@@ -85,6 +85,7 @@ from seqvae.training.run_directory.resume import (
     refuse_unwritable,
     settings_it_began_with,
     shared_out,
+    with_labels_as_it_began,
 )
 from seqvae.training.schedules import Plan, has_full_kl_weight, lengthened, plan_run
 from seqvae.training.sharding import ShardedStrategy, load_whole
@@ -336,7 +337,7 @@ class _Run:
             total_steps=self.plan.total_steps,
             unit=data.description.unit,
             valid_sequences=len(data.split("valid")),
-            has_labels=len(data.description.classes) >= 2 and self.settings.objective.label_weight > 0,
+            has_labels=len(data.description.classes) >= 2 and self.settings.objective.weight_of_labels > 0,
             time_limit=run.time_limit,
         )
         callbacks: list[Callback] = [OptimizerAsSet(), self.progress, *self.callbacks, FlatMemory()]
@@ -552,7 +553,10 @@ def prepare_settings(settings: Settings) -> Settings:
     began = decide_together(lambda: settings_it_began_with(settings.run))
     default = type(settings)().optimizer.gradient_accumulation_steps
     optimizer = shared_out(settings.optimizer, began, devices.world, default)
-    return filled_in(replace(settings, source=as_it_began(settings.source, began), optimizer=optimizer))
+    objective = with_labels_as_it_began(settings.objective, began)
+    return filled_in(
+        replace(settings, source=as_it_began(settings.source, began), optimizer=optimizer, objective=objective)
+    )
 
 
 def refuse_unnamed(run: RunSettings, devices: Devices) -> None:

@@ -112,7 +112,7 @@ class TrainingModule(lightning.LightningModule):
         self.seed = seed
         self.origin = origin
         self.kl_weight = KLWeight(objective, total_steps)
-        self.label_metrics = LabelMetrics(classes if objective.label_weight else 0)  # of a head that is trained
+        self.label_metrics = LabelMetrics(classes if objective.weight_of_labels else 0)  # of a head that is trained
         if optimizer.ema is not None:
             self.average = WeightAverage(network, optimizer.ema)
         self.gradient_norm = torch.full((), float("nan"))
@@ -229,7 +229,7 @@ class TrainingModule(lightning.LightningModule):
         above_floor_G, contrast = (None, None) if whole is None else whole
         objective = negative_elbo(output, kl_weight, free_bits, above_floor_G, shared_by=shared_by, of_steps=of_steps)
         loss = objective.loss + commitment_loss(output)
-        loss = loss + self.objective.label_weight * classification_loss(output, batch.labels_B)
+        loss = loss + self.objective.weight_of_labels * classification_loss(output, batch.labels_B)
         if self.objective.contrastive_weight:
             if contrast is None:
                 nats = contrastive_loss(output.posterior_mean, output.posterior_logvar).to(loss)
@@ -316,7 +316,7 @@ class TrainingModule(lightning.LightningModule):
             has_normalised_means=settings.posterior in ("batch_norm", "du"),
             has_contrastive_loss=self.objective.contrastive_weight > 0,
             least_rate=settings.least_rate,
-            has_label_loss=self.network.classifier is not None and self.objective.label_weight > 0,
+            has_label_loss=self.network.classifier is not None and self.objective.weight_of_labels > 0,
             sees_inputs=self.network.decoder.autoregressive,
             codebook=settings.codebook if settings.is_discrete else None,
             revives_codes=settings.revive_codes,

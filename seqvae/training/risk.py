@@ -172,7 +172,7 @@ def features_of(
         latent_size=model.latent_size,
         is_per_step=model.latent_scope == "step",
         target_kl=objective.target_kl,
-        label_weight=objective.label_weight if data.description.classes else 0.0,
+        label_weight=objective.weight_of_labels if data.description.classes else 0.0,
         total_steps=total_steps,
         sequences_per_step=sequences_per_step,
         training_sequences=len(lengths_N),

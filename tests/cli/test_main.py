@@ -109,7 +109,7 @@ def test_the_demo_trains_on_its_own_data_by_the_recipe_of_their_kind(command, mo
     ((settings, named),) = seen
     assert (settings.source.kind, settings.model.decoder) == (kind, decoder)
     assert settings.model.width == (32 if words else 64)
-    assert (settings.source.label_column, settings.objective.label_weight) == ("label", 0)
+    assert (settings.source.label_column, settings.objective.weight_of_labels) == ("label", 0)
     assert named == "seqvae train", "the command to go on, which takes all settings from the run"
     code, _, err = command("demo", "--data_dir", "mine")
     assert (code, err.count("\n")) == (2, 1)

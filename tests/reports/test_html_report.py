@@ -674,6 +674,14 @@ def test_dimensions_at_their_free_bits_are_counted_and_a_rate_there_stands_besid
     assert "free" not in six_numbers(run._replace(facts={}))[4][2]
 
 
+@pytest.mark.parametrize(("weight", "trains"), [("null", False), ("0.0", False), ("0.5", True)])
+def test_the_report_says_whether_classes_were_trained_on(weight, trains, tmp_path):
+    run = make_run(tmp_path / "a")
+    (run / "latents.json").write_text(json.dumps(latents(("red", "blue"), is_text=True)))
+    (run / "config.yaml").write_text(f"label_weight: {weight}\n")
+    assert ("The classes had no part in the training." in page_of(run)) != trains
+
+
 def test_classes_and_the_walk_are_shown_as_text_or_as_drawings_of_one_scale(tmp_path):
     run = make_run(tmp_path / "a")
     (run / "latents.json").write_text(json.dumps(latents(("red", "blue"), is_text=True)))

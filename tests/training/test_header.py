@@ -4,6 +4,9 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from torch import nn
 
@@ -18,6 +21,7 @@ from seqvae.training.fit import make_data, make_monitors
 from seqvae.training.network import build_network
 from seqvae.training.run_directory.records import header_lines, summary_of
 from seqvae.training.schedules import plan_run
+from tests.support.parquet_files import write
 from tests.support.trained_models import TINY, TOKENIZER, write_data
 
 
@@ -58,6 +62,19 @@ def test_the_header_fits_a_terminal_of_80_columns_without_breaking_a_number(tmp_
         lines = folded(line, 80, indent=12).split("\n")
         assert max(map(len, lines)) <= 80
         assert " ".join(one.strip() for one in lines) == line.strip()
+
+
+def test_the_objective_says_whether_labels_train(tmp_path):
+    settings = settings_for(tmp_path, "tokens")
+    for path in (tmp_path / "data").iterdir():
+        table = pq.read_table(path)
+        write(path, table.append_column("failed", pa.array(np.arange(len(table)) % 2)))
+    labelled = replace(settings, source=replace(settings.source, label_column="failed"))
+    trained = replace(labelled, objective=ObjectiveSettings(label_weight=0.5))
+    objectives = [dict(header_of(one, make_data(one)))["objective"] for one in (settings, labelled, trained)]
+    assert "'failed'" not in objectives[0]
+    assert objectives[1] == f"{objectives[0]}; 'failed' trains nothing (--label_weight)"
+    assert objectives[2].startswith("negative ELBO + 0.5 x classification of 'failed' (--label_weight); KL weight ")
 
 
 def test_the_risk_of_a_collapse_stands_with_the_settings_that_it_follows_from(tmp_path):

@@ -12,6 +12,7 @@ import torch
 
 from seqvae.config.data import SourceSettings
 from seqvae.config.run import RunSettings
+from seqvae.config.training import ObjectiveSettings
 from seqvae.errors import UsageError
 from seqvae.models.vae import SequenceVAE
 from seqvae.reports.run_files import BEST, LAST, PREVIOUS
@@ -25,6 +26,7 @@ from seqvae.training.run_directory.resume import (
     open_run,
     refuse_other_run,
     settings_it_began_with,
+    with_labels_as_it_began,
 )
 from tests.support.short_runs import DESCRIPTION, MODEL, short_module, train
 
@@ -276,6 +278,21 @@ def test_a_run_goes_on_with_the_scale_of_its_beginning(written, goes_on_by_quant
     for run in (by_name, by_path):
         assert as_it_began(SourceSettings(), settings_it_began_with(run)).robust_scaling == goes_on_by_quantiles
     assert as_it_began(SourceSettings(), settings_it_began_with(settings(tmp_path, "new"))).robust_scaling
+
+
+def test_a_run_goes_on_with_the_labels_of_its_beginning_unless_a_flag_says_otherwise(tmp_path):
+    make_run(tmp_path / "a")
+    (tmp_path / "a" / "config.yaml").write_text("label_weight: 1.0\n")  # the default of earlier versions
+    began, plain, off = (
+        settings_it_began_with(settings(tmp_path)),
+        ObjectiveSettings(),
+        ObjectiveSettings(label_weight=0),
+    )
+    assert with_labels_as_it_began(plain, began).weight_of_labels == 1
+    assert with_labels_as_it_began(off, began).weight_of_labels == 0
+    (tmp_path / "a" / "config.yaml").write_text("label_weight: null\n")
+    assert with_labels_as_it_began(plain, settings_it_began_with(settings(tmp_path))).weight_of_labels == 0
+    assert with_labels_as_it_began(plain, {}).weight_of_labels == 0
 
 
 def test_of_long_lists_the_first_difference_is_shown():

@@ -73,7 +73,7 @@ def test_two_processes_train_every_latent_as_one_does(words, tmp_path):
 @pytest.mark.slow
 def test_two_processes_of_labelled_events_equal_one(tmp_path):
     data_dir = write_demo(tmp_path, "events", sequences=400, mean_length=20)
-    words = f"--data_dir {data_dir} --label_column label"
+    words = f"--data_dir {data_dir} --label_column label --label_weight 1"
     alone = run(tmp_path, "one", f"{words} --gradient_accumulation_steps 2")
     together = run(tmp_path, "two", f"{words} --devices 2 --gradient_accumulation_steps 1")
     columns = [*COLUMNS, "valid_auroc", "valid_auprc"]

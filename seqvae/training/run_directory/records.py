@@ -122,11 +122,18 @@ def header_lines(
     if model.is_discrete:
         nats = f"{model.codebooks * math.log(model.codes):.3g} nats for the code of each {model.latent_scope}"
         nats += f"; commitment {model.commitment:g} (--commitment)" if model.codebook == "vq" else ""
+    bound = "negative ELBO"
+    if data.description.classes:
+        label = settings.source.label_column or Path(str(settings.source.label_path)).name
+        if weight_of_labels := objective.weight_of_labels:
+            bound += f" + {weight_of_labels:g} x classification of {label!r} (--label_weight)"
+        else:
+            nats += f"; {label!r} trains nothing (--label_weight)"
     return [
         ("data", first),
         *(("", line) for line in rest),
         ("model", described),
-        ("objective", f"negative ELBO; {nats}"),
+        ("objective", f"{bound}; {nats}"),
         *risk,
         (
             "training",

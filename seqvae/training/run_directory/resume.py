@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from seqvae.config.data import SourceSettings
 from seqvae.config.run import RunSettings
-from seqvae.config.training import OptimizerSettings
+from seqvae.config.training import ObjectiveSettings, OptimizerSettings
 from seqvae.config.yaml_files import read_settings_file
 from seqvae.errors import SettingsError, StorageError, UsageError
 from seqvae.files import AlreadyLocked, JsonLines, take_lock
@@ -156,6 +156,12 @@ def as_it_began(source: SourceSettings, began: Mapping[str, str]) -> SourceSetti
     return (
         replace(source, robust_scaling=False) if began and began.get("robust_scaling", "false") == "false" else source
     )
+
+
+def with_labels_as_it_began(objective: ObjectiveSettings, began: Mapping[str, str]) -> ObjectiveSettings:
+    """Return the objective of a run, whose labels weigh what they did when it began, where no flag says otherwise."""
+    weight = began.get("label_weight", "")
+    return replace(objective, label_weight=float(weight)) if objective.label_weight is None and weight else objective
 
 
 def shared_out(optimizer: OptimizerSettings, began: Mapping[str, str], world: int, default: int) -> OptimizerSettings:
