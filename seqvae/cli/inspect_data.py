@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -100,7 +101,7 @@ def run(verb: str, words: Sequence[str]) -> ExitCode:
 
     # only now: torch and others take seconds, which --help must not
     from seqvae.data.batching import cut_batches, resolve_limits
-    from seqvae.data.cache import open_cache, prepare_cache
+    from seqvae.data.cache import open_cache, prepare_cache, with_parquet
     from seqvae.data.inspection import inspect_cache
     from seqvae.data.parquet.discovery import survey_files
     from seqvae.data.parquet.side_tables import read_variable_embeddings
@@ -116,7 +117,10 @@ def run(verb: str, words: Sequence[str]) -> ExitCode:
     except DataError as error:
         if own.check_only:
             raise
-        files = survey_files(settings.source, read_pages=isinstance(error, DamagedFileError))
+        files = None
+        with suppress(DataError):  # a plain file may be what cannot be read
+            source = with_parquet(settings.source, settings.cache)
+            files = survey_files(source, read_pages=isinstance(error, DamagedFileError))
         print("\n".join(refusal_page(settings.name, str(error), files, ink, own.rows)))
         return ExitCode.DATA
     if own.check_only:

@@ -30,7 +30,8 @@ class SourceSettings:
 
     data_dir: str | None = None
     """Directory (or a glob of directories, in quotes) with train/, valid/, test/ or one pool of Parquet files, on this machine or
-    in a store (s3://, gs://, abfs://, hf://datasets/). Without it: demo data with known truth."""
+    in a store (s3://, gs://, abfs://, hf://datasets/); or a single file, which may be .csv, .tsv, .jsonl or .txt (a text a line).
+    Without it: demo data with known truth."""
 
     allow_remote: bool = field(default=False, metadata=TYPED_ONLY)
     """Fetch data from a store that a file or a trained model names; what is typed (--data_dir, --cache_dir) is fetched anyway."""

@@ -30,6 +30,7 @@ from seqvae.data.demo import write_demo
 from seqvae.data.description import DataDescription, FittedPreprocessing
 from seqvae.data.flat_file import META, SPLITS, checksum_of, described
 from seqvae.data.parquet.discovery import DataFiles, Fingerprint, find_files, fingerprint, usable_files
+from seqvae.data.parquet.plain_files import as_parquet, is_plain
 from seqvae.data.shared_caches import Shelf, shelf_of
 from seqvae.data.storage import DataFile, in_order
 from seqvae.data.stream import GROUPS, Room, Stream, read_bytes
@@ -109,6 +110,13 @@ def cache_root(cache_dir: str | None) -> Path:
     return root
 
 
+def with_parquet(source: SourceSettings, cache: HasCacheDir) -> SourceSettings:
+    """Return where the data are as Parquet: of a plain file (CSV, lines of text), the copy in the cache directory."""
+    if source.data_dir is None or not is_plain(source.data_dir):
+        return source
+    return replace(source, data_dir=as_parquet(source.data_dir, cache_root(cache.cache_dir)))
+
+
 def prepare_cache(
     source: SourceSettings,
     cache: HasCacheDir,
@@ -130,6 +138,7 @@ def prepare_cache(
             if is_text and (preprocessing is None or preprocessing.description.tokenizer is not None):
                 source = replace(source, tokenizer="characters")
             source = replace(source, data_dir=str(demo))
+        source = with_parquet(source, cache)
         found = _look_at(source, preprocessing, by_content=shelf is not None)
         path = root / found.name
         if why_unusable(path) is None and (shelf is None or shelf.has(path.name)):
@@ -179,6 +188,7 @@ def build_in_store(source: SourceSettings, cache: HasCacheDir, each: Each) -> tu
         raise UsageError("--data_dir is missing: made data are on one machine alone")
     shelf = shelf_of(cache.cache_dir, source.endpoint_url, source.allow_remote)
     assert shelf is not None
+    source = with_parquet(source, cache)
     found = _look_at(source, None, by_content=True)
     place = shelf.place_of(found.name)
     if not shelf.has(found.name):

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from seqvae.data.cache import FORMAT, remove_cache
 from seqvae.data.dataset import read_meta
 from seqvae.data.flat_file import META
+from seqvae.data.parquet.plain_files import FOLDER
 from seqvae.errors import UsageError
 from seqvae.files import AlreadyLocked, is_in_use, take_lock
 
@@ -85,6 +86,8 @@ def clear_caches(root: Path, names: Sequence[str] = ()) -> tuple[list[StoredCach
                 removed.append(one)
         except AlreadyLocked:
             left.append(one.name)
+    if not names:  # copies of plain files, which are written again when they are needed
+        shutil.rmtree(root / FOLDER, ignore_errors=True)
     for leftover in () if names else root.glob(".*.building-*"):
         with suppress(AlreadyLocked), take_lock(root / f"{leftover.name.partition('.building-')[0]}.lock"):
             shutil.rmtree(leftover, ignore_errors=True)

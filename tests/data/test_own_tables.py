@@ -210,6 +210,22 @@ def test_names_with_spaces_are_quoted_in_what_is_to_be_pasted(tmp_path: Path, lo
     assert "choose with --sequence_column 'Time of day'" in said
 
 
+def test_names_categories_and_dates_are_not_proposed_as_the_sequence(tmp_path: Path, load: Load):
+    table = readings(machine="machine") | {"sensor name": ["a", "b"] * (DEVICES * READINGS * len(SENSORS) // 2)}
+    for times in (["2025-03-01 05:01"], ["1 May 2025"], ["01.05.25, 12:00"]):
+        write(tmp_path / "d/readings.parquet", table | {"Logged At": times * len(table["sensor name"])})
+        said = refusal(load, tmp_path / "d")
+        assert "'Logged At' is text: convert it to time stamps or numbers (pandas.to_datetime)" in said
+        assert "--sequence_column" not in said
+    given = {"id_column": "machine", "variable_column": "sensor name", "value_column": "Reading (raw)"}
+    assert "Convert it (pandas.to_datetime)" in refusal(load, tmp_path / "d", **given, time_column="Logged At")
+    del table["Logged At"]
+    write(tmp_path / "d/readings.parquet", table)
+    said = refusal(load, tmp_path / "d")
+    assert "several columns could be the sequence" not in said
+    assert "--time_column" in said
+
+
 def test_an_id_is_not_advised_after_one_was_given(tmp_path: Path, load: Load):
     table = sensors(numbers_are_text=True) | {"ts (UTC)": ["1 May"] * DEVICES * READINGS}
     write(tmp_path / "d/readings.parquet", table)

@@ -21,6 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from seqvae.config.data import SourceSettings
+from seqvae.console import shell_word
+from seqvae.data.parquet.plain_files import PLAIN, is_plain
 from seqvae.data.parquet.reader import BlockReader, read_batches
 from seqvae.data.parquet.schema import (
     SKIP,
@@ -179,10 +181,10 @@ def find_files(source: SourceSettings, *, to_learn_from: bool = True) -> DataFil
     codes = tuple(dict.fromkeys(path for one in found for path in one.codes if _numbers_codes(path)))
     if not any(by_split.values()):
         passed = f" beside {len(hidden)} whose names begin with . or _" if hidden else ""
-        raise DataError(
-            f"{data_dir}: holds no Parquet file ({' or '.join(SUFFIXES)}){passed}. Wanted: train/, valid/, test/ or one pool "
-            f"of files; point --data_dir there."
-        )
+        advice = "Wanted: train/, valid/, test/ or one pool of files; point --data_dir there."
+        if not is_remote(data_dir) and (plain := [path for path in sorted(literal.glob("*")) if is_plain(str(path))]):
+            advice = f"A plain file is read where it is named itself: --data_dir {shell_word(plain[0])}."
+        raise DataError(f"{data_dir}: holds no Parquet file ({' or '.join(SUFFIXES)}){passed}. {advice}")
     if POOL in by_split and len(by_split) > 1:
         raise DataError(
             f"{data_dir}: some matches have train/ and valid/, others are pools (the first: {by_split[POOL][0]}); "
@@ -434,7 +436,7 @@ def _what_is_wrong(path: DataFile, error: Exception) -> str:
         return "it is empty (0 bytes)"
     if not head.startswith(b"PAR1"):
         is_text = all(byte >= 32 or byte in b"\t\r\n" for byte in head)
-        hint = "; pandas.read_csv(...).to_parquet(...) makes Parquet of a CSV" if is_text else ""
+        hint = f"; plain files are read where their names end in {', '.join(PLAIN)}" if is_text else ""
         return f"it begins with {head[:16]!r} where Parquet begins with b'PAR1'{hint}"
     if tail != b"PAR1":
         return "its end is missing (truncated while it was written or copied)"

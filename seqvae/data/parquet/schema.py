@@ -26,6 +26,8 @@ from seqvae.data.storage import DataFile, readable
 from seqvae.errors import DataError
 from seqvae.text import counted
 
+WRITTEN_DATE = re.compile(r"\s*\d{1,4}([-/.] ?|\s)(\d{1,2}|[A-Za-z]{3,9})([-/.,]\s?|\s)\d{1,4}(\D|$)")
+"""A day, in figures or with the name of its month, at the beginning of a text."""
 STRAY_INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 """Columns that pandas makes of an index without a name."""
 ID_NAMES = ("id", "ts_id", "subject_id", "sequence_id", "series_id", "patient_id", "stay_id", "user_id", "unique_id")
@@ -258,9 +260,10 @@ def check_schema(footer: Footer, layout: Layout, columns: Mapping[str, Column]) 
         families, wanted = ALLOWED[role if role != "sequence" else "text" if layout.is_text else layout.kind]
         if family(here) not in families:
             flag = {"feature": "--feature_columns", "set_index": None}.get(role, f"--{role}_column")
+            how = " (pandas.to_datetime)" if role == "time" and is_text(here) else ""
             raise DataError(
                 f"{footer.path}: column {name!r} is {here}, but must hold {wanted}. "
-                + (f"Convert it, or choose another with {flag}." if flag else "Convert or rename it.")
+                + (f"Convert it{how}, or choose another with {flag}." if flag else "Convert or rename it.")
             )
     return footer
 
@@ -299,9 +302,12 @@ class _Candidates:
         """Columns of time stamps."""
         if self.time is None and len(self.stamps) == 1:
             self.time = self.stamps[0]
-        self.text_times = [n for n, kind in self.types.items() if plain_name(n) in TIME_NAMES and is_text(kind)]
-        """Columns with the name of a time that hold text, which has no order."""
         self.features = self._features()
+        texts = [name for name, kind in self.types.items() if is_text(kind)]
+        self.text_times = [name for name in texts if plain_name(name) in TIME_NAMES]
+        """Columns with the name or the values of a time that hold text, which has no order."""
+        if self.time is None and self.features:
+            self.text_times += [name for name in texts if name not in self.text_times and self._holds_dates(name)]
         if self.id is None and source.id_column is None and self._is_table():
             self.id = self._id_of_table(files)
         if source.kind in ("auto", "events") and self._is_table() and not source.feature_columns:
@@ -451,17 +457,32 @@ class _Candidates:
         seen = self._seen(name)
         return seen is not None and seen.distinct == seen.rows > 1
 
+    def repeats(self, name: str) -> bool:
+        """Return whether the first values of a column are few, as those of names and categories are."""
+        seen = self._seen(name)
+        return seen is not None and seen.distinct <= seen.rows / 2
+
+    def _holds_dates(self, name: str) -> bool:
+        values = self._first_values(name)
+        known = values.drop_null().slice(0, PEEK_SEQUENCES).to_pylist() if values is not None else []
+        return bool(known) and all(WRITTEN_DATE.match(str(value)) for value in known)
+
     def _seen(self, name: str) -> "_Seen | None":
-        """Look at the first values of a column; None where some are missing, or the file cannot be read (the build says why)."""
+        """Count the first values of a column; None where some are missing, or the file cannot be read."""
+        values = self._first_values(name)
+        if values is None or values.null_count:
+            return None
+        return _Seen(len(values), int(pc.count_distinct(values).as_py()))
+
+    def _first_values(self, name: str) -> pa.Array | None:
+        """Return the first values of a column; None where the file cannot be read (the build says why)."""
         try:
             with pq.ParquetFile(readable(self._columns[name].path)) as file:
                 batch = next(file.iter_batches(batch_size=PEEK_ROWS, columns=[name]), None)
-            if batch is None or batch.column(name).null_count:
+            if batch is None:
                 return None
-            column = batch.column(name)
-            if is_text(column.type):  # values of a dictionary cannot be counted
-                column = column.cast(pa.large_string())
-            return _Seen(len(batch), int(pc.count_distinct(column).as_py()))
+            values = batch.column(name)
+            return values.cast(pa.large_string()) if is_text(values.type) else values  # a dictionary cannot be counted
         except (pa.ArrowException, OSError, UnicodeDecodeError):
             return None
 
@@ -598,6 +619,9 @@ def _rows_layout(found: _Candidates) -> Layout | None:
             texts = [n for n, kind in others.items() if is_text(kind) and plain_name(n) not in names_in_tables]
             # Of several, what is called like a number or a label is not the text.
             texts = [n for n in texts if not is_numbered(n) and n.lower() not in NEVER_FEATURES] or texts
+            if len(texts) > 1:  # names, categories and dates are none, unless a text is known to be among them
+                rare = [n for n in texts if n not in found.text_times and not found.repeats(n)]
+                texts = rare if rare or source.tokenizer is None else texts
             if (source.tokenizer and texts) or (not candidates and not found.is_table):
                 candidates = texts
         if not candidates:
