@@ -136,7 +136,7 @@ def run_case(
 def run_policy(case: Case, policy: str, out: Path, run: Run) -> tuple[str, list[str]]:
     """Run all commands under one policy; return one of ENDS, and what was wrong."""
     words = (f"--data_dir={case.data_dir}", *case.words, *POLICIES[policy])
-    plot = ("--plot_path", "figure.png") if case.family == "names" and policy == "refuse" else ("--no_plot",)
+    plot = ("--plot_path", "figure.png") if case.family == "names" and policy == "refuse" else ()
     own = {
         "check": ("--cache_dir", "cache"),
         "page": ("--cache_dir", "cache", *plot),

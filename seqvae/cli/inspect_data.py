@@ -1,7 +1,6 @@
-"""`seqvae inspect`: Parquet files in; a report, a figure, and an exit code that says whether they would train out."""
+"""`seqvae inspect`: Parquet files in; a report, maybe a figure, and an exit code that says whether they would train out."""
 
 import os
-import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """Say what Parquet files hold, and whether they would train. Nothing is trained and the files stay as they are.
 
-    seqvae inspect --data_dir my_data                            # a report here, a figure beside it
+    seqvae inspect --data_dir my_data                            # a report in the terminal
+    seqvae inspect --data_dir my_data --plot_path my_data.png    # and a figure
     seqvae inspect --data_dir smiles --tokenizer characters
     seqvae inspect --data_dir my_data --check_only               # for scripts: one line, exit code 0 or 3
 
@@ -44,11 +44,8 @@ class ReportSettings:
     rows: int = 15
     """Longest table of tokens, features, variables, columns or labels; 0: all of them."""
 
-    plot: bool = True
-    """Draw the figure, too."""
-
     plot_path: str | None = None
-    """Where the figure (PNG) goes; default: named after the data, in the current directory."""
+    """Draw a figure, too: lengths, values and padding, as PNG, to this path."""
 
     gradient_accumulation_steps: int = 2
     """Batches that will make up one optimizer step; a small set gets smaller batches for it."""
@@ -149,13 +146,14 @@ def run(verb: str, words: Sequence[str]) -> ExitCode:
     risk = f"risk {describe_risk(features_before(training, module, plan_run(training, module, world=1)))}"
     remark = f"{risk}; {defaults_in(settings)}"
     print("\n".join(data_page(settings.name, found, training_command(settings), remark, ink, own.rows)))
-    if own.plot:
-        path = Path(own.plot_path or re.sub(r"[^\w.-]+", "_", f"{settings.name}_report.png")).expanduser()
+    if own.plot_path is not None:
+        path = Path(own.plot_path).expanduser()
         try:
             write_data_figure(path, settings.name, found)
         except OSError as error:
-            advice = "Choose another place with --plot_path, or leave the figure out with --no_plot."
-            raise StorageError(f"{path}: cannot be written ({error.strerror}). {advice}") from error
+            raise StorageError(
+                f"{path}: cannot be written ({error.strerror}). Choose another place with --plot_path."
+            ) from error
         print(f"\nfigure: {harmless(str(path))}")
     return ExitCode.DONE
 

@@ -207,6 +207,7 @@ ANSWERS = {
     "--output": "out out_dir out_file outfile output_dir output_file output_path save_dir save_path save_to",
     "--plot_path": "out out_file output output_file output_path figure_path plot_file save_path",
     # What needs no flag
+    "leave it out: a figure is drawn only where --plot_path says where": "plot no_plot",
     "leave it out: training data are shuffled in each epoch": "shuffle shuffle_data",
     "leave it out: data are converted once and then mapped from disk": "use_optimized_dataset optimized_dataset use_mmap",
     "leave it out: validation batches follow the flags of training batches": (

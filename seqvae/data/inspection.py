@@ -15,6 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.types as pat
 from torch import Tensor
 
 from seqvae.data.batch import Batch
@@ -26,11 +29,16 @@ from seqvae.data.dataset import read_meta
 from seqvae.data.description import UNKNOWN, Kind
 from seqvae.data.flat_file import PIECE_ITEMS, map_flat, read_pieces
 from seqvae.data.parquet.discovery import ColumnRow
+from seqvae.data.parquet.schema import PEEK_ROWS, STRAY_INDEX, is_numbered, is_text
 from seqvae.text import some
 
 NO_LABEL = "(none)"
 PLAIN_BATCHES = (64, 4)
 """Sequences of the random batches that the chosen ones are compared with."""
+FEW_VALUES, MOST_CLASSES = 0.25, 20
+"""Values of an unused column, as a share of the rows that are looked at, up to which it may be of use; and how many a label has."""
+COPIED, MOST_COMPARED = 0.01, 20_000
+"""Share of the training sequences that are copies of others which is worth a note, and how many are compared."""
 FEW_SEQUENCES = 100
 """Training sequences below which a model is likely to learn them by heart."""
 MUCH_LOST = 0.1
@@ -96,6 +104,15 @@ class BatchRow(NamedTuple):
     """Padded steps of the largest batch."""
     memory: int
     """Bytes of that batch's tensors."""
+
+
+class Candidate(NamedTuple):
+    """A column that is not used, and may be of use."""
+
+    column: str
+    values: int
+    is_label: bool
+    """Else it may be a group of sequences."""
 
 
 class TimeSpans(NamedTuple):
@@ -185,6 +202,7 @@ class Inspection(NamedTuple):
     names: Names
     time: TimeSpans | None
     labels: tuple[LabelRow, ...]
+    candidates: tuple[Candidate, ...]
     batches: tuple[BatchRow, ...]
     warnings: tuple[str, ...]
     """What may spoil a training, one sentence each."""
@@ -243,7 +261,11 @@ def inspect_cache(data: SequenceData, cap: int, limits: Limits, cut: Cut, *, acc
         cache=str(data.path),
         cap=cap,
         accumulate=accumulate,
-        notes=(*data.notes, limits.hint) if limits.hint else data.notes,
+        notes=(
+            *data.notes,
+            *_copies(flat["train"], lengths["train"], about.kind),
+            *([limits.hint] if limits.hint else ()),
+        ),
         files=len(sizes),
         bytes=sum(sizes),
         splits=tuple(splits),
@@ -253,9 +275,53 @@ def inspect_cache(data: SequenceData, cap: int, limits: Limits, cut: Cut, *, acc
         names=names,
         time=time,
         labels=tuple(labels),
+        candidates=tuple(_candidates(meta)),
         batches=tuple(_batch_rows(data, limits, cut, accumulate)),
         warnings=tuple(_warnings(lengths["train"], data.splits["train"].lengths_N, cap, names, labels)),
     )
+
+
+def _candidates(meta: dict[str, Any]) -> Iterator[Candidate]:
+    """Yield the unused columns that the first rows of one file show to have few values, as labels and groups have."""
+    path, roles = Path(meta["files"][meta["sources"][0]]["path"]), meta["roles"]
+    unused = [row["column"] for row in meta["columns"] if row["part"] is None]
+    if not path.is_file():  # it is in a store
+        return
+    try:
+        with pq.ParquetFile(path) as file:
+            types = {field.name: field.type for field in file.schema_arrow if field.name in unused}
+            names = [name for name, of in types.items() if is_text(of) or pat.is_integer(of) or pat.is_boolean(of)]
+            names = [name for name in names if not STRAY_INDEX.fullmatch(name)]
+            identity = [roles["id"]] if roles["form"] == "table" else []
+            batch = next(file.iter_batches(batch_size=PEEK_ROWS, columns=[*identity, *names]), None) if names else None
+    except (pa.ArrowException, OSError, UnicodeDecodeError):  # what is not used may be damaged
+        return
+    if batch is None:
+        return
+    table = batch.to_pandas()
+    for name in names:
+        if identity and (table.groupby(identity[0], observed=True)[name].nunique() > 1).any():
+            continue  # it changes within a sequence
+        rows = table[identity[0]].nunique() if identity else len(table)
+        values = int(table[name].nunique())
+        if values < 2 or values > FEW_VALUES * rows:
+            continue
+        is_label = values <= MOST_CLASSES and not is_numbered(name)
+        if (is_label and roles["label"] is None) or (not is_label and roles["form"] == "rows" and roles["id"] is None):
+            yield Candidate(name, values, is_label)
+
+
+def _copies(train: FlatSplit, lengths_S: np.ndarray, kind: Kind) -> Iterator[str]:
+    """Yield a note where many sequences of tokens or vectors are the same."""
+    count = min(MOST_COMPARED, len(lengths_S))
+    if kind == "events":
+        return
+    flat = train.map(kind.replace("vectors", "values"))
+    width = len(flat) // int(lengths_S.sum())
+    ends_S = width * np.cumsum(lengths_S[:count])
+    distinct = len({flat[end - width * steps : end].tobytes() for end, steps in zip(ends_S, lengths_S, strict=False)})
+    if count - distinct > COPIED * count:
+        yield f"{count - distinct:,} of the first {count:,} training sequences are exact copies of others"
 
 
 def _batch_rows(data: SequenceData, limits: Limits, cut: Cut, accumulate: int) -> Iterator[BatchRow]:

@@ -83,6 +83,12 @@ def data_page(name: str, found: Any, command: str, risk: str, ink: Ink, most: in
         *note(risk, ink),
     ]
     others = [text for text in found.notes if not text.startswith((WARNING, LEFT_OUT))]
+    for column, values, is_label in found.candidates:
+        if column not in like_labels:
+            what = f"a label: --label_column {quote(column)}"
+            if not is_label:
+                what = f"a group: --id_column {quote(column)} keeps all of a value on one side of a split"
+            others.append(f"{column!r}: {values:,} values, perhaps {what}")
     if warned or others:
         lines += heading("Worth knowing", ink)
     lines += [ink.warning(line) for text in warned for line in note(text, ink, mark="!")]

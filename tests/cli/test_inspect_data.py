@@ -97,7 +97,7 @@ def test_each_kind_is_described_down_to_its_names_and_drawn(inspect, tmp_path, k
 
 def test_labels_are_counted_where_they_are_given(inspect, tmp_path):
     folder = write_demo(tmp_path / "demo", "events", sequences=100, mean_length=10)
-    said = inspect("--data_dir", folder, "--label_column", "label", "--no_plot")
+    said = inspect("--data_dir", folder, "--label_column", "label")
     _, *rows = said.out.partition("\nLabels\n")[2].partition("\n\n")[0].splitlines()
     cells = [re.split(" {2,}", row.strip()) for row in rows]
     assert [name for name, *_ in cells] == list(ILLNESSES)
@@ -107,7 +107,7 @@ def test_labels_are_counted_where_they_are_given(inspect, tmp_path):
 def test_the_command_that_is_advised_trains_on_what_was_inspected(inspect, tmp_path, token_lists):
     words = ["--max_sequence_length", "3", "--no_bucketing", "--batch_size", "4", "--vocabulary_size", "9"]
     words += ["--gradient_accumulation_steps", "3"]
-    said = inspect("--data_dir", token_lists, *words, "--no_plot")
+    said = inspect("--data_dir", token_lists, *words)
     command = next(line for line in said.out.splitlines() if "seqvae train" in line)
     advised = parse_command_line(OptimizedSettings, shlex.split(command)[2:], prog="x", description="")
     inspected = parse_command_line(
@@ -122,11 +122,11 @@ def test_the_command_that_is_advised_trains_on_what_was_inspected(inspect, tmp_p
 
 
 def test_the_risk_of_a_collapse_is_that_of_the_flags_and_says_which_are_defaults(inspect, token_lists):
-    said = inspect("--data_dir", token_lists, "--no_plot")
+    said = inspect("--data_dir", token_lists)
     assert "risk of collapse " in said.flat
     assert "autoregressive decoder, weight 1 after 20.0 % of the run, a floor of 1.6 nats per sequence" in said.flat
     assert "defaults among them: --decoder transformer, --latent_size 16, " in said.flat
-    words = ["--data_dir", token_lists, "--free_bits", "0", "--no_plot"]
+    words = ["--data_dir", token_lists, "--free_bits", "0"]
     mild, risky = inspect(*words).flat, inspect(*words, "--beta", "8").flat
     assert "weight 8 after 20.0 % of the run, no floor under the rate" in risky
     assert "--beta 8" in risky.partition("risk of collapse")[0]
@@ -142,11 +142,8 @@ def test_batches_are_accumulated_as_the_advised_command_does_it():
 
 
 def test_what_a_grid_of_shapes_costs_stands_beside_the_batches_without(inspect, token_lists):
-    assert (
-        "--pad_grid 0"
-        not in inspect("--data_dir", token_lists, "--pad_grid", "0", "--no_plot").flat.partition("seqvae train")[0]
-    )
-    flat = inspect("--data_dir", token_lists, "--pad_grid", "1", "--no_plot").flat
+    assert "--pad_grid 0" not in inspect("--data_dir", token_lists, "--pad_grid", "0").flat.partition("seqvae train")[0]
+    flat = inspect("--data_dir", token_lists, "--pad_grid", "1").flat
     assert "--pad_grid 0" in flat
 
 
@@ -220,7 +217,7 @@ def test_damage_that_only_reading_finds_is_listed_file_by_file(inspect, tmp_path
 
 
 def test_bad_files_that_are_left_out_are_listed_too(inspect, broken):
-    said = inspect("--data_dir", broken, "--on_bad_files", "skip", "--no_plot")
+    said = inspect("--data_dir", broken, "--on_bad_files", "skip")
     assert said.code == ExitCode.DONE
     assert "READY to train" in said.out
     assert sum(line.startswith("  x ") for line in said.out.splitlines()) == 6
@@ -263,10 +260,55 @@ def test_embeddings_that_lack_a_variable_stand_in_the_way(inspect, tmp_path):
     assert "--variable_embeddings_path" in said.err
 
 
-def test_the_figure_is_named_after_the_data(inspect, tmp_path, token_lists):
-    said = inspect("--data_dir", token_lists)
-    assert said.out.endswith("\nfigure: lists_report.png\n")
-    assert (tmp_path / "lists_report.png").stat().st_size > 10_000
+def test_no_figure_is_drawn_unless_its_path_is_given(inspect, tmp_path, token_lists):
+    before = sorted(tmp_path.iterdir())
+    assert "\nfigure: " not in inspect("--data_dir", token_lists).out
+    assert sorted({*before, tmp_path / "cache"}) == sorted(tmp_path.iterdir())
+    said = inspect("--data_dir", token_lists, "--plot_path", "lists.png")
+    assert said.out.endswith("\nfigure: lists.png\n")
+    assert (tmp_path / "lists.png").stat().st_size > 10_000
+
+
+def test_unused_columns_that_may_be_labels_or_groups_are_named(inspect, tmp_path):
+    rows = {
+        "steps taken": [[0.5, number / 7] for number in range(400)],
+        "who": [f"p{number % 25:02d}" for number in range(400)],
+        "what it is": pa.array([("sit", "run", None)[number % 3] for number in range(400)]).dictionary_encode(),
+        "passed": [number % 5 == 0 for number in range(400)],
+        "comment": [f"c{number // 2}" for number in range(400)],
+        "version": [1] * 400,
+    }
+    write(tmp_path / "d" / "rows.parquet", rows)
+    flat = inspect("--data_dir", tmp_path / "d").flat
+    assert "'what it is': 2 values, perhaps a label: --label_column 'what it is'" in flat
+    assert "'passed': 2 values, perhaps a label: --label_column passed" in flat
+    assert "'who': 25 values, perhaps a group: --id_column who keeps all of a value on one side of a split" in flat
+    assert flat.count("perhaps") == 3
+    labelled = inspect("--data_dir", tmp_path / "d", "--label_column", "passed", "--id_column", "who").flat
+    assert "perhaps" not in labelled
+
+
+def test_in_a_long_table_a_label_is_the_same_in_all_rows_of_a_sequence(inspect, tmp_path):
+    number = np.repeat(np.arange(60), 4)
+    rows = {"id": number, "time": np.tile(np.arange(4), 60), "x": number / 3, "y": number / 4}
+    rows |= {"site": np.array(["n", "s"])[number % 2], "state": np.tile(["on", "off"], 120)}
+    write(tmp_path / "d" / "rows.parquet", rows)
+    flat = inspect("--data_dir", tmp_path / "d").flat
+    assert "'site': 2 values, perhaps a label: --label_column site" in flat
+    assert flat.count("perhaps") == 1
+
+
+@pytest.mark.parametrize("kind", ["tokens", "vectors"])
+def test_copies_of_sequences_are_counted(inspect, tmp_path, kind):
+    scale = 1 if kind == "tokens" else 0.5
+    rows = [[scale * (number % 90), 2 * scale][: 1 + number % 2] for number in range(400)]
+    write_splits(tmp_path / "d", train={"s": rows}, valid={"s": rows[:9]})
+    flat = inspect("--data_dir", tmp_path / "d").flat
+    assert "310 of the first 400 training sequences are exact copies of others" in flat
+    unique = {"s": [[scale * number, 1.0 * number][: 1 + number % 2] for number in range(400)]}
+    if kind == "vectors":
+        write_splits(tmp_path / "e", train=unique, valid={"s": rows[:9]})
+        assert "exact copies" not in inspect("--data_dir", tmp_path / "e").flat
 
 
 def test_a_figure_that_cannot_be_written_is_an_error_of_storage(inspect, token_lists):
@@ -295,7 +337,8 @@ def test_names_in_the_data_steer_neither_the_terminal_nor_the_figure(inspect, tm
     }[kind]
     later = columns | {"id": np.asarray(columns["id"]) + 100}
     write_splits(tmp_path / "data", train=columns, valid=later)
-    said = inspect("--data_dir", tmp_path / "data", *(["--tokenizer", "characters"] if kind == "tokens" else []))
+    words = ["--tokenizer", "characters"] if kind == "tokens" else []
+    said = inspect("--data_dir", tmp_path / "data", "--plot_path", "data_report.png", *words)
     assert said.code == ExitCode.DONE
     assert all(character.isprintable() or character == "\n" for character in said.out)
     assert "\\x1b" in said.out
@@ -303,7 +346,7 @@ def test_names_in_the_data_steer_neither_the_terminal_nor_the_figure(inspect, tm
 
 
 def test_real_data_are_ready(inspect, real_data):
-    said = inspect("--data_dir", real_data / "physionet2012", "--no_plot")
+    said = inspect("--data_dir", real_data / "physionet2012")
     assert said.code == ExitCode.DONE
     assert "1,399,793" in said.out
     assert "constant in the training split, left unscaled: MechVent" in said.flat

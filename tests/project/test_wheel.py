@@ -188,7 +188,7 @@ def walk(environment: Path, folder: Path, data: str, sequences: str) -> None:
     assert "to go on    seqvae train --config" in out
     assert "validation ELBO" in out
     assert '"command": "seqvae train --max_steps 3' in (folder / "runs" / "first" / "environment.json").read_text()
-    inspected = seqvae(f"inspect --no_plot --batch_size 8 {data}")
+    inspected = seqvae(f"inspect --batch_size 8 {data}")
     assert "READY to train" in inspected
     assert re.search(r"\bseqvae train (\S+ )*--batch_size 8\b", " ".join(inspected.split()))
     assert "ELBO" in seqvae("evaluate runs/first --iw_sequences 0")
