@@ -104,6 +104,11 @@ def _data_as_flag(data: "Data | None", flags: Mapping[str, Any]) -> dict[str, st
     """Return the flag that stands for data; those in memory are written to the cache directory."""
     if data is None:
         return {}
+    if not isinstance(flags.get("label_path"), str | Path | None):
+        raise UsageError(
+            f"label_path is a {type(flags['label_path']).__name__}: give the path of a CSV or Parquet file, or merge the labels "
+            "into the data as a column, and name it by label_column"
+        )
     if flags.get("data_dir") is not None:
         raise UsageError("data and data_dir are the same: give one of them")
     from seqvae.data.frames import path_of

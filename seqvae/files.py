@@ -379,6 +379,8 @@ def _release(lock: "BaseFileLock", path: Path, holder: int) -> None:
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
+MADE_BY = "SeqVAE"
+"""Who made a file, in its metadata: such files may be overwritten."""
 STORES = ("s3", "gs", "abfs", "abfss", "hf")
 """The schemes of object stores that data may lie in."""
 
@@ -391,6 +393,10 @@ def refuse_no_paths(settings: object, *names: str, remote: str | None = None) ->
             reason := why_no_url(value) if name == remote and is_remote(value) else why_no_path(value)
         ):
             raise ValueError(f"--{name} {reason}")
+
+
+def is_csv(path: Path) -> bool:
+    return path.suffix.lower() == ".csv"
 
 
 def is_remote(text: str) -> bool:

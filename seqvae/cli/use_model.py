@@ -27,6 +27,7 @@ from seqvae.config.inference import (
 )
 from seqvae.console import program, say, set_up_output, share_machine
 from seqvae.errors import UsageError, harmless
+from seqvae.files import MADE_BY, is_csv
 from seqvae.text import counted
 
 if TYPE_CHECKING:
@@ -92,16 +93,18 @@ def run(verb: str, words: Sequence[str]) -> None:
         description=action.summary + _ABOUT_CHECKPOINTS,
         presets=None,
     )
+    output = Path(settings.output.output or action.output).expanduser()
+    if verb != "export":
+        refuse_foreign_file(output)
     share_machine()
     set_up_output()
 
     from seqvae.inference.model import open_model  # only now: torch takes seconds
     from seqvae.inference.onnx_export import write_onnx
     from seqvae.inference.saved import refuse_foreign_directory, write_saved
-    from seqvae.inference.streaming import refuse_foreign_file, write_tables
+    from seqvae.inference.streaming import write_tables
     from seqvae.reports.run_files import command_line
 
-    output = Path(settings.output.output or action.output).expanduser()
     if verb == "export":
         is_onnx = settings.export.format == "onnx"
         if not is_onnx:  # before the model is read
@@ -115,13 +118,35 @@ def run(verb: str, words: Sequence[str]) -> None:
         for path in paths:
             print(harmless(f"{path}: {path.stat().st_size:,} bytes"))
         return
-    refuse_foreign_file(output)
     model = open_model(places[0], settings.machine)
     say(repr(model))
     begin = time.perf_counter()
     about = {"command": command_line(sys.argv), "checkpoint": str(model.path)}
     rows = write_tables(output, _with_progress(computed_tables(model, settings, places[1:])), about)
     print(harmless(f"{output}: {rows:,} rows in {time.perf_counter() - begin:.1f} s ({verb})"))
+
+
+def refuse_foreign_file(path: Path) -> None:
+    """Refuse to overwrite a file that is no output of ours: it may be the user's data."""
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--output {path}: {path.absolute().parent} is no directory; make it first, or choose another")
+    if path.is_dir():
+        raise UsageError(f"--output {path}: is a directory; give the name of a file")
+    if not path.exists():
+        return
+    if is_csv(path):
+        raise UsageError(
+            f"--output {path}: is there already, and CSV does not say whose it is; remove it, or choose another"
+        )
+    import pyarrow as pa  # only now: it takes a while
+    import pyarrow.parquet as pq
+
+    try:
+        maker = (pq.read_schema(path).metadata or {}).get(b"made_by")
+    except (OSError, pa.ArrowException):
+        maker = None
+    if maker != MADE_BY.encode():
+        raise UsageError(f"--output {path}: is there already, and is no output of {MADE_BY}; choose another")
 
 
 def computed_tables(model: "Model", settings: Any, ids: Sequence[str]) -> "Iterator[pa.Table]":

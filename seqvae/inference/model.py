@@ -31,6 +31,7 @@ from seqvae.config.inference import (
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.description import DataDescription, FittedPreprocessing
 from seqvae.data.frames import path_of
+from seqvae.data.parquet.side_tables import columns_beside
 from seqvae.data.storage import require_consent
 from seqvae.errors import DataError, UsageError
 from seqvae.files import is_remote, why_no_path
@@ -38,6 +39,7 @@ from seqvae.inference import hub, tables
 from seqvae.inference.evaluate import evaluate
 from seqvae.inference.onnx_export import write_onnx
 from seqvae.inference.prior_fitting import fit_prior
+from seqvae.inference.probe import import_logistic_regression
 from seqvae.inference.saved import CONFIG, Saved, config_in, read_saved, write_saved
 from seqvae.inference.streaming import all_splits, chosen_splits
 from seqvae.models.vae import SequenceVAE
@@ -318,13 +320,25 @@ def _best_checkpoint(directory: Path) -> Path:
 
 
 def open_data(
-    model: Model, choices: DataSource, label_column: str | None = None, *, keeps_values: bool = False
+    model: Model, choices: DataSource, probe: str | None = None, *, keeps_values: bool = False
 ) -> SequenceDataModule:
     """Open the data of the training, or others read with the model's vocabulary and moments.
 
-    `label_column`: have each sequence's label at hand, from this column of the data or of the label file; sequences without one
+    `probe`: have each sequence's label at hand, from this column of the data or of the label file; sequences without one
     are kept. `keeps_values`: have values at hand as they were read, to the bit; that takes a cache of its own.
     """
+    if probe is None:
+        return _data_module(model, choices, None, keeps_values)
+    import_logistic_regression()  # refuses where it is missing, before a cache is built
+    try:
+        opened = _data_module(model, choices, probe, keeps_values)
+        opened.data  # noqa: B018  now, since what is wrong with the label is to be said of the flag that names it
+    except DataError as error:
+        raise DataError(str(error).replace("--label_column", "--probe")) from error
+    return opened
+
+
+def _data_module(model: Model, choices: DataSource, label_column: str | None, keeps_values: bool) -> SequenceDataModule:
     description, settings = replace(model.description, classes=()), model.settings
     is_own = choices.data_dir is None
     chosen = {name: value for name, value in asdict(choices).items() if value is not None}
@@ -334,7 +348,10 @@ def open_data(
     if settings["tokenizer"] is None and description.tokenizer is not None:  # of the demo, whose text needs no flag
         chosen["tokenizer"] = description.tokenizer
     if label_column is not None:
-        if label_column != settings["label_column"]:  # the label file of the training holds another label
+        own_file = settings["label_path"]
+        if label_column != settings["label_column"] and (
+            own_file is None or label_column not in columns_beside(own_file)
+        ):
             chosen = {"label_path": None} | chosen
         chosen |= {"label_column": label_column, "allow_missing_labels": True}
     elif not is_own:  # labels are not needed, and these data may have none

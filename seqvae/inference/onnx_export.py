@@ -32,8 +32,9 @@ from torch import Tensor, nn
 import seqvae
 from seqvae.data.batch import Batch, EventBatch, TokenBatch, VectorBatch
 from seqvae.errors import UsageError
+from seqvae.files import MADE_BY
 from seqvae.inference.saved import refuse_foreign_directory
-from seqvae.inference.streaming import MADE_BY, new_file
+from seqvae.inference.streaming import new_file
 from seqvae.models.likelihoods import UNKNOWN_ID, EventLikelihood, TokenLikelihood, VectorLikelihood
 from seqvae.models.priors import Prior
 from seqvae.models.vae import SequenceVAE

@@ -102,7 +102,7 @@ def probe(model: "Model", data: SequenceDataModule, label: str, splits: Sequence
 
 def refuse_no_probe(data: SequenceDataModule, label: str, splits: Sequence[str]) -> None:
     """Refuse what cannot be probed, before anything is computed."""
-    _import_logistic_regression()
+    import_logistic_regression()
     if "train" in splits:
         raise UsageError(f"--probe {label} is trained on the training split: choose another --split to score it on")
     if "train" not in data.data.splits:
@@ -390,7 +390,7 @@ def _standard(numbers: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndar
 
 def _fits(x_NP: Any, classes_N: np.ndarray, strengths: Sequence[float]) -> Iterator[Any]:
     """Yield the regression as fitted with each strength, from where the fit before it ended; the loss is convex."""
-    regression = _import_logistic_regression()(tol=1e-6, max_iter=MOST_ITERATIONS, warm_start=True)
+    regression = import_logistic_regression()(tol=1e-6, max_iter=MOST_ITERATIONS, warm_start=True)
     # The library adds up cross entropies where the strength is of their mean, and has one row of weights for two classes, which
     # stand for the half of each that two rows would have.
     per_class = 2 if len(np.unique(classes_N)) == 2 else 1
@@ -411,7 +411,7 @@ def _log_probabilities(regression: Any, x_NP: Any, classes: int) -> np.ndarray:
     return log_p_NC
 
 
-def _import_logistic_regression() -> Any:
+def import_logistic_regression() -> Any:
     try:
         from sklearn.linear_model import LogisticRegression
     except ImportError:

@@ -23,7 +23,8 @@ from safetensors import torch as safetensors
 import seqvae
 from seqvae.data.description import DataDescription
 from seqvae.errors import UsageError
-from seqvae.inference.streaming import MADE_BY, new_file
+from seqvae.files import MADE_BY
+from seqvae.inference.streaming import new_file
 from seqvae.reports.model_card import card_of
 from seqvae.text import some
 from seqvae.training.network import StoredNetwork

@@ -23,7 +23,7 @@ from seqvae.data.batch import Batch
 from seqvae.data.datamodule import SequenceDataModule
 from seqvae.data.dataset import SequenceSet, same_content
 from seqvae.errors import StorageError, UsageError
-from seqvae.files import replace_file
+from seqvae.files import MADE_BY, is_csv, replace_file
 from seqvae.models.vae import latents_of
 from seqvae.monitors.decoder_use import undisturbed
 
@@ -43,7 +43,6 @@ SEQUENCE = "(sequence)"
 """Column with the number of the sequence that a row belongs to."""
 SPLITS = ("train", "valid", "test", "pool")
 """Splits in the order in which an output holds them; `pool` is data without splits."""
-MADE_BY = "SeqVAE"
 
 
 @contextmanager
@@ -350,10 +349,6 @@ def write_tables(path: Path, tables: Iterable[pa.Table], about: Mapping[str, str
     return rows
 
 
-def is_csv(path: Path) -> bool:
-    return path.suffix.lower() == ".csv"
-
-
 def without_lists(table: pa.Table) -> pa.Table:
     """Return a table that CSV can hold: a list of fixed size becomes columns `mean_0`, `mean_1`, ..., any other list JSON."""
     columns: dict[str, pa.Array] = {}
@@ -378,23 +373,3 @@ def new_file(path: Path) -> Iterator[Path]:
         raise StorageError(
             f"{path}: cannot be written ({error.strerror or error}). What was there before is whole; choose another path."
         ) from error
-
-
-def refuse_foreign_file(path: Path) -> None:
-    """Refuse to overwrite a file that is no output of ours: it may be the user's data."""
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"--output {path}: {path.absolute().parent} is no directory; make it first, or choose another")
-    if path.is_dir():
-        raise UsageError(f"--output {path}: is a directory; give the name of a file")
-    if not path.exists():
-        return
-    if is_csv(path):
-        raise UsageError(
-            f"--output {path}: is there already, and CSV does not say whose it is; remove it, or choose another"
-        )
-    try:
-        maker = (pq.read_schema(path).metadata or {}).get(b"made_by")
-    except (OSError, pa.ArrowException):
-        maker = None
-    if maker != MADE_BY.encode():
-        raise UsageError(f"--output {path}: is there already, and is no output of {MADE_BY}; choose another")

@@ -51,6 +51,11 @@ def run(tmp_path_factory) -> seqvae.Run:
     return seqvae.fit(table, **TINY, **places, max_steps=6, fast_detection=True)
 
 
+def test_labels_that_are_a_table_are_refused_with_what_to_do(fit):
+    with pytest.raises(seqvae.SeqVAEError, match=r"label_path is a DataFrame: give the path .* or merge the labels"):
+        fit(TOKENS, label_path=pd.DataFrame({"id": IDS, "failed": 0}))
+
+
 # --- What a run is -----------------------------------------------------------------------------------------------------
 
 

@@ -212,6 +212,32 @@ def test_what_cannot_be_probed_is_refused(run, runs, labels, words, code, messag
     assert message in done.err.splitlines()[-1]
 
 
+def test_the_label_file_of_the_training_is_probed_without_naming_it(run, runs, labels, monkeypatch):
+    monkeypatch.setattr(
+        "seqvae.inference.model.Model.settings",
+        property(lambda model: model.stored.settings | {"label_path": str(labels)}),
+    )
+    outcome = run(runs["tokens"], "--iw_sequences", 0, "--probe", "odd", "--split", "test")
+    assert outcome.code == ExitCode.DONE, outcome.err
+    assert "AUROC" in outcome.out
+
+
+def test_a_wrong_name_is_said_of_the_probe_with_the_columns_that_there_are(run, runs):
+    outcome = run(runs["tokens"], "--iw_sequences", 0, "--probe", "txet")
+    assert outcome.code == ExitCode.DATA
+    assert "--probe 'txet' is not one of its columns" in outcome.err
+    assert "text" in outcome.err
+    assert "--label_column" not in outcome.err
+
+
+def test_without_scikit_learn_a_probe_is_refused_before_data_are_read(run, runs, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
+    monkeypatch.setattr("seqvae.inference.model.SequenceDataModule", None)
+    outcome = run(runs["tokens"], "--probe", "odd")
+    assert outcome.code == ExitCode.USAGE
+    assert "--probe needs scikit-learn" in outcome.err
+
+
 def test_a_probe_needs_a_training_split(run, runs, labels, tmp_path):
     one = write(tmp_path / "new.parquet", columns("tokens", "test"))
     words = ("--data_dir", one, "--cache_dir", tmp_path / "cache", "--probe", "odd", "--label_path", labels)

@@ -2,6 +2,7 @@
 
 import json
 import struct
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -87,6 +88,19 @@ def test_a_csv_that_is_there_is_never_overwritten(runs, tmp_path, monkeypatch, c
     assert use(monkeypatch, "sample", runs["tokens"], "--output", tmp_path / "a.csv") == ExitCode.USAGE
     assert "is there already, and CSV does not say whose it is; remove it, or choose another" in capsys.readouterr().err
     assert (tmp_path / "a.csv").read_text() == "mine\n"
+
+
+def test_an_output_that_may_not_be_written_is_refused_before_torch_is_imported(tmp_path):
+    (tmp_path / "a.csv").write_text("mine\n")
+    code = (
+        "import sys; from seqvae.cli.main import main; "
+        f"sys.argv = ['seqvae', 'sample', 'a.ckpt', '--output', {str(tmp_path / 'a.csv')!r}]; "
+        "print(int(main()), 'torch' in sys.modules)"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+        == f"{ExitCode.USAGE} False\n"
+    )
 
 
 # --- Latents ---------------------------------------------------------------------------------------------------------

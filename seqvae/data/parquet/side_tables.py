@@ -1,6 +1,7 @@
 """The small tables beside the Parquet: labels, moments to normalise by, embeddings of variables, MEDS splits."""
 
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,11 @@ def read_labels(path: str, column: str | None, id_column: str | None) -> pd.Seri
         raise DataError(f"{where}: row {again}: id {ids[again]!r} occurred before; keep one row per sequence.")
     names = label_names(table[column].to_numpy(), lambda row: f"{where}: row {row}: column {column!r}")
     return pd.Series(names, ids, dtype=object)
+
+
+def columns_beside(path: str) -> list[str]:
+    """Return the columns of a file of labels; none where it is gone."""
+    return [*map(str, _read_table(f"--label_path {path}", path, None).columns)] if Path(path).is_file() else []
 
 
 def label_names(values: np.ndarray, where: Callable[[int], str], known: Sequence[str] = ()) -> np.ndarray:
