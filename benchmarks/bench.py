@@ -66,6 +66,7 @@ FORMS = {
     "recipe": Form(
         "quality",
         short=("--steps", "20", "--seeds", "1", "--only", "default", "muon, rate x 1"),
+        full=("--any_version",),
         is_default=False,
         sets=VARIANT_SETS,
     ),

@@ -41,11 +41,9 @@ RECIPES: dict[str, tuple[float, tuple[str, ...]]] = {
     DEFAULT: (1.0, ()),
     "muon, rate x 0.5": (0.5, ("--optimizer", "muon")),
     "muon, rate x 1": (1.0, ("--optimizer", "muon")),
-    "muon, rate x 2": (2.0, ("--optimizer", "muon")),
     "adamw, rate x 2": (2.0, ()),
     "dropout 0": (1.0, ("--dropout", "0")),
     "average of weights": (1.0, ("--ema", "0.99")),
-    "muon and average, rate x 1": (1.0, ("--optimizer", "muon", "--ema", "0.99")),
 }
 """The factor of the default's learning rate, and further flags."""
 
