@@ -433,17 +433,18 @@ def _by_length(lengths: Sequence[float]) -> list[str]:
     """Return for each length the span that it is in; spans hold about as many sequences each.
 
     >>> _by_length([1, 1, 2, 3, 8, 9])
-    ['1 to 1', '1 to 1', '2 to 2', '3 to 8', '3 to 8', '9 to 9']
+    ['1', '1', '2', '3', '8 to 9', '8 to 9']
     """
     if not lengths:
         return []
     edges = np.unique(np.quantile(lengths, np.linspace(0, 1, LENGTH_GROUPS + 1)[1:-1]))
     place_N = np.searchsorted(edges, lengths, side="right")
-    spans = {
-        int(place): [length for length, of in zip(lengths, place_N, strict=True) if of == place]
-        for place in np.unique(place_N)
-    }
-    return [f"{min(spans[int(place)]):,.0f} to {max(spans[int(place)]):,.0f}" for place in place_N]
+    names = {}
+    for place in np.unique(place_N).tolist():
+        inside = [length for length, of in zip(lengths, place_N, strict=True) if of == place]
+        ends = dict.fromkeys((f"{min(inside):,.0f}", f"{max(inside):,.0f}"))
+        names[place] = " to ".join(ends)
+    return [names[place] for place in place_N.tolist()]
 
 
 # --- The history of readings ----------------------------------------------------------------------------------------
