@@ -103,6 +103,8 @@ IN_RUNS = {
 OF_USERS = {
     *(
         "my_data.parquet",
+        "readings.csv",
+        "lines.txt",
         "new.parquet",
         "tokenizer.json",
         "train.parquet",
