@@ -65,6 +65,8 @@ PEEK_ROWS = 10_000
 """Rows of one file that are looked at where names leave it open which column is the id."""
 PEEK_SEQUENCES = 100
 """Sequences of one file that are looked at where names leave it open whether a column of text names the variables of events."""
+SEARCHED_ROWS = 1_000_000
+"""Rows that these sequences are looked for in; in larger files they may be cut short."""
 VARYING = 0.1
 """Share of these sequences in which such a column changes; one that changes in fewer describes the sequence."""
 SHARED_TIMES, TOLD_APART = 0.1, 0.9
@@ -440,7 +442,7 @@ class _Candidates:
             with pq.ParquetFile(readable(self._columns[texts[0]].path)) as file:
                 if not file.metadata.num_rows or any(file.schema_arrow.names.count(name) != 1 for name in roles):
                     return None
-                first_ids, found = None, []
+                first_ids, found, searched = None, [], 0
                 for batch in file.iter_batches(columns=list(roles)):
                     columns = {str(n): batch.column(name).cast(pa.large_string()) for n, name in enumerate(texts)}
                     ids = pa.repeat(pa.scalar(0), len(batch)) if self.id is None else batch.column(self.id)
@@ -449,6 +451,9 @@ class _Candidates:
                         first_ids = pc.unique(ids.drop_null()).slice(0, PEEK_SEQUENCES)
                     rows = pa.table({"id": ids, "time": batch.column(self.time)} | columns)
                     found.append(rows.filter(pc.is_in(ids, value_set=first_ids)))
+                    searched += len(batch)
+                    if searched >= SEARCHED_ROWS:
+                        break
             return pa.concat_tables(found)
         except (pa.ArrowException, OSError, UnicodeDecodeError):
             return None
