@@ -35,7 +35,7 @@ class Labelled(NamedTuple):
 
 
 SETS = {
-    "japanese_vowels": Labelled("label", None, ("test",), ("--target_kl", "20", "--latent_size", "32")),
+    "japanese_vowels": Labelled("label", None, ("test",), ("--aggressive_encoder",)),
     "physionet2012": Labelled("in_hospital_mortality", "outcomes.csv", ("valid", "test"), ()),
 }
 

@@ -163,7 +163,9 @@ def rows_of(run: Path, data_dir: Path) -> list[dict[str, Any]]:
     moments = published_moments(data_dir.parent)
     distance = chemnet_distance(valid, *moments)
     of_training = chemnet_distance(trained_on[:: len(trained_on) // len(valid)][: len(valid)], *moments)
-    statistics = posterior_statistics(trained.network, paired_batches(open_data(trained, DataChoices()), ["test"]))
+    statistics = posterior_statistics(
+        trained.network, paired_batches(open_data(trained, DataChoices(data_dir=str(data_dir))), ["test"])
+    )
     return [
         row("samples from the prior, temperature 1", f"{len(strings):,}", f"{COUNT / seconds:,.0f} per second"),
         row("valid", share(len(valid), len(strings)), "RDKit reads them"),
