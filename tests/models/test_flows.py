@@ -11,8 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from seqvae.config.model import ModelSettings
-from seqvae.models.flows import LARGEST_LOG_SCALE, Coupling, Flow
-from seqvae.models.posteriors import DEVIATION, LEAST_VARIANCE, DuPosterior, FlowPosterior, Posterior, log_density
+from seqvae.models.posteriors import (
+    DEVIATION,
+    LARGEST_LOG_SCALE,
+    LEAST_VARIANCE,
+    Coupling,
+    DuPosterior,
+    Flow,
+    FlowPosterior,
+    Posterior,
+    log_density,
+)
 from seqvae.models.priors import Prior
 from seqvae.monitors.contract import MovesLatents
 from seqvae.monitors.formulas import gaussian_kl, moments_of_draws, moved_information, mutual_information
