@@ -332,7 +332,7 @@ def open_data(
     import_logistic_regression()  # refuses where it is missing, before a cache is built
     try:
         opened = _data_module(model, choices, probe, keeps_values)
-        opened.data  # noqa: B018  now, since what is wrong with the label is to be said of the flag that names it
+        opened.prepare_data()  # now, since what is wrong with the label is to be said of the flag that names it
     except DataError as error:
         raise DataError(str(error).replace("--label_column", "--probe")) from error
     return opened

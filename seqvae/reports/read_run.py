@@ -111,7 +111,7 @@ class Walk(NamedTuple):
 
 
 class ToldApart(NamedTuple):
-    """For what share of a class, as a mean over the classes, the latents tell which it is, and its 95 % interval."""
+    """The share of a class whose latents tell which it is, as a mean over the classes, and its 95 % interval."""
 
     sequences: int
     classes: int

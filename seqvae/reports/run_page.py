@@ -98,12 +98,6 @@ def report_page(run: Run, now: float) -> str:
         "lengths": page_figure("lengths", charts.sequence_lengths, run),
         "speed": page_figure("speed", charts.speed, run),
     }
-    moved = run.latents.moved if run.latents else ()
-    drawn_moves = [
-        page_figure(f"moved{place}", charts.moved_dimension, one, run.latents.time_label)
-        for place, one in enumerate(moved)
-        if run.latents and any(shown.points and not shown.is_drawing for shown in one.decoded)
-    ]
     data, header, preview = row_in(run.facts, "data"), row_in(run.facts, "header"), run.preview
     splits = rows_in(data, "splits")
     picture = b""
@@ -121,20 +115,7 @@ def report_page(run: Run, now: float) -> str:
         "six_numbers": six_numbers(run),
         "charts": drawn,
         "neighbours": neighbour_rows(run),
-        "drawn_moves": [one for one in drawn_moves if one],
-        "written_moves": [
-            (
-                one.dimension,
-                [[charts.move_name(move), each.text] for move, each in zip(*one[1:3], strict=True)],
-            )
-            for one in moved
-            if any(each.text for each in one.decoded)
-        ],
-        "sketched_moves": [
-            (f"dimension {one.dimension}", sketches(one.decoded, [charts.move_name(move) for move in one.moves]))
-            for one in moved
-            if any(each.is_drawing for each in one.decoded)
-        ],
+        **moves_shown(run),
         "classes": class_rows(run),
         "are_drawn": any(one.original.is_drawing for one in run.latents.by_class) if run.latents else False,
         "label": run.label,
@@ -185,6 +166,29 @@ def report_page(run: Run, now: float) -> str:
     }
     page = render("run.html.j2", **content)
     return page if len(page.encode()) <= MOST_BYTES else render("run.html.j2", **content | {"picture": ""})
+
+
+def moves_shown(run: Run) -> dict[str, Any]:
+    """Return what is decoded while dimensions are moved: as curves, in words, or as drawings."""
+    moved = run.latents.moved if run.latents else ()
+    curves = [
+        page_figure(f"moved{place}", charts.moved_dimension, one, run.latents.time_label)
+        for place, one in enumerate(moved)
+        if run.latents and any(shown.points and not shown.is_drawing for shown in one.decoded)
+    ]
+    return {
+        "drawn_moves": [one for one in curves if one],
+        "written_moves": [
+            (one.dimension, [[charts.move_name(move), each.text] for move, each in zip(*one[1:3], strict=True)])
+            for one in moved
+            if any(each.text for each in one.decoded)
+        ],
+        "sketched_moves": [
+            (f"dimension {one.dimension}", sketches(one.decoded, [charts.move_name(move) for move in one.moves]))
+            for one in moved
+            if any(each.is_drawing for each in one.decoded)
+        ],
+    }
 
 
 def level_below(name: str, run: Run) -> dict[str, Any]:

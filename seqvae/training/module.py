@@ -212,7 +212,7 @@ class TrainingModule(lightning.LightningModule):
 
     @property
     def codes(self) -> CodePosterior | None:
-        """What latents that are codes are chosen by; None: they are none."""
+        """The posterior that chooses codes; None: latents are none."""
         posterior = self.network.posterior if isinstance(self.network, SequenceVAE) else None
         return posterior if isinstance(posterior, CodePosterior) else None
 
@@ -406,7 +406,7 @@ class TrainingModule(lightning.LightningModule):
 
 
 class StepLevelOfModule:
-    """What a monitor reads of the latents of steps below their sequence's; they are in units of their prior."""
+    """The latents of steps below their sequence's, as a monitor reads them: in units of their prior."""
 
     def __init__(self, module: TrainingModule, network: SequenceVAE) -> None:
         self.module, self.network = module, network
